@@ -1,0 +1,53 @@
+"""Exact alignment: a rank's groups become exactly the agreed number of steps. Spec: R4.
+
+More groups than steps: the surplus is carried into the next window. Fewer: groups are split; when every group is a single
+sample the rest of the steps are idle. Nothing is lost or emitted twice (CONSERVE, ONCE).
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import chain
+
+from odb_ref.core.types import Group, compute_padded_tokens
+
+
+def is_due(group: Group, due_before: int) -> bool:
+    """True when the group holds a sample that was read before position ``due_before``. Spec: R4.3."""
+    return any(sample.position < due_before for sample in group)
+
+
+def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tuple[Group, ...], Group]:
+    """Exactly ``target`` groups to emit, fullest first and idle (empty) last, and the samples carried, by position.
+
+    Due groups are emitted before any other, then the fullest (most padded tokens); ties fall to the order of ``groups``.
+    Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
+    """
+    if len(groups) > target:
+        order = sorted(
+            range(len(groups)),
+            key=lambda i: (not is_due(groups[i], due_before), -compute_padded_tokens(groups[i]), i),
+        )
+        chosen = [groups[i] for i in order[:target]]
+        carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)
+        return _fullest_first(chosen), tuple(carried)
+    return _fullest_first(_split(groups, target)) + ((),) * max(0, target - sum(map(len, groups))), ()
+
+
+def _fullest_first(groups: list[Group]) -> tuple[Group, ...]:
+    # The same order on every rank pairs full groups with full ones, so that a step waits for no straggler.
+    return tuple(sorted(groups, key=compute_padded_tokens, reverse=True))
+
+
+def _split(groups: tuple[Group, ...], target: int) -> list[Group]:
+    """Halve the group with the most samples until there are ``target`` groups, or only singles."""
+    heap = [(-len(group), order, group) for order, group in enumerate(groups)]
+    heapq.heapify(heap)
+    order = len(heap)
+    while len(heap) < target and heap and -heap[0][0] > 1:
+        _, _, group = heapq.heappop(heap)
+        middle = (len(group) + 1) // 2
+        for half in (group[:middle], group[middle:]):
+            heapq.heappush(heap, (-len(half), order, half))
+            order += 1
+    return [group for _, _, group in heap]

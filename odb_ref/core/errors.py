@@ -1,0 +1,50 @@
+"""Three kinds of error, never mixed (Spec: R8).
+
+=====================  ================================================================================================
+`UsageError`           the caller misused the API; the state is unchanged and the call may be made again, corrected
+`PeerError`            a message from the exchange is inconsistent; names round and field, and the rank where it is known
+`InvariantError`       our own invariant failed: a defect of this library or of a custom rule; names the invariant
+=====================  ================================================================================================
+
+What a *job* raises when a run ends early is a fourth thing, not an error of the protocol but its outcome: `JobError`,
+made on every rank from the same `Outcome`, so that all ranks say the same.
+"""
+
+from __future__ import annotations
+
+
+class OdbError(Exception):
+    """Base of every exception this library raises on purpose."""
+
+
+class UsageError(OdbError, ValueError):
+    """The caller misused the API. The state is unchanged."""
+
+
+class PeerError(OdbError, RuntimeError):
+    """A message of the exchange contradicts the protocol."""
+
+
+class InvariantError(OdbError, AssertionError):
+    """An invariant of the protocol failed: ``invariant`` is its id in the spec."""
+
+    def __init__(self, invariant: str, detail: str) -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
+        self.detail = detail
+
+
+class RuleError(InvariantError):
+    """A target rule answered outside its bounds (Spec: R3.3)."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("RULE-BOUNDS", detail)
+
+
+class JobError(OdbError, RuntimeError):
+    """The epoch ended early, on every rank. ``rank`` is where it began (None when unknown), ``cause`` says why."""
+
+    def __init__(self, message: str, *, rank: int | None, cause: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.cause = cause

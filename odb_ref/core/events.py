@@ -1,0 +1,96 @@
+"""What can happen to a rank. A driver turns reality into these and nothing else. Spec: R5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from odb_ref.core.offer import Offer
+from odb_ref.core.types import Sample, StepCounts
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesRead:
+    """The answer to ``Read``: samples in sampler order, and whether the source has ended. Spec: R5.1.
+
+    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` is true.
+    """
+
+    samples: tuple[Sample, ...]
+    is_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collated:
+    """The answer to ``Collate``: every batch of ``round`` is ready to train on. Spec: R5.2."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The answer to ``PostOffer``: the combination of all ranks' offers. Spec: R5.3."""
+
+    agreement: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The answer to ``PostCounts``: per step of the round, the sum over all ranks. Spec: R5.4."""
+
+    counts: tuple[StepCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank adds to a failure: its cause (empty when it did not fail), its round and its shared configuration."""
+
+    rank: int
+    cause: str
+    round: int
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The answer to ``PostReport``: all ranks' reports, by rank. Happens at most once, on failure only. Spec: R5.5."""
+
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """The consumer took the next delivered step from the queue. Spec: R5.6."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStopped:
+    """The consumer has left and takes no further step. Spec: R5.7."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFailed:
+    """Reading or collating failed on this rank. Spec: R5.8."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Urged:
+    """Another rank is known to have stopped or failed: go to the next exchange without waiting for input or consumer.
+
+    Sent by a driver that watches its peers; needed where this rank's consumer may wait for ever for one that has left.
+    Spec: R5.9.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """The exchange is broken: a process is gone or the deadline has passed. ``rank`` is None when unknown. Spec: R5.10."""
+
+    rank: int | None
+    cause: str
+
+
+Event = (
+    SamplesRead | Collated | Agreed | Counted | Reported | StepTaken | ConsumerStopped | LocalFailed | Urged | PeerLost
+)

@@ -1,0 +1,409 @@
+"""The protocol of one rank, as a pure function: ``transition(config, state, event) -> (state, effects)``.
+
+How it works
+------------
+An epoch is a sequence of rounds. In round k a rank fills a *window* (what round k-1 carried, then new samples), forms
+groups of it, and posts an *offer*. The offers of all ranks are reduced to one *agreement*, from which every rank computes
+the same target, the number of steps of the round. Each aligns its groups to exactly that many steps, posts what each
+step holds, and learns the sums over all ranks. The batches of round k are then collated while window k+1 fills; the offer
+of round k+1 says that they are ready, and only its agreement *releases* them (commit before release). Released steps are
+delivered as the consumer's queue has room.
+
+::
+
+    phase    waits for                         then
+    FILL     window k full, steps k-1 ready    posts offer k                                             -> OFFER
+             and all released steps delivered
+    OFFER    the agreement on round k          failure or mismatch: posts a report                       -> REPORT
+                                               stop: drops what is not released                          -> DRAIN
+                                               nothing left: releases steps k-1                          -> DRAIN
+                                               else: releases steps k-1, aligns, posts counts k, reads   -> COUNT
+    COUNT    the sums of round k               collates steps k                                          -> FILL
+    REPORT   all ranks' reports                                                                          -> DRAIN
+    DRAIN    all released steps delivered      finishes                                                  -> DONE
+    DONE     nothing
+
+A failure, a stop or an urge makes FILL post at once. Reading and collating run while the rank is in FILL or COUNT; the
+consumer takes steps in any phase. Same state and same event, same result: the machine has no clock, no I/O and no
+randomness, so every driver (simulator, torch adapter, explorer, tests) sees one protocol. An illegal event raises and leaves
+the state as it was.
+
+Spec: R5 to R7.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final, assert_never
+
+from odb_ref.core.alignment import align, is_due
+from odb_ref.core.config import Config
+from odb_ref.core.effects import (
+    Collate,
+    Deliver,
+    Effect,
+    Finish,
+    Outcome,
+    OutcomeKind,
+    PostCounts,
+    PostOffer,
+    PostReport,
+    Read,
+)
+from odb_ref.core.errors import PeerError, UsageError
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    Report,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.invariants import check_transition
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.rules import compute_checked_target
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Group, Mode, Step, StepCounts, compute_counts
+
+Transition = tuple[State, tuple[Effect, ...]]
+
+_ENDING: Final = (Phase.DRAIN, Phase.DONE)
+
+
+def start(config: Config) -> Transition:
+    """The first state of an epoch, and its effects: the first read. Spec: R5.0."""
+    count = config.compute_window_samples(0)
+    return State(wanted_samples=count), (Read(count),)
+
+
+def transition(config: Config, state: State, event: Event) -> Transition:
+    """The state after ``event``, and the effects to perform, in order.
+
+    Raises: UsageError when the event is illegal in this state, PeerError when a message contradicts the protocol,
+    RuleError when the target rule leaves its bounds. The caller's state is unchanged in each case. Spec: R5.
+    """
+    match event:
+        case SamplesRead():
+            return _post_when_ready(config, _read(state, event))
+        case Collated():
+            return _post_when_ready(config, _collated(state, event))
+        case Agreed():
+            return _agree(config, state, event.agreement)
+        case Counted():
+            return _count(config, state, event.counts)
+        case Reported():
+            return _report(config, state, event.reports)
+        case StepTaken():
+            return _take(config, state)
+        case ConsumerStopped():
+            return _stop(config, state)
+        case LocalFailed():
+            if state.phase in _ENDING or state.failure:
+                return state, ()
+            return _post_when_ready(config, replace(state, failure=event.cause or "unknown failure"))
+        case Urged():
+            if state.phase in _ENDING:
+                return state, ()
+            return _post_when_ready(config, replace(state, is_urged=True))
+        case PeerLost():
+            return _lose(state, event)
+        case _:
+            assert_never(event)
+
+
+# Input -------------------------------------------------------------------------------------------------------------
+
+
+def _read(state: State, event: SamplesRead) -> State:
+    """Spec: R5.1."""
+    samples = event.samples
+    if not state.wanted_samples:
+        raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
+    if len(samples) > state.wanted_samples:
+        raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
+    for position, sample in enumerate(samples, state.read_samples):
+        if sample.position != position:
+            raise UsageError(f"sample {sample.id} has position {sample.position}, expected {position}")
+        if sample.length < 1 or not 0 <= sample.supervised <= sample.length:
+            raise UsageError(f"sample {sample.id}: length {sample.length}, supervised {sample.supervised}")
+    return replace(
+        state,
+        read_samples=state.read_samples + len(samples),
+        is_ended=event.is_ended,
+        wanted_samples=0 if event.is_ended else state.wanted_samples - len(samples),
+        window=state.window + samples,
+    )
+
+
+def _collated(state: State, event: Collated) -> State:
+    """Spec: R5.2."""
+    if state.is_collated or event.round != state.round - 1:
+        raise UsageError(f"Collated({event.round}) in round {state.round}: that collation is not under way")
+    return replace(state, is_collated=True)
+
+
+# Rounds ------------------------------------------------------------------------------------------------------------
+
+
+def _post_when_ready(config: Config, state: State) -> Transition:
+    """Posts the offer of the round: when it is ready, or at once when the round is to end the epoch. Spec: R3.4."""
+    if state.phase is not Phase.FILL:
+        return state, ()
+    is_ready = state.is_collated and not state.wanted_samples
+    must_end = bool(state.failure) or state.is_stopped or state.is_urged
+    if not must_end and (not is_ready or state.outbox):
+        return state, ()
+    groups = compute_groups(state.window, config.budget_tokens)
+    offer = _compute_offer(config, state, groups, is_ready)
+    return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
+
+
+def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_ready: bool) -> Offer:
+    """Spec: R3.1."""
+    due_before = compute_due_before(config, state)
+    held = 0 if is_quota_met(config, state) else len(state.window)
+    return Offer(
+        round_min=state.round,
+        round_max=state.round,
+        fingerprint_min=config.fingerprint,
+        fingerprint_max=config.fingerprint,
+        ready_min=int(is_ready),
+        failed_rank=config.rank if state.failure else NONE,
+        stop_rank=config.rank if state.is_stopped else NONE,
+        stop_step=state.taken_steps if state.is_stopped else NONE,
+        samples_min=held,
+        samples_max=held,
+        groups_max=len(groups),
+        full_min=NONE if state.is_ended else max(0, len(groups) - 1),
+        due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,
+    )
+
+
+def compute_due_before(config: Config, state: State) -> int:
+    """The position before which a held sample must be emitted in this round. Spec: R4.3."""
+    return state.marks[0] if len(state.marks) == config.max_age_rounds else 0
+
+
+def is_quota_met(config: Config, state: State) -> bool:
+    """True when as many samples are planned as the quota asks for. Spec: R4.6."""
+    return config.quota_samples is not None and state.global_samples >= config.quota_samples
+
+
+def compute_round_target(config: Config, agreement: Offer) -> int:
+    """The number of steps of the round; 0 closes the epoch. A function of the agreement alone (ALIGN). Spec: R3.3, R3.5."""
+    if agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0):
+        return 0
+    target = compute_checked_target(config.rule, agreement)
+    # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
+    return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target
+
+
+def _agree(config: Config, state: State, agreement: Offer) -> Transition:
+    """Spec: R5.3, R7.2 to R7.4."""
+    if state.phase is not Phase.OFFER:
+        raise UsageError(f"Agreed in phase {state.phase}: no offer is open")
+    is_mismatch = agreement.round_min != agreement.round_max or agreement.fingerprint_min != agreement.fingerprint_max
+    if agreement.failed_rank != NONE or is_mismatch:
+        report = Report(config.rank, state.failure, state.round, config.shared_json)
+        return replace(state, phase=Phase.REPORT, groups=()), (PostReport(report),)
+    if agreement.round_min != state.round:
+        raise PeerError(f"agreement in round {state.round}, field round_min: {agreement.round_min}")
+    if agreement.stop_rank != NONE:
+        cause = f"its consumer left after {agreement.stop_step} steps"
+        outcome = Outcome(OutcomeKind.STOPPED, agreement.stop_rank, cause)
+        return _drain(config, replace(state, groups=()), outcome, agreement.stop_step)
+    if agreement.ready_min != 1:
+        raise PeerError(f"agreement in round {state.round}, field ready_min: {agreement.ready_min}, expected 1")
+    target = compute_round_target(config, agreement)
+    released = replace(state, groups=(), outbox=state.plan, plan=())
+    if target == 0:
+        return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
+    aligned, carried = align(state.groups, target, compute_due_before(config, released))
+    room = config.compute_window_samples(released.round + 1) - len(carried)
+    wanted = 0 if released.is_ended else max(0, room)
+    counting = replace(
+        released,
+        phase=Phase.COUNT,
+        wanted_samples=wanted,
+        window=carried,
+        marks=(*released.marks, released.read_samples)[-config.max_age_rounds :],
+        aligned=aligned,
+    )
+    counting, delivered = _deliver(config, counting)
+    reads = (Read(wanted),) if wanted else ()
+    return counting, (*delivered, *reads, PostCounts(tuple(map(compute_counts, aligned))))
+
+
+def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Transition:
+    """Spec: R5.4, R4.5, R4.6."""
+    if state.phase is not Phase.COUNT:
+        raise UsageError(f"Counted in phase {state.phase}: no counts are open")
+    if len(counts) != len(state.aligned):
+        raise PeerError(f"counts of round {state.round}, field counts: {len(counts)} steps, not {len(state.aligned)}")
+    totals = tuple(accumulate((count.samples for count in counts), initial=state.global_samples))
+    steps = len(counts)
+    if config.quota_samples is not None:
+        steps = next((i for i, total in enumerate(totals[1:], 1) if total >= config.quota_samples), steps)
+    plan = tuple(
+        Step(state.planned_steps + i, state.round, group, count)
+        for i, (group, count) in enumerate(zip(state.aligned[:steps], counts, strict=False))
+    )
+    returned = [sample for group in state.aligned[steps:] for sample in group]
+    window = state.window
+    if returned:
+        window = tuple(sorted((*window, *returned), key=lambda sample: sample.position))
+    filling = replace(
+        state,
+        phase=Phase.FILL,
+        round=state.round + 1,
+        window=window,
+        aligned=(),
+        plan=plan,
+        is_collated=False,
+        planned_steps=state.planned_steps + steps,
+        global_samples=totals[steps],
+    )
+    filling, posted = _post_when_ready(config, filling)
+    return filling, (Collate(state.round, plan), *posted)
+
+
+# Output ------------------------------------------------------------------------------------------------------------
+
+
+def _deliver(config: Config, state: State) -> tuple[State, tuple[Effect, ...]]:
+    """Moves released steps from the outbox into the queue while there is room. Spec: R6.6."""
+    room = config.depth_steps - len(state.queue)
+    steps = tuple(step for step in state.outbox[:room] if step.number < state.step_limit)
+    if not steps:
+        return state, ()
+    state = replace(state, outbox=state.outbox[len(steps) :], queue=state.queue + steps)
+    return state, tuple(map(Deliver, steps))
+
+
+def _take(config: Config, state: State) -> Transition:
+    """Spec: R5.6."""
+    if not state.queue or state.queue[0].number >= state.step_limit:
+        raise UsageError("StepTaken, but no step is there to take")
+    taken = replace(
+        state,
+        queue=state.queue[1:],
+        taken_steps=state.taken_steps + 1,
+        taken_samples=state.taken_samples + len(state.queue[0].group),
+    )
+    taken, delivered = _deliver(config, taken)
+    if taken.phase is Phase.DRAIN:
+        taken, effects = _finish_when_drained(taken)
+    else:
+        taken, effects = _post_when_ready(config, taken)
+    return taken, (*delivered, *effects)
+
+
+# Ending ------------------------------------------------------------------------------------------------------------
+
+
+def _drain(config: Config, state: State, outcome: Outcome, step_limit: int) -> Transition:
+    """The outcome is known: only released steps below ``step_limit`` are still handed out. Spec: R7.1."""
+    limit = min(step_limit, state.step_limit)
+    draining, delivered = _deliver(config, replace(state, phase=Phase.DRAIN, outcome=outcome, step_limit=limit))
+    draining, finish = _finish_when_drained(draining)
+    return draining, (*delivered, *finish)
+
+
+def _finish_when_drained(state: State) -> Transition:
+    if state.outcome is None or (state.outbox and state.outbox[0].number < state.step_limit):
+        return state, ()
+    return replace(state, phase=Phase.DONE), (Finish(state.outcome, state.step_limit),)
+
+
+def _report(config: Config, state: State, reports: tuple[Report, ...]) -> Transition:
+    """Spec: R5.5, R7.2, R7.3."""
+    if state.phase is not Phase.REPORT:
+        raise UsageError(f"Reported in phase {state.phase}: no report is open")
+    if [report.rank for report in reports] != list(range(config.world_size)):
+        ranks = [report.rank for report in reports]
+        raise PeerError(f"reports of round {state.round}, field rank: {ranks}, expected 0..{config.world_size - 1}")
+    return _drain(config, state, compute_failure(reports), state.planned_steps - len(state.plan))
+
+
+def compute_failure(reports: tuple[Report, ...]) -> Outcome:
+    """What the reports of all ranks say went wrong, the same on every rank. Spec: R7.2, R7.3."""
+    for report in reports:
+        if report.cause:
+            return Outcome(OutcomeKind.FAILED, report.rank, report.cause)
+    first = reports[0]
+    for report in reports:
+        if report.round != first.round:
+            return Outcome(OutcomeKind.MISMATCH, report.rank, f"round {report.round}, rank 0 is in {first.round}")
+        if report.config != first.config:
+            return Outcome(OutcomeKind.MISMATCH, report.rank, _describe_difference(report.config, first.config))
+    raise PeerError(f"reports of round {first.round}: no rank has failed and no configuration differs")
+
+
+def _describe_difference(theirs: str, reference: str) -> str:
+    other, base = json.loads(theirs), json.loads(reference)
+    return "; ".join(
+        f"{key} is {other.get(key)!r}, rank 0 has {base.get(key)!r}"
+        for key in sorted(base.keys() | other.keys())
+        if other.get(key) != base.get(key)
+    )
+
+
+def _stop(config: Config, state: State) -> Transition:
+    """Spec: R5.7, R7.4."""
+    if state.is_stopped or state.phase is Phase.DONE:
+        return state, ()
+    stopped = replace(state, is_stopped=True, step_limit=min(state.step_limit, state.taken_steps))
+    if stopped.phase is Phase.DRAIN:
+        return _finish_when_drained(stopped)
+    return _post_when_ready(config, stopped)
+
+
+def _lose(state: State, event: PeerLost) -> Transition:
+    """Without its exchange a rank can only end, and no step not yet taken can be trained on. Spec: R5.10, R7.5."""
+    if state.phase in _ENDING:
+        return state, ()
+    limit = min(state.step_limit, state.taken_steps)
+    outcome = Outcome(OutcomeKind.LOST, event.rank, event.cause)
+    return replace(state, phase=Phase.DONE, outcome=outcome, step_limit=limit), (Finish(outcome, limit),)
+
+
+class Machine:
+    """A rank's state with the two calls a driver needs: ``begin`` once, then ``handle`` for each event.
+
+    Checks the invariants after every transition; `transition` itself is what explorers and proofs talk about.
+    """
+
+    __slots__ = ("config", "state")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.state = State()
+
+    def begin(self) -> tuple[Effect, ...]:
+        """The first effects of the epoch.
+
+        Raises: UsageError when it has begun.
+        """
+        if self.state != State():
+            raise UsageError("begin: the epoch has begun")
+        self.state, effects = start(self.config)
+        return effects
+
+    def handle(self, event: Event) -> tuple[Effect, ...]:
+        """The effects of ``event``, to be performed in order.
+
+        Raises: as `transition`, and InvariantError when the new state breaks an invariant; the state is then unchanged.
+        """
+        state, effects = transition(self.config, self.state, event)
+        check_transition(self.config, self.state, state)
+        self.state = state
+        return effects

@@ -1,0 +1,96 @@
+"""The offer: what a rank says in a round, and what all ranks learn of it.
+
+An offer is an element of a join-semilattice: each field declares its reduction, and `combine` is associative,
+commutative and idempotent. So the reduced offer, the *agreement*, has the same type as an offer, depends on neither the
+order nor the shape of the reduction, and costs the same for 2 ranks and for 20,000. A target rule sees only the
+agreement, so no decision can depend on who said what. Spec: R3.1, R3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Final
+
+from odb_ref.core.errors import PeerError, UsageError
+
+NONE: Final = 2**62
+"""The neutral element of a MIN field: "nobody"."""
+
+
+class Reduction(Enum):
+    """How a field of an offer is combined over ranks. OR is MAX over 0 and 1."""
+
+    MIN = -1
+    MAX = 1
+
+
+def _min() -> int:
+    value: int = field(metadata={"reduction": Reduction.MIN})
+    return value
+
+
+def _max() -> int:
+    value: int = field(metadata={"reduction": Reduction.MAX})
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One rank's offer, or the agreement of all ranks (their combination). Spec: R3.1."""
+
+    round_min: int = _min()
+    round_max: int = _max()
+    fingerprint_min: int = _min()
+    fingerprint_max: int = _max()
+    ready_min: int = _min()
+    """1 when the previous round is collated and ready to train on (commit before release), else 0."""
+    failed_rank: int = _min()
+    """The lowest rank that failed, or NONE."""
+    stop_step: int = _min()
+    """The fewest steps any stopped consumer has taken, or NONE when no consumer has stopped."""
+    stop_rank: int = _min()
+    """The lowest rank whose consumer has stopped, or NONE."""
+    samples_min: int = _min()
+    samples_max: int = _max()
+    groups_max: int = _max()
+    """The most groups any rank has formed of its window."""
+    full_min: int = _min()
+    """The fewest full groups of any rank whose source has not ended; NONE when all have."""
+    due_max: int = _max()
+    """The most groups that hold a sample due by age, on any rank."""
+
+    def to_wire(self) -> tuple[int, ...]:
+        """The offer as integers whose reduction is an elementwise maximum (MIN fields are negated). Spec: R3.2."""
+        return tuple(sign * getattr(self, name) for name, sign in _WIRE)
+
+    @classmethod
+    def from_wire(cls, values: Sequence[int]) -> Offer:
+        """The offer of ``values``, `WIRE_SIZE` integers.
+
+        Raises: PeerError when the size is wrong.
+        """
+        if len(values) != WIRE_SIZE:
+            raise PeerError(f"offer: expected {WIRE_SIZE} integers, got {len(values)}")
+        return cls(**{name: sign * value for (name, sign), value in zip(_WIRE, values, strict=True)})
+
+
+_WIRE: Final = tuple((item.name, item.metadata["reduction"].value) for item in fields(Offer))
+WIRE_SIZE: Final = len(_WIRE)
+
+
+def combine(left: Offer, right: Offer) -> Offer:
+    """The combination of two offers: associative, commutative, idempotent."""
+    return Offer.from_wire(tuple(map(max, left.to_wire(), right.to_wire())))
+
+
+def reduce_offers(offers: Iterable[Offer]) -> Offer:
+    """The agreement of ``offers``: what every rank learns of a round, whatever transport carried it.
+
+    Raises: UsageError when there is none.
+    """
+    wires = [offer.to_wire() for offer in offers]
+    if not wires:
+        raise UsageError("reduce_offers needs at least one offer")
+    return Offer.from_wire(tuple(map(max, *wires)) if len(wires) > 1 else wires[0])

@@ -1,0 +1,86 @@
+"""Target rules: how many steps a round has. Spec: R3.3.
+
+A rule is a deterministic function of the agreement, and may be anything within its bounds: at least one step, at least
+as many as any rank has due groups (AGE), and no more than the most samples any rank holds (some rank always has work, so
+TERM). Every property is proved for every such rule; `odb-ref verify` checks a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from odb_ref.core.errors import RuleError, UsageError
+from odb_ref.core.offer import NONE, Offer
+
+
+@runtime_checkable
+class TargetRule(Protocol):
+    """A target rule. ``name`` enters the configuration fingerprint, so ranks with different rules refuse to start."""
+
+    @property
+    def name(self) -> str:
+        """A name that identifies the rule and its parameters."""
+        ...
+
+    def compute_target(self, agreement: Offer) -> int:
+        """The number of steps of the round, within `compute_bounds`. Only called when some rank holds a sample."""
+        ...
+
+
+def compute_bounds(agreement: Offer) -> tuple[int, int]:
+    """The least and the greatest target a rule may give. Spec: R3.3."""
+    return max(1, agreement.due_max), agreement.samples_max
+
+
+def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
+    """The rule's target.
+
+    Raises: RuleError when it lies outside the bounds.
+    """
+    target = rule.compute_target(agreement)
+    low, high = compute_bounds(agreement)
+    if not low <= target <= high:
+        raise RuleError(f"rule {rule.name!r} answered {target}, outside {low}..{high}, for {agreement}")
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRule:
+    """Max-based, as published (arXiv 2606.19989): as many steps as the rank with most groups; the others split theirs."""
+
+    name: str = "paper"
+
+    def compute_target(self, agreement: Offer) -> int:
+        """The most groups any rank has formed."""
+        return agreement.groups_max
+
+
+@dataclass(frozen=True, slots=True)
+class OdbRule:
+    """The default: as many steps as every rank still reading can fill; what would make a poor group is carried.
+
+    When no rank is reading any more there is nothing to wait for, and everything left is emitted.
+    """
+
+    name: str = "odb"
+
+    def compute_target(self, agreement: Offer) -> int:
+        """The fewest full groups of any reading rank, kept within the bounds."""
+        wanted = agreement.groups_max if agreement.full_min == NONE else agreement.full_min
+        low, high = compute_bounds(agreement)
+        return min(max(wanted, low), high)
+
+
+RULES: Final[dict[str, TargetRule]] = {rule.name: rule for rule in (OdbRule(), PaperRule())}
+
+
+def get_rule(name: str) -> TargetRule:
+    """The shipped rule called ``name``.
+
+    Raises: UsageError when there is none.
+    """
+    try:
+        return RULES[name]
+    except KeyError:
+        raise UsageError(f"no target rule {name!r}; there are {', '.join(sorted(RULES))}") from None

@@ -1,0 +1,87 @@
+"""The nouns of the protocol: samples, groups, steps, counts, and the configuration every rank shares.
+
+Spec: R1 (types).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """When an epoch ends. Spec: R1.5."""
+
+    JOIN = "join"
+    """Every sample of every rank is emitted; ranks that run dry stay, idle, until all are done."""
+    QUOTA = "quota"
+    """All ranks stop together: at the quota, or when a rank would have to idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One processed sample of one rank's input.
+
+    ``position`` is its place in the rank's sampler order (0, 1, 2, ...): its identity inside the rank, and what makes
+    every tie-break independent of timing. ``id`` is the caller's name for it, usually the data-set index; a sampler
+    that draws with replacement may repeat it. ``length`` counts tokens (at least 1), ``supervised`` the tokens that
+    carry loss (label != -100). Spec: R1.1.
+    """
+
+    id: int
+    position: int
+    length: int
+    supervised: int
+
+
+Group = tuple[Sample, ...]
+"""Samples that are collated into one batch. The first is the longest (R2.1), so padding is ``len(group) * group[0].length``."""
+
+
+def compute_padded_tokens(group: Group) -> int:
+    """Tokens of the collated batch, padding included; 0 for an idle step."""
+    return len(group) * group[0].length if group else 0
+
+
+def compute_real_tokens(group: Group) -> int:
+    """Tokens of the collated batch without padding."""
+    return sum(sample.length for sample in group)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What a step holds, on one rank or summed over all: the weights of exact loss scaling. Spec: R4.5."""
+
+    samples: int
+    tokens: int
+    supervised: int
+
+    def __add__(self, other: StepCounts) -> StepCounts:
+        return StepCounts(self.samples + other.samples, self.tokens + other.tokens, self.supervised + other.supervised)
+
+
+ZERO_COUNTS = StepCounts(0, 0, 0)
+
+
+def compute_counts(group: Group) -> StepCounts:
+    """The local counts of one step: all zero for an idle one."""
+    return StepCounts(len(group), compute_real_tokens(group), sum(sample.supervised for sample in group))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step of one rank: what ``Collate`` prepares and ``Deliver`` hands out. Spec: R1.3.
+
+    ``number`` counts the steps of the epoch from 0 and is the same on all ranks (ALIGN); ``round`` is the round that
+    formed it. ``group`` is empty for an idle step. ``global_counts`` sums the step over all ranks.
+    """
+
+    number: int
+    round: int
+    group: Group
+    global_counts: StepCounts
+
+    @property
+    def is_idle(self) -> bool:
+        """True when this rank has nothing to train on in this step."""
+        return not self.group
