@@ -34,6 +34,7 @@ Spec: R5 to R7.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final, assert_never
@@ -376,17 +377,22 @@ def _lose(state: State, event: PeerLost) -> Transition:
     return replace(state, phase=Phase.DONE, outcome=outcome, step_limit=limit), (Finish(outcome, limit),)
 
 
+Observer = Callable[[int, Event | None, tuple[Effect, ...]], None]
+"""Called with rank, event (None at the start) and effects after each transition; `trace.TraceWriter.record` fits."""
+
+
 class Machine:
     """A rank's state with the two calls a driver needs: ``begin`` once, then ``handle`` for each event.
 
     Checks the invariants after every transition; `transition` itself is what explorers and proofs talk about.
     """
 
-    __slots__ = ("config", "state")
+    __slots__ = ("_observer", "config", "state")
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, observer: Observer | None = None) -> None:
         self.config = config
         self.state = State()
+        self._observer = observer
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effects of the epoch.
@@ -396,6 +402,8 @@ class Machine:
         if self.state != State():
             raise UsageError("begin: the epoch has begun")
         self.state, effects = start(self.config)
+        if self._observer is not None:
+            self._observer(self.config.rank, None, effects)
         return effects
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
@@ -406,4 +414,6 @@ class Machine:
         state, effects = transition(self.config, self.state, event)
         check_transition(self.config, self.state, state)
         self.state = state
+        if self._observer is not None:
+            self._observer(self.config.rank, event, effects)
         return effects

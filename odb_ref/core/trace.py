@@ -1,0 +1,318 @@
+"""The trace: one NDJSON format for the simulator, the torch adapter and the tests. Spec: R9.
+
+The first line of a file is a header, each further line a record: the event a rank handled and the effects that followed,
+in the order they happened. A job may write one file for all ranks or one for each; `odb-ref check` reads either. A file
+name that ends in ``.gz`` is compressed. Everything a record holds is an integer, a boolean or a string, so the same run
+gives the same bytes (REPLAY); wall-clock times are the one exception, and are only written when a driver passes them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self, assert_never
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.errors import UsageError
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    Report,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.offer import Offer
+from odb_ref.core.types import Sample, Step, StepCounts
+
+FORMAT: Final = "odb-trace"
+VERSION: Final = 1
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+JsonObject = Mapping[str, Json]
+
+
+class TraceError(UsageError):
+    """A trace file that cannot be read: says the file and the line."""
+
+
+def _encode_samples(samples: Sequence[Sample]) -> Json:
+    return [[sample.id, sample.position, sample.length, sample.supervised] for sample in samples]
+
+
+def _encode_counts(counts: Sequence[StepCounts]) -> Json:
+    return [[count.samples, count.tokens, count.supervised] for count in counts]
+
+
+def _encode_step(step: Step) -> Json:
+    return {
+        "number": step.number,
+        "positions": [sample.position for sample in step.group],
+        "counts": [step.global_counts.samples, step.global_counts.tokens, step.global_counts.supervised],
+    }
+
+
+def encode_event(event: Event) -> JsonObject:
+    """The event as JSON. Spec: R9.2."""
+    match event:
+        case SamplesRead():
+            return {"kind": "samples_read", "samples": _encode_samples(event.samples), "is_ended": event.is_ended}
+        case Collated():
+            return {"kind": "collated", "round": event.round}
+        case Agreed():
+            return {"kind": "agreed", "agreement": asdict(event.agreement)}
+        case Counted():
+            return {"kind": "counted", "counts": _encode_counts(event.counts)}
+        case Reported():
+            return {"kind": "reported", "reports": [asdict(report) for report in event.reports]}
+        case StepTaken():
+            return {"kind": "step_taken"}
+        case ConsumerStopped():
+            return {"kind": "consumer_stopped"}
+        case LocalFailed():
+            return {"kind": "local_failed", "cause": event.cause}
+        case Urged():
+            return {"kind": "urged"}
+        case PeerLost():
+            return {"kind": "peer_lost", "rank": event.rank, "cause": event.cause}
+        case _:
+            assert_never(event)
+
+
+def encode_effect(effect: Effect) -> JsonObject:
+    """The effect as JSON. A step's samples are named by position; the read that brought them tells the rest. Spec: R9.3."""
+    match effect:
+        case Read():
+            return {"kind": "read", "count": effect.count}
+        case PostOffer():
+            return {"kind": "post_offer", "offer": asdict(effect.offer)}
+        case PostCounts():
+            return {"kind": "post_counts", "counts": _encode_counts(effect.counts)}
+        case PostReport():
+            return {"kind": "post_report", "report": asdict(effect.report)}
+        case Collate():
+            return {"kind": "collate", "round": effect.round, "steps": [_encode_step(step) for step in effect.steps]}
+        case Deliver():
+            return {"kind": "deliver", "number": effect.step.number}
+        case Finish():
+            return {"kind": "finish", "outcome": asdict(effect.outcome), "step_limit": effect.step_limit}
+        case _:
+            assert_never(effect)
+
+
+def _integers(value: Json) -> tuple[int, ...]:
+    if isinstance(value, Sequence) and all(type(item) is int for item in value):
+        return tuple(item for item in value if isinstance(item, int))
+    raise TraceError(f"expected a list of integers, got {value!r}")
+
+
+def _rows(value: Json, width: int) -> Iterator[tuple[int, ...]]:
+    if not isinstance(value, Sequence):
+        raise TraceError(f"expected a list, got {value!r}")
+    for item in value:
+        row = _integers(item)
+        if len(row) != width:
+            raise TraceError(f"expected {width} integers, got {item!r}")
+        yield row
+
+
+def _object(value: Json) -> JsonObject:
+    if isinstance(value, Mapping):
+        return value
+    raise TraceError(f"expected an object, got {value!r}")
+
+
+def _integer(data: JsonObject, key: str) -> int:
+    (value,) = _integers([data.get(key)])
+    return value
+
+
+def _text(data: JsonObject, key: str) -> str:
+    value = data.get(key)
+    if isinstance(value, str):
+        return value
+    raise TraceError(f"expected text in {key!r}, got {value!r}")
+
+
+def decode_counts(value: Json) -> tuple[StepCounts, ...]:
+    """Per-step counts.
+
+    Raises: TraceError when the value is malformed.
+    """
+    return tuple(StepCounts(*row) for row in _rows(value, 3))
+
+
+def decode_offer(value: Json) -> Offer:
+    """An offer or an agreement.
+
+    Raises: TraceError when the value is malformed.
+    """
+    data = _object(value)
+    return Offer(**{item.name: _integer(data, item.name) for item in fields(Offer)})
+
+
+def _decode_report(value: Json) -> Report:
+    data = _object(value)
+    return Report(_integer(data, "rank"), _text(data, "cause"), _integer(data, "round"), _text(data, "config"))
+
+
+def decode_event(data: JsonObject) -> Event:
+    """The event that `encode_event` wrote.
+
+    Raises: TraceError when the data is not one.
+    """
+    match data.get("kind"):
+        case "samples_read":
+            samples = tuple(Sample(*row) for row in _rows(data.get("samples"), 4))
+            return SamplesRead(samples, data.get("is_ended") is True)
+        case "collated":
+            return Collated(_integer(data, "round"))
+        case "agreed":
+            return Agreed(decode_offer(data.get("agreement")))
+        case "counted":
+            return Counted(decode_counts(data.get("counts")))
+        case "reported":
+            reports = data.get("reports")
+            return Reported(tuple(map(_decode_report, reports if isinstance(reports, list) else ())))
+        case "step_taken":
+            return StepTaken()
+        case "consumer_stopped":
+            return ConsumerStopped()
+        case "local_failed":
+            return LocalFailed(_text(data, "cause"))
+        case "urged":
+            return Urged()
+        case "peer_lost":
+            return PeerLost(None if data.get("rank") is None else _integer(data, "rank"), _text(data, "cause"))
+        case kind:
+            raise TraceError(f"unknown event kind {kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a trace. ``event`` is None for the start of an epoch. ``time_s`` is the driver's clock, in seconds."""
+
+    rank: int
+    event: JsonObject | None
+    effects: tuple[JsonObject, ...]
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a trace says of its run: the shared configuration, the epoch, and which driver wrote it."""
+
+    world_size: int
+    config: JsonObject
+    driver: str
+    epoch: int = 0
+
+
+class TraceWriter:
+    """Writes a trace file; a context manager. ``record`` is what a `Machine` calls as its observer."""
+
+    def __init__(self, path: str | Path, config: Config, *, driver: str, epoch: int = 0) -> None:
+        self._file: IO[str] = _open_to_write(Path(path))
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "driver": driver,
+            "epoch": epoch,
+            "world_size": config.world_size,
+            "config": json.loads(config.shared_json),
+        }
+        self._write(header)
+
+    def record(self, rank: int, event: Event | None, effects: Sequence[Effect], time_s: float | None = None) -> None:
+        """Writes one record."""
+        line: dict[str, Json] = {"rank": rank}
+        if time_s is not None:
+            line["time_s"] = round(time_s, 6)
+        line["event"] = None if event is None else encode_event(event)
+        line["effects"] = [encode_effect(effect) for effect in effects]
+        self._write(line)
+
+    def _write(self, line: JsonObject) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def flush(self) -> None:
+        """Makes what is recorded visible to readers."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def read_trace(path: str | Path) -> tuple[Header, Iterator[Record]]:
+    """The header, and the records one by one.
+
+    Raises: TraceError, naming file and line, when the file is no trace, at once or while iterating.
+    """
+    lines = _read_lines(Path(path))
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(f"{path}: empty file, expected an {FORMAT} header")
+    _, head = first
+    if head.get("format") != FORMAT:
+        raise TraceError(f"{path}:1: no {FORMAT} header")
+    if head.get("version") != VERSION:
+        raise TraceError(f"{path}:1: version {head.get('version')}, this program reads {VERSION}")
+    match head:
+        case {"world_size": int(world), "config": dict(config), "driver": str(driver), "epoch": int(epoch)}:
+            return Header(world, config, driver, epoch), _read_records(Path(path), lines)
+        case _:
+            raise TraceError(f"{path}:1: the header lacks world_size, config, driver or epoch")
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:
+    try:
+        with _open_to_read(path) as file:
+            for number, text in enumerate(file, 1):
+                data = json.loads(text)
+                if not isinstance(data, dict):
+                    raise TraceError(f"{path}:{number}: not a JSON object")
+                yield number, data
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{path}: not JSON, or cut off: {error}") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def _read_records(path: Path, lines: Iterator[tuple[int, JsonObject]]) -> Iterator[Record]:
+    for number, line in lines:
+        match line:
+            case {"rank": int(rank), "event": (dict() | None) as event, "effects": list(effects)}:
+                time_s = line.get("time_s")
+                yield Record(rank, event, tuple(effects), time_s if isinstance(time_s, int | float) else None)
+            case _:
+                raise TraceError(f"{path}:{number}: a record needs rank, event and effects")
+
+
+def _open_to_read(path: Path) -> IO[str]:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _open_to_write(path: Path) -> IO[str]:
+    if path.suffix != ".gz":
+        return path.open("w", encoding="utf-8")
+    # Neither a name nor a time in the gzip header: the same run gives the same bytes.
+    return io.TextIOWrapper(gzip.GzipFile(filename="", fileobj=path.open("wb"), mode="wb", mtime=0), encoding="utf-8")

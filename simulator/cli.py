@@ -1,0 +1,38 @@
+"""The ``odb-ref`` command: one module of `simulator.commands` for each subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from odb_ref.core.errors import UsageError
+from simulator import commands
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="odb-ref", description="Online dynamic batching: simulate, check and explore the DGAP protocol."
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in commands.ALL:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input."""
+    options = build_parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except UsageError as error:
+        print(f"odb-ref {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
