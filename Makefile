@@ -1,0 +1,42 @@
+# Every target makes what it needs in .venv: nothing else has to be typed on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+DEMO_OUT ?= demo-out
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint proofs bench clean
+
+help: ## What can be made
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+setup: $(READY) ## The virtual environment, with every extra the tests need
+
+$(READY): pyproject.toml .ci/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "odb-ref needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,plots,dev]'
+	@touch $@
+
+demo: $(READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
+	$(BIN)/odb-ref demo --out $(DEMO_OUT)
+
+test: $(READY) ## All tests
+	$(BIN)/pytest
+
+lint: $(READY) ## Format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+proofs: ## Check the Coq development and audit it (installs Coq where apt-get and root are at hand)
+	.ci/install-coq.sh
+	$(MAKE) -C proofs
+
+bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
+	$(BIN)/python -m simulator.bench
+
+clean: ## Remove what was made
+	rm -rf .venv $(DEMO_OUT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	$(MAKE) -C proofs clean
