@@ -40,14 +40,18 @@ def _fullest_first(groups: list[Group]) -> tuple[Group, ...]:
 
 
 def _split(groups: tuple[Group, ...], target: int) -> list[Group]:
-    """Halve the group with the most samples until there are ``target`` groups, or only singles."""
-    heap = [(-len(group), order, group) for order, group in enumerate(groups)]
+    """Halve the group with the most padded tokens until there are ``target`` groups, or only singles."""
+    heap = [(-_compute_splittable_tokens(group), order, group) for order, group in enumerate(groups)]
     heapq.heapify(heap)
     order = len(heap)
-    while len(heap) < target and heap and -heap[0][0] > 1:
+    while heap and len(heap) < target and heap[0][0]:
         _, _, group = heapq.heappop(heap)
         middle = (len(group) + 1) // 2
         for half in (group[:middle], group[middle:]):
-            heapq.heappush(heap, (-len(half), order, half))
+            heapq.heappush(heap, (-_compute_splittable_tokens(half), order, half))
             order += 1
     return [group for _, _, group in heap]
+
+
+def _compute_splittable_tokens(group: Group) -> int:
+    return compute_padded_tokens(group) if len(group) > 1 else 0

@@ -183,8 +183,8 @@ def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_r
         stop_step=state.taken_steps if state.is_stopped else NONE,
         samples_min=held,
         samples_max=held,
+        groups_min=NONE if state.is_ended else len(groups),
         groups_max=len(groups),
-        full_min=NONE if state.is_ended else max(0, len(groups) - 1),
         due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,
     )
 

@@ -54,10 +54,10 @@ class Offer:
     """The lowest rank whose consumer has stopped, or NONE."""
     samples_min: int = _min()
     samples_max: int = _max()
+    groups_min: int = _min()
+    """The fewest groups of any rank whose source has not ended; NONE when all sources have."""
     groups_max: int = _max()
     """The most groups any rank has formed of its window."""
-    full_min: int = _min()
-    """The fewest full groups of any rank whose source has not ended; NONE when all have."""
     due_max: int = _max()
     """The most groups that hold a sample due by age, on any rank."""
 

@@ -58,18 +58,18 @@ class PaperRule:
 
 @dataclass(frozen=True, slots=True)
 class OdbRule:
-    """The default: as many steps as every rank still reading can fill; what would make a poor group is carried.
+    """The default: as many steps as every rank that still reads can make of its groups; the others carry the rest.
 
-    When no rank is reading any more there is nothing to wait for, and everything left is emitted.
+    No rank splits a good group to keep up with another. What is due by age is emitted all the same, and when no rank
+    reads any more there is nothing to wait for, so everything left is emitted.
     """
 
     name: str = "odb"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The fewest full groups of any reading rank, kept within the bounds."""
-        wanted = agreement.groups_max if agreement.full_min == NONE else agreement.full_min
-        low, high = compute_bounds(agreement)
-        return min(max(wanted, low), high)
+        """The fewest groups of any reading rank, but no fewer than are due."""
+        wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
+        return max(wanted, agreement.due_max)
 
 
 RULES: Final[dict[str, TargetRule]] = {rule.name: rule for rule in (OdbRule(), PaperRule())}
