@@ -39,7 +39,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final, assert_never
 
-from odb_ref.core.alignment import align, is_due
+from odb_ref.core.alignment import align
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
@@ -49,7 +49,6 @@ from odb_ref.core.effects import (
     Outcome,
     OutcomeKind,
     PostCounts,
-    PostOffer,
     PostReport,
     Read,
 )
@@ -68,22 +67,19 @@ from odb_ref.core.events import (
     StepTaken,
     Urged,
 )
-from odb_ref.core.grouping import compute_groups
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.rules import compute_checked_target
+from odb_ref.core.resume import RoundStart, resume
+from odb_ref.core.rounds import Transition, compute_due_before, compute_round_target, post_when_ready
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import Group, Mode, Step, StepCounts, compute_counts
-
-Transition = tuple[State, tuple[Effect, ...]]
+from odb_ref.core.types import Group, Step, StepCounts, compute_counts
 
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 
 
 def start(config: Config) -> Transition:
     """The first state of an epoch, and its effects: the first read. Spec: R5.0."""
-    count = config.compute_window_samples(0)
-    return State(wanted_samples=count), (Read(count),)
+    return resume(config, RoundStart(), ())
 
 
 def transition(config: Config, state: State, event: Event) -> Transition:
@@ -94,9 +90,9 @@ def transition(config: Config, state: State, event: Event) -> Transition:
     """
     match event:
         case SamplesRead():
-            return _post_when_ready(config, _read(state, event))
+            return post_when_ready(config, _read(state, event))
         case Collated():
-            return _post_when_ready(config, _collated(state, event))
+            return post_when_ready(config, _collated(state, event))
         case Agreed():
             return _agree(config, state, event.agreement)
         case Counted():
@@ -110,11 +106,11 @@ def transition(config: Config, state: State, event: Event) -> Transition:
         case LocalFailed():
             if state.phase in _ENDING or state.failure:
                 return state, ()
-            return _post_when_ready(config, replace(state, failure=event.cause or "unknown failure"))
+            return post_when_ready(config, replace(state, failure=event.cause or "unknown failure"))
         case Urged():
             if state.phase in _ENDING:
                 return state, ()
-            return _post_when_ready(config, replace(state, is_urged=True))
+            return post_when_ready(config, replace(state, is_urged=True))
         case PeerLost():
             return _lose(state, event)
         case _:
@@ -153,59 +149,6 @@ def _collated(state: State, event: Collated) -> State:
 
 
 # Rounds ------------------------------------------------------------------------------------------------------------
-
-
-def _post_when_ready(config: Config, state: State) -> Transition:
-    """Posts the offer of the round: when it is ready, or at once when the round is to end the epoch. Spec: R3.4."""
-    if state.phase is not Phase.FILL:
-        return state, ()
-    is_ready = state.is_collated and not state.wanted_samples
-    must_end = bool(state.failure) or state.is_stopped or state.is_urged
-    if not must_end and (not is_ready or state.outbox):
-        return state, ()
-    groups = compute_groups(state.window, config.budget_tokens)
-    offer = _compute_offer(config, state, groups, is_ready)
-    return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
-
-
-def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_ready: bool) -> Offer:
-    """Spec: R3.1."""
-    due_before = compute_due_before(config, state)
-    held = 0 if is_quota_met(config, state) else len(state.window)
-    return Offer(
-        round_min=state.round,
-        round_max=state.round,
-        fingerprint_min=config.fingerprint,
-        fingerprint_max=config.fingerprint,
-        ready_min=int(is_ready),
-        failed_rank=config.rank if state.failure else NONE,
-        stop_rank=config.rank if state.is_stopped else NONE,
-        stop_step=state.taken_steps if state.is_stopped else NONE,
-        samples_min=held,
-        samples_max=held,
-        groups_min=NONE if state.is_ended else len(groups),
-        groups_max=len(groups),
-        due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,
-    )
-
-
-def compute_due_before(config: Config, state: State) -> int:
-    """The position before which a held sample must be emitted in this round. Spec: R4.3."""
-    return state.marks[0] if len(state.marks) == config.max_age_rounds else 0
-
-
-def is_quota_met(config: Config, state: State) -> bool:
-    """True when as many samples are planned as the quota asks for. Spec: R4.6."""
-    return config.quota_samples is not None and state.global_samples >= config.quota_samples
-
-
-def compute_round_target(config: Config, agreement: Offer) -> int:
-    """The number of steps of the round; 0 closes the epoch. A function of the agreement alone (ALIGN). Spec: R3.3, R3.5."""
-    if agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0):
-        return 0
-    target = compute_checked_target(config.rule, agreement)
-    # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
-    return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target
 
 
 def _agree(config: Config, state: State, agreement: Offer) -> Transition:
@@ -273,7 +216,7 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
         planned_steps=state.planned_steps + steps,
         global_samples=totals[steps],
     )
-    filling, posted = _post_when_ready(config, filling)
+    filling, posted = post_when_ready(config, filling)
     return filling, (Collate(state.round, plan), *posted)
 
 
@@ -304,7 +247,7 @@ def _take(config: Config, state: State) -> Transition:
     if taken.phase is Phase.DRAIN:
         taken, effects = _finish_when_drained(taken)
     else:
-        taken, effects = _post_when_ready(config, taken)
+        taken, effects = post_when_ready(config, taken)
     return taken, (*delivered, *effects)
 
 
@@ -365,7 +308,7 @@ def _stop(config: Config, state: State) -> Transition:
     stopped = replace(state, is_stopped=True, step_limit=min(state.step_limit, state.taken_steps))
     if stopped.phase is Phase.DRAIN:
         return _finish_when_drained(stopped)
-    return _post_when_ready(config, stopped)
+    return post_when_ready(config, stopped)
 
 
 def _lose(state: State, event: PeerLost) -> Transition:
@@ -394,14 +337,14 @@ class Machine:
         self.state = State()
         self._observer = observer
 
-    def begin(self) -> tuple[Effect, ...]:
-        """The first effects of the epoch.
+    def begin(self, round_start: RoundStart | None = None, carried: Group = ()) -> tuple[Effect, ...]:
+        """The first effects of the epoch, or of its rest from ``round_start`` on, with the samples carried into it.
 
-        Raises: UsageError when it has begun.
+        Raises: UsageError when it has begun, or when ``carried`` does not match.
         """
         if self.state != State():
             raise UsageError("begin: the epoch has begun")
-        self.state, effects = start(self.config)
+        self.state, effects = resume(self.config, round_start or RoundStart(), carried)
         if self._observer is not None:
             self._observer(self.config.rank, None, effects)
         return effects

@@ -1,0 +1,115 @@
+"""Saving an epoch after any taken step, and going on from there. Spec: R10.
+
+A batch depends only on the samples and the agreements, never on timing (REPLAY). So what has to be saved is where the
+*round* of the last taken step began, and how many of its steps were taken: the round is formed again, identically, and
+those steps are skipped. Samples that were read ahead, collated or queued need no saving: they are read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Read
+from odb_ref.core.errors import UsageError
+from odb_ref.core.rounds import Transition, post_when_ready
+from odb_ref.core.state import State
+from odb_ref.core.types import Sample, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStart:
+    """Where a round began on one rank: a few integers, and the positions that were carried into it."""
+
+    round: int = 0
+    read_samples: int = 0
+    is_ended: bool = False
+    carried: tuple[int, ...] = ()
+    marks: tuple[int, ...] = ()
+    planned_steps: int = 0
+    global_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One rank's place in an epoch: the start of a round, and what was taken of it.
+
+    ``taken_steps`` steps of the round were taken, holding the samples at positions ``taken``. Every position below
+    ``start.read_samples`` that is not in ``start.carried`` was taken in an earlier round.
+    """
+
+    start: RoundStart
+    taken_steps: int = 0
+    taken: tuple[int, ...] = ()
+
+    def is_taken(self, position: int) -> bool:
+        """True when the sample at ``position`` has been trained on: what another world size must not repeat (ONCE)."""
+        if position >= self.start.read_samples or position in self.start.carried:
+            return position in self.taken
+        return True
+
+
+def compute_round_start(state: State) -> RoundStart:
+    """Where the present round began. Valid from `start` or ``Counted`` on, until the round's agreement. Spec: R10.1."""
+    read_samples = state.marks[-1] if state.marks else 0
+    return RoundStart(
+        round=state.round,
+        read_samples=read_samples,
+        is_ended=state.is_ended and state.read_samples == read_samples,
+        carried=tuple(sample.position for sample in state.window if sample.position < read_samples),
+        marks=state.marks,
+        planned_steps=state.planned_steps,
+        global_samples=state.global_samples,
+    )
+
+
+def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Transition:
+    """The state at the start of a round, and its effects; ``carried`` holds the samples at ``start.carried``, read again.
+
+    Steps are numbered on from ``start.planned_steps``; the driver takes and drops those already trained on.
+    Raises: UsageError when ``carried`` does not match. Spec: R10.2. Preserves: REPLAY, RESUME.
+    """
+    if tuple(sample.position for sample in carried) != start.carried:
+        raise UsageError(f"resume: expected the samples at positions {start.carried}")
+    wanted = 0 if start.is_ended else max(0, config.compute_window_samples(start.round) - len(carried))
+    state = State(
+        round=start.round,
+        read_samples=start.read_samples,
+        is_ended=start.is_ended,
+        wanted_samples=wanted,
+        window=carried,
+        marks=start.marks,
+        planned_steps=start.planned_steps,
+        taken_steps=start.planned_steps,
+        taken_samples=start.read_samples - len(carried),
+        global_samples=start.global_samples,
+    )
+    return (state, (Read(wanted),)) if wanted else post_when_ready(config, state)
+
+
+class Ledger:
+    """Follows a machine and answers with a checkpoint after any taken step; holds the few rounds in flight. Spec: R10.3."""
+
+    __slots__ = ("_starts", "_taken", "_taken_steps")
+
+    def __init__(self, start: RoundStart | None = None) -> None:
+        self._starts = [start or RoundStart()]
+        self._taken: list[int] = []
+        self._taken_steps = self._starts[0].planned_steps
+
+    def note_round(self, state: State) -> None:
+        """To be called after each ``Counted``."""
+        self._starts.append(compute_round_start(state))
+
+    def note_taken(self, step: Step) -> None:
+        """To be called for each step the consumer takes, in order."""
+        self._taken_steps = step.number + 1
+        while len(self._starts) > 1 and self._starts[1].planned_steps <= step.number:
+            del self._starts[0]
+            self._taken.clear()
+        self._taken.extend(sample.position for sample in step.group)
+
+    def compute_checkpoint(self) -> Checkpoint:
+        """The rank's place after the last taken step."""
+        start = self._starts[0]
+        return Checkpoint(start=start, taken_steps=self._taken_steps - start.planned_steps, taken=tuple(self._taken))

@@ -1,0 +1,72 @@
+"""When a rank posts its offer, what the offer says, and what an agreement decides. Spec: R3, R4.3, R4.6."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from odb_ref.core.alignment import is_due
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Effect, PostOffer
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.rules import compute_checked_target
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Group, Mode
+
+Transition = tuple[State, tuple[Effect, ...]]
+
+
+def post_when_ready(config: Config, state: State) -> Transition:
+    """Posts the offer of the round when it is ready, or at once when the round is to end the epoch; else does nothing.
+
+    Spec: R3.4. Preserves: RELEASE, FREE.
+    """
+    if state.phase is not Phase.FILL:
+        return state, ()
+    is_ready = state.is_collated and not state.wanted_samples
+    must_end = bool(state.failure) or state.is_stopped or state.is_urged
+    if not must_end and (not is_ready or state.outbox):
+        return state, ()
+    groups = compute_groups(state.window, config.budget_tokens)
+    offer = _compute_offer(config, state, groups, is_ready)
+    return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
+
+
+def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_ready: bool) -> Offer:
+    """Spec: R3.1."""
+    due_before = compute_due_before(config, state)
+    held = 0 if is_quota_met(config, state) else len(state.window)
+    return Offer(
+        round_min=state.round,
+        round_max=state.round,
+        fingerprint_min=config.fingerprint,
+        fingerprint_max=config.fingerprint,
+        ready_min=int(is_ready),
+        failed_rank=config.rank if state.failure else NONE,
+        stop_rank=config.rank if state.is_stopped else NONE,
+        stop_step=state.taken_steps if state.is_stopped else NONE,
+        samples_min=held,
+        samples_max=held,
+        groups_min=NONE if state.is_ended else len(groups),
+        groups_max=len(groups),
+        due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,
+    )
+
+
+def compute_due_before(config: Config, state: State) -> int:
+    """The position before which a held sample must be emitted in this round. Spec: R4.3."""
+    return state.marks[0] if len(state.marks) == config.max_age_rounds else 0
+
+
+def is_quota_met(config: Config, state: State) -> bool:
+    """True when as many samples are planned as the quota asks for. Spec: R4.6."""
+    return config.quota_samples is not None and state.global_samples >= config.quota_samples
+
+
+def compute_round_target(config: Config, agreement: Offer) -> int:
+    """The number of steps of the round; 0 closes the epoch. A function of the agreement alone (ALIGN). Spec: R3.3, R3.5."""
+    if agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0):
+        return 0
+    target = compute_checked_target(config.rule, agreement)
+    # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
+    return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target
