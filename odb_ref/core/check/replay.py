@@ -1,0 +1,107 @@
+"""REPLAY: the machine, given the events of a trace, must answer with its effects. The one checker that drives the core."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from odb_ref.core.check.decode import get_integer
+from odb_ref.core.check.stream import Stream
+from odb_ref.core.check.verdict import Findings, Property
+from odb_ref.core.config import Config
+from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.core.machine import Machine
+from odb_ref.core.rules import get_rule
+from odb_ref.core.trace import Json, JsonObject, Record, TraceError, decode_event, encode_effect
+from odb_ref.core.types import Mode
+
+Depths = Mapping[int, int]
+"""The queue's depth by rank, in steps: a trace does not say it, but its fullest queue tells as much as can matter."""
+
+
+def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings) -> str:
+    """Why a job cannot be replayed; empty when it was. Notes the first difference of each rank.
+
+    Raises: TraceError when a record is malformed. Spec: R9.6.
+    """
+    for path in paths:
+        stream = Stream(path)
+        try:
+            configs = {rank: _build_config(stream.header.config, rank, depth) for rank, depth in depths.items()}
+        except UsageError as error:
+            return f"the machine cannot be set up as the header says: {error}"
+        for config in configs.values():
+            if json.loads(config.shared_json) != stream.header.config:
+                return "the header's configuration is not one of this version"
+        machines: dict[int, Machine] = {}
+        differing: set[int] = set()
+        for record in _iterate(stream):
+            if record.rank in differing:
+                continue
+            machine = machines.setdefault(record.rank, Machine(configs[record.rank]))
+            difference = _compare(machine, record)
+            findings.checked[Property.REPLAY] += 1
+            if difference:
+                differing.add(record.rank)
+                state = machine.state
+                findings.violate(
+                    Property.REPLAY, difference, rank=record.rank, round_=state.round, step=state.taken_steps
+                )
+    return ""
+
+
+def _iterate(stream: Stream) -> Iterator[Record]:
+    while stream.next is not None:
+        yield stream.next
+        stream.advance()
+
+
+def _build_config(config: JsonObject, rank: int, depth_steps: int) -> Config:
+    def text(key: str) -> str:
+        value = config.get(key)
+        if not isinstance(value, str):
+            raise TraceError(f"config: expected text in {key!r}, got {value!r}")
+        return value
+
+    quota = config.get("quota_samples")
+    return Config(
+        rank=rank,
+        world_size=get_integer(config, "world_size"),
+        budget_tokens=get_integer(config, "budget_tokens"),
+        window_samples=get_integer(config, "window_samples"),
+        depth_steps=depth_steps,
+        mode=Mode(text("mode")),
+        quota_samples=None if quota is None else get_integer(config, "quota_samples"),
+        max_age_rounds=get_integer(config, "max_age_rounds"),
+        ramp_rounds=get_integer(config, "ramp_rounds"),
+        rule=get_rule(text("rule")),
+        tag=text("tag"),
+    )
+
+
+def _compare(machine: Machine, record: Record) -> str:
+    """How the machine's effects differ from the recorded ones; empty when they do not."""
+    try:
+        event = None if record.event is None else decode_event(record.event)
+        effects = machine.begin() if event is None else machine.handle(event)
+    except TraceError:
+        raise
+    except OdbError as error:
+        return f"the machine refuses the event {_shorten(record.event)}: {error}"
+    expected = [encode_effect(effect) for effect in effects]
+    if expected == list(record.effects):
+        return ""
+    for index in range(max(len(expected), len(record.effects))):
+        ours = expected[index] if index < len(expected) else None
+        theirs = record.effects[index] if index < len(record.effects) else None
+        if ours != theirs:
+            return f"effect {index} of {_shorten(record.event)} is {_shorten(theirs)}, the machine's {_shorten(ours)}"
+    return ""
+
+
+def _shorten(value: Json) -> str:
+    if not isinstance(value, dict):
+        return "missing" if value is None else str(value)
+    text = ", ".join(f"{key}={item}" for key, item in value.items() if key != "kind")
+    return f"{value.get('kind')}({text if len(text) <= 100 else text[:97] + '...'})"

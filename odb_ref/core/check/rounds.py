@@ -1,0 +1,50 @@
+"""What every rank must see alike in a round, and the quota: followed once for all ranks, at the first that gets there."""
+
+from __future__ import annotations
+
+from odb_ref.core.check.decode import Rows
+from odb_ref.core.check.verdict import Findings, Property
+
+
+class Rounds:
+    """The rounds of a job: number of steps, samples emitted."""
+
+    def __init__(self, quota_samples: int | None) -> None:
+        self._quota_samples = quota_samples
+        self.steps: list[int] = []
+        """Steps of each round."""
+        self.total_steps = 0
+        self.samples_before: list[int] = [0]
+        """Samples of all ranks planned before each round."""
+
+    def is_quota_met(self, number: int) -> bool:
+        """True when the rounds before ``number`` have emitted the quota. False when they are not known."""
+        if self._quota_samples is None or number >= len(self.samples_before):
+            return False
+        return self.samples_before[number] >= self._quota_samples
+
+    def note_round(self, rank: int, number: int, counted: Rows, steps: int, findings: Findings) -> int:
+        """How many steps other ranks have in round ``number``; ``steps``, when this rank is the first to say."""
+        if number != len(self.steps):
+            return self.steps[number] if 0 <= number < len(self.steps) else steps
+        first = self.total_steps
+        self.steps.append(steps)
+        self.total_steps += steps
+        total = self.samples_before[number]
+        for offset, row in enumerate(counted[:steps]):
+            if self._quota_samples is not None:
+                if total >= self._quota_samples:
+                    what = f"is planned when {total} samples are, and the quota is {self._quota_samples}"
+                    findings.violate(Property.QUOTA, what, rank=rank, round_=number, step=first + offset)
+                findings.checked[Property.QUOTA] += 1
+            total += row[0]
+        if steps < len(counted) and (self._quota_samples is None or total < self._quota_samples):
+            what = f"round is cut to {steps} of {len(counted)} steps, but only {total} samples are planned"
+            findings.violate(Property.QUOTA, what, rank=rank, round_=number)
+        self.samples_before.append(total)
+        return steps
+
+    @property
+    def total_samples(self) -> int:
+        """Samples planned by all ranks together."""
+        return self.samples_before[-1]
