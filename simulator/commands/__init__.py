@@ -5,4 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-ALL: Final[tuple[ModuleType, ...]] = ()
+from simulator.commands import check, simulate
+
+ALL: Final[tuple[ModuleType, ...]] = (simulate, check)

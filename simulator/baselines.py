@@ -1,0 +1,188 @@
+"""Other ways to batch, under the same memory limit and costs. None of them uses the protocol core.
+
+A baseline is a *plan*: for each rank, which samples lie in which batch, fixed before the run. Because all ranks take equally
+many steps and nothing is agreed on the way, its times follow from a recurrence over steps, with one number for each rank.
+
+==========  ===========================================================================================================
+`standard`  fixed batches in sampler order, padded to the longest of the batch. The batch size is the largest with which
+            even a batch of the longest samples of the data set fits the token budget, at least 1: what an engineer must
+            choose who knows nothing of the lengths of a batch before it is made, and wants no run to die of memory.
+==========  ===========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from odb_ref.core.types import Mode
+from simulator.costs import Costs
+from simulator.lengths import Integers
+from simulator.metrics import StepRow, Totals, compute_totals
+from simulator.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """The batches of one rank: batch b holds the samples ``order[starts[b]:starts[b + 1]]``, as indices into the workload."""
+
+    order: Integers
+    starts: Integers
+    is_packed: bool = False
+    """True when a batch is one long row without padding, each sample attending to itself only."""
+
+
+def compute_standard_batch_size(workload: Workload, budget_tokens: int) -> int:
+    """Samples in a fixed batch: as many of the longest as fit the budget, at least 1."""
+    return max(1, budget_tokens // int(workload.tokens.max()))
+
+
+def plan_standard(workload: Workload, budget_tokens: int) -> list[RankPlan]:
+    """Fixed batches in sampler order."""
+    size = compute_standard_batch_size(workload, budget_tokens)
+    plans = []
+    for start, stop in zip(workload.offsets[:-1].tolist(), workload.offsets[1:].tolist(), strict=True):
+        plans.append(RankPlan(np.arange(start, stop), np.arange(0, stop - start, size)))
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Figures of every batch, as arrays of shape (ranks, steps); a rank without a batch in a step has zeros."""
+
+    samples: Integers
+    real: Integers
+    padded: Integers
+    row_pairs: Integers
+    """Sum of the squared lengths of the rows, padding included: what attention costs."""
+
+
+def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
+    steps = max(len(plan.starts) for plan in plans)
+    shape = (len(plans), steps)
+    samples, real, padded, row_pairs = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+    for rank, plan in enumerate(plans):
+        batches = len(plan.starts)
+        if not batches:
+            continue
+        tokens = workload.tokens[plan.order]
+        counts = np.diff(plan.starts, append=len(plan.order))
+        sums = np.add.reduceat(tokens, plan.starts)
+        samples[rank, :batches] = counts
+        real[rank, :batches] = sums
+        if plan.is_packed:
+            padded[rank, :batches] = sums
+            row_pairs[rank, :batches] = np.add.reduceat(tokens**2, plan.starts)
+        else:
+            longest = np.maximum.reduceat(tokens, plan.starts)
+            padded[rank, :batches] = counts * longest
+            row_pairs[rank, :batches] = counts * longest**2
+    return _Batches(samples, real, padded, row_pairs)
+
+
+def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> int:
+    """Steps that are taken: all in join mode; in quota mode none in which a rank idles, and none past the quota."""
+    steps = int(batches.samples.shape[1])
+    if mode is Mode.JOIN:
+        return steps
+    steps = int((batches.samples > 0).all(axis=0).sum())
+    if quota_samples is not None:
+        emitted = np.cumsum(batches.samples.sum(axis=0))
+        steps = min(steps, int(np.searchsorted(emitted, quota_samples)) + 1)
+    return steps
+
+
+def simulate_plan(
+    workload: Workload,
+    plans: list[RankPlan],
+    costs: Costs,
+    *,
+    budget_tokens: int,
+    depth_steps: int,
+    mode: Mode = Mode.JOIN,
+    quota_samples: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[list[StepRow], Totals]:
+    """The steps of a plan, and their sums. A loader makes batches ahead until ``depth_steps`` wait in its queue."""
+    batches = _measure(workload, plans)
+    steps = _count_steps(batches, mode, quota_samples)
+    compute_s = costs.gpu.compute_steps_s(batches.padded, batches.row_pairs)
+    loader = costs.loader
+    load_s = np.where(
+        batches.samples > 0,
+        (loader.sample_s * batches.samples + loader.per_token_s * batches.real)
+        / np.minimum(loader.workers, np.maximum(1, batches.samples))
+        + loader.collate_step_s
+        + loader.collate_per_token_s * batches.padded,
+        0.0,
+    )
+    ranks = len(plans)
+    loaded_s = np.zeros(ranks)
+    taken_s = np.zeros((ranks, steps))
+    rows: list[StepRow] = []
+    start_s, emitted = 0.0, 0
+    for step in range(steps):
+        room_s = taken_s[:, step - depth_steps] if step >= depth_steps else np.zeros(ranks)
+        loaded_s = np.maximum(loaded_s, room_s) + load_s[:, step]
+        taken_s[:, step] = np.maximum(start_s, loaded_s)
+        end_s = float((taken_s[:, step] + compute_s[:, step]).max()) + costs.gpu.sync_s
+        waits_s = taken_s[:, step] - start_s
+        row = _build_row(
+            batches,
+            step,
+            budget_tokens,
+            span_s=(start_s, end_s),
+            data_wait_s=float(waits_s.sum()),
+            compute_s=float(compute_s[:, step].sum()),
+        )
+        rows.append(row)
+        emitted += row.samples
+        start_s = end_s
+        if on_progress is not None:
+            on_progress(emitted)
+    return rows, compute_totals(
+        rows,
+        rank_tokens=batches.real[:, :steps].sum(axis=1),
+        samples_unique=_count_unique(workload, plans, steps),
+        rounds=0,
+        exchange_s=0.0,
+    )
+
+
+def _build_row(
+    batches: _Batches,
+    step: int,
+    budget_tokens: int,
+    *,
+    span_s: tuple[float, float],
+    data_wait_s: float,
+    compute_s: float,
+) -> StepRow:
+    samples, padded = batches.samples[:, step], batches.padded[:, step]
+    is_over = padded > budget_tokens
+    return StepRow(
+        step=step,
+        round=0,
+        start_s=span_s[0],
+        end_s=span_s[1],
+        samples=int(samples.sum()),
+        real_tokens=int(batches.real[:, step].sum()),
+        padded_tokens=int(padded.sum()),
+        critical_tokens=int(padded.max()),
+        idle_ranks=int((samples == 0).sum()),
+        oversize_groups=int((is_over & (samples == 1)).sum()),
+        over_budget_groups=int((is_over & (samples > 1)).sum()),
+        data_wait_s=data_wait_s,
+        compute_s=compute_s,
+        sync_wait_s=len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s,
+    )
+
+
+def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:
+    seen = np.zeros(workload.samples_total, dtype=np.bool_)
+    for plan in plans:
+        stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)
+        seen[plan.order[:stop]] = True
+    return int(seen.sum())

@@ -1,0 +1,85 @@
+"""``odb-ref simulate``: one run, its figures, and on request its trace."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.trace import TraceWriter
+from simulator.metrics import StepRow, Summary, list_step_columns, list_step_values
+from simulator.options import add_run_options, build_run, check_writable
+from simulator.runs import POLICIES, Result, Run, run
+from simulator.terminal import print_table, show_progress
+from simulator.timeline import Timeline
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``simulate``."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="simulate one run on a length trace",
+        description="Simulates one epoch: the real protocol core on every rank, or a baseline, on a trace of lengths.",
+    )
+    add_run_options(parser)
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="odb", help="target rule, or standard: fixed batches (odb)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
+    parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
+    parser.add_argument("--perfetto", metavar="FILE", help="write a timeline for ui.perfetto.dev or chrome://tracing")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Exit status 0; bad input raises UsageError."""
+    what = build_run(options, options.policy)
+    if options.trace is not None and not what.is_protocol:
+        raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
+    check_writable(options.json, options.trace, options.steps_csv, options.perfetto)
+    timeline = None if options.perfetto is None else Timeline()
+    result = _simulate(what, options.trace, timeline)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(result.summary.to_json(), indent=2) + "\n", encoding="utf-8")
+    if options.steps_csv is not None:
+        _write_steps(Path(options.steps_csv), result.rows)
+    if timeline is not None:
+        timeline.write(options.perfetto)
+    _print_summary(result.summary)
+    return 0
+
+
+def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result:
+    with show_progress(
+        f"{what.workload.name}, {what.workload.ranks} ranks", what.workload.samples_total
+    ) as on_progress:
+        if trace is None:
+            return run(what, timeline=timeline, on_progress=on_progress)
+        with TraceWriter(trace, what.build_config(), driver="simulator") as writer:
+            return run(what, observer=writer.record, timeline=timeline, on_progress=on_progress)
+
+
+def _write_steps(path: Path, rows: list[StepRow]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(list_step_columns())
+        for row in rows:
+            writer.writerow([f"{value:.6f}" if isinstance(value, float) else value for value in list_step_values(row)])
+
+
+def format_value(value: str | int | float | None) -> str:
+    """A figure for a table."""
+    if isinstance(value, float):
+        return f"{value:,.4f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value is None else value
+
+
+def _print_summary(summary: Summary) -> None:
+    title = f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks"
+    rows = [[key, format_value(value)] for key, value in summary.to_json().items()]
+    print_table(title, ["figure", "value"], rows)

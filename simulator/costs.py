@@ -1,0 +1,145 @@
+"""What things cost in simulated seconds: the GPU, the network, the loader. Small linear models, all numbers visible.
+
+The defaults are assumptions, chosen as a round description of an 8-billion-parameter model on one H100 per rank, trained in
+bf16 at 400 TFLOP/s, on 10-gigabit Ethernet: 6 FLOPs per parameter and token are 1.2e-4 s/token; causal attention over 32
+layers of width 4,096 adds 2e-9 s per token and token of context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from math import ceil, isfinite, log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import WIRE_SIZE
+from odb_ref.core.types import Group, compute_padded_tokens
+
+Seconds = NDArray[np.float64]
+_INTEGER_BYTES = 8
+_COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
+_REPORT_BYTES = 1024
+
+
+class Transport(StrEnum):
+    """How the ranks exchange offers and counts; the decisions are the same."""
+
+    REDUCE = "reduce"
+    """A reduction: its cost grows with the logarithm of the world."""
+    GATHER = "gather"
+    """Everyone receives everyone's message, as in the paper: the cost grows with the world."""
+
+
+def _check_not_negative(model: object, name: str, value: float) -> None:
+    if not isfinite(value) or value < 0:
+        raise UsageError(f"{type(model).__name__}.{name} must be a number of at least 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCost:
+    """Seconds of one training step on one rank, without its collective.
+
+    ``fixed_s`` is paid by every step, idle ones too; ``per_token_s`` by every padded token; ``per_token2_s`` by every
+    pair of a padded token and a token of its own row, the quadratic part of attention. ``sync_s`` is the collective that
+    ends a step (gradients), after the slowest rank.
+
+    Raises: UsageError when a number is negative or not finite.
+    """
+
+    fixed_s: float = 0.05
+    per_token_s: float = 1.2e-4
+    per_token2_s: float = 2e-9
+    sync_s: float = 0.02
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_not_negative(self, item.name, getattr(self, item.name))
+
+    def compute_group_s(self, group: Group) -> float:
+        """Seconds for one padded batch; ``fixed_s`` when it is idle."""
+        if not group:
+            return self.fixed_s
+        padded = compute_padded_tokens(group)
+        return self.fixed_s + padded * (self.per_token_s + self.per_token2_s * group[0].length)
+
+    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
+        """Seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding included."""
+        return self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCost:
+    """Seconds of one exchange, by an alpha-beta model: ``alpha_s`` for each message, ``beta_s`` for each byte.
+
+    Raises: UsageError when a number is negative or not finite.
+    """
+
+    alpha_s: float = 5e-5
+    beta_s: float = 1e-9
+    transport: Transport = Transport.REDUCE
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "alpha_s", self.alpha_s)
+        _check_not_negative(self, "beta_s", self.beta_s)
+
+    def compute_offer_s(self, ranks: int) -> float:
+        """Seconds from the last rank's offer to the agreement."""
+        return self._compute_exchange_s(ranks, WIRE_SIZE * _INTEGER_BYTES)
+
+    def compute_counts_s(self, ranks: int, steps: int) -> float:
+        """Seconds from the last rank's counts to their sums."""
+        return self._compute_exchange_s(ranks, steps * _COUNT_INTEGERS * _INTEGER_BYTES)
+
+    def compute_reports_s(self, ranks: int) -> float:
+        """Seconds to gather all reports, on failure only."""
+        return (ranks - 1) * (self.alpha_s + self.beta_s * _REPORT_BYTES)
+
+    def _compute_exchange_s(self, ranks: int, size_bytes: int) -> float:
+        message_s = self.alpha_s + self.beta_s * size_bytes
+        match self.transport:
+            case Transport.REDUCE:  # up a binary tree and down again
+                return 2 * ceil(log2(ranks)) * message_s
+            case Transport.GATHER:  # around a ring
+                return (ranks - 1) * message_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderCost:
+    """Seconds of reading (decoding, templating, tokenizing) and of collating, shared by ``workers`` processes of a rank.
+
+    Raises: UsageError when a number is negative or not finite, or there is no worker.
+    """
+
+    workers: int = 4
+    sample_s: float = 1e-3
+    per_token_s: float = 2e-6
+    collate_step_s: float = 1e-3
+    collate_per_token_s: float = 2e-8
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"{type(self).__name__}.workers must be at least 1, got {self.workers}")
+        for item in fields(self):
+            _check_not_negative(self, item.name, getattr(self, item.name))
+
+    def compute_read_s(self, samples: int, tokens: int) -> float:
+        """Seconds to read ``samples`` samples that hold ``tokens`` tokens together."""
+        return (self.sample_s * samples + self.per_token_s * tokens) / min(self.workers, max(1, samples))
+
+    def compute_collate_s(self, steps: int, padded_tokens: int) -> float:
+        """Seconds to collate ``steps`` batches that hold ``padded_tokens`` tokens together."""
+        return (self.collate_step_s * steps + self.collate_per_token_s * padded_tokens) / min(
+            self.workers, max(1, steps)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """All cost models of a run."""
+
+    gpu: GpuCost = field(default_factory=GpuCost)
+    network: NetworkCost = field(default_factory=NetworkCost)
+    loader: LoaderCost = field(default_factory=LoaderCost)

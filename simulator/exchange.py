@@ -1,0 +1,106 @@
+"""The collectives of the loaders, as one SimPy object: what all ranks post is combined when the last one has posted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import assert_never
+
+import simpy
+
+from odb_ref.core.effects import PostCounts, PostOffer, PostReport
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.events import Agreed, Counted, Reported
+from odb_ref.core.offer import reduce_offers
+from odb_ref.core.types import StepCounts
+from simulator.costs import NetworkCost
+
+Post = PostOffer | PostCounts | PostReport
+Answer = Agreed | Counted | Reported
+
+
+class Exchange:
+    """Takes one post of each rank, waits as long as the network needs, and answers all ranks with the combination.
+
+    One event serves all ranks, since a collective ends for all of them at once; the ranks are answered in order.
+    """
+
+    __slots__ = ("_answer_all", "_cost", "_env", "_missing", "_posts", "count_rounds", "seconds")
+
+    def __init__(
+        self, env: simpy.Environment, cost: NetworkCost, ranks: int, answer_all: Callable[[Answer], None]
+    ) -> None:
+        self._env = env
+        self._cost = cost
+        self._answer_all = answer_all
+        self._posts: list[Post | None] = [None] * ranks
+        self._missing = ranks
+        self.count_rounds = 0
+        """Rounds that formed steps: one exchange of counts each."""
+        self.seconds = 0.0
+        """Simulated seconds that exchanges took, from the last post to the answer."""
+
+    def post(self, rank: int, post: Post) -> None:
+        """``rank`` takes part in the collective that is open.
+
+        Raises: InvariantError when it already has.
+        """
+        if self._posts[rank] is not None:
+            raise InvariantError("ALIGN", f"rank {rank} posts {post} while its {self._posts[rank]} is open")
+        self._posts[rank] = post
+        self._missing -= 1
+        if not self._missing:
+            self._env.process(self._complete())
+
+    def _complete(self) -> Generator[simpy.Event, object, None]:
+        posts = [post for post in self._posts if post is not None]
+        answer = combine_posts(posts)
+        latency_s = self._compute_latency_s(answer)
+        self.seconds += latency_s
+        yield self._env.timeout(latency_s)
+        self._posts = [None] * len(posts)
+        self._missing = len(posts)
+        self.count_rounds += isinstance(answer, Counted)
+        self._answer_all(answer)
+
+    def _compute_latency_s(self, answer: Answer) -> float:
+        ranks = len(self._posts)
+        match answer:
+            case Agreed():
+                return self._cost.compute_offer_s(ranks)
+            case Counted():
+                return self._cost.compute_counts_s(ranks, len(answer.counts))
+            case Reported():
+                return self._cost.compute_reports_s(ranks)
+            case _:
+                assert_never(answer)
+
+
+def combine_posts(posts: list[Post]) -> Answer:
+    """What every rank learns of one collective; ``posts`` are in rank order.
+
+    Raises: InvariantError when the ranks are not in the same collective, or post different numbers of counts.
+    """
+    offers = [post.offer for post in posts if isinstance(post, PostOffer)]
+    if len(offers) == len(posts):
+        return Agreed(reduce_offers(offers))
+    counts = [post.counts for post in posts if isinstance(post, PostCounts)]
+    if len(counts) == len(posts):
+        return Counted(_sum_counts(counts))
+    reports = [post.report for post in posts if isinstance(post, PostReport)]
+    if len(reports) == len(posts):
+        return Reported(tuple(reports))
+    kinds = sorted({type(post).__name__ for post in posts})
+    raise InvariantError("ALIGN", f"ranks met in different collectives: {', '.join(kinds)}")
+
+
+def _sum_counts(counts: list[tuple[StepCounts, ...]]) -> tuple[StepCounts, ...]:
+    if len({len(steps) for steps in counts}) > 1:
+        raise InvariantError("ALIGN", f"ranks post counts of {sorted({len(steps) for steps in counts})} steps")
+    return tuple(
+        StepCounts(
+            sum([count.samples for count in step]),
+            sum([count.tokens for count in step]),
+            sum([count.supervised for count in step]),
+        )
+        for step in zip(*counts, strict=True)
+    )

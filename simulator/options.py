@@ -1,0 +1,95 @@
+"""Command-line options that several commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Mode
+from simulator.costs import Costs, LoaderCost, NetworkCost, Transport
+from simulator.lengths import load_lengths
+from simulator.runs import Run
+from simulator.workload import Sharding, build_workload
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `build_run` reads, all but the policy."""
+    parser.add_argument("lengths", metavar="LENGTHS", help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
+    parser.add_argument(
+        "--token-budget", type=int, required=True, metavar="B", help="the most padded tokens of a batch of two or more"
+    )
+    parser.add_argument("--window", type=int, default=256, metavar="K", help="samples a rank groups at a time (256)")
+    parser.add_argument("--depth", type=int, default=8, metavar="D", help="steps between loader and trainer (8)")
+    parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default=str(Mode.JOIN))
+    parser.add_argument("--quota", type=int, metavar="Q", help="with --mode quota: samples, over all ranks, to stop at")
+    parser.add_argument(
+        "--shards",
+        choices=[str(sharding) for sharding in Sharding],
+        default=str(Sharding.EVEN),
+        help="even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...",
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
+    parser.add_argument("--max-age", type=int, default=4, metavar="R", help="rounds a sample may be carried for (4)")
+    parser.add_argument(
+        "--ramp", type=int, default=2, metavar="R", help="rounds with a smaller window at the start (2)"
+    )
+    parser.add_argument("--workers", type=int, default=4, metavar="W", help="loader workers of a rank (4)")
+    parser.add_argument(
+        "--transport",
+        choices=[str(transport) for transport in Transport],
+        default=str(Transport.REDUCE),
+        help="how the exchange is priced: reduce grows with the logarithm of the ranks, gather with the ranks",
+    )
+
+
+def build_run(options: argparse.Namespace, policy: str) -> Run:
+    """The run that the options describe.
+
+    Raises: UsageError when they make no sense.
+    """
+    sharding = Sharding(options.shards)
+    if options.quota is not None and options.mode != Mode.QUOTA:
+        raise UsageError("--quota needs --mode quota")
+    lengths = load_lengths(options.lengths)
+    workload = build_workload(
+        lengths, ranks=options.ranks, sharding=sharding, samples=options.samples, seed=options.seed
+    )
+    return Run(
+        workload=workload,
+        policy=policy,
+        budget_tokens=options.token_budget,
+        window_samples=options.window,
+        depth_steps=options.depth,
+        mode=Mode(options.mode),
+        quota_samples=options.quota,
+        max_age_rounds=options.max_age,
+        ramp_rounds=options.ramp,
+        sharding=sharding,
+        seed=options.seed,
+        costs=Costs(
+            network=NetworkCost(transport=Transport(options.transport)), loader=LoaderCost(workers=options.workers)
+        ),
+    )
+
+
+def check_writable(*paths: str | None) -> None:
+    """Nothing when every path can be written: better said before a long run than after it.
+
+    Raises: UsageError naming the path.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        is_new = not Path(path).exists()
+        try:
+            with Path(path).open("ab"):
+                pass
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        if is_new:
+            Path(path).unlink()

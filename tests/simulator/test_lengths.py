@@ -1,0 +1,157 @@
+"""Length traces: what can be read, and that each kind of bad input is said in one line with file and line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odb_ref.core.errors import UsageError
+from simulator.cli import main
+from simulator.lengths import list_bundled_names, load_lengths
+
+ROWS = {
+    "arxiv_summarization_vidur": 28257,
+    "azure_llm_2023_code": 8819,
+    "azure_llm_2023_conv": 19366,
+    "gsm8k": 8792,
+    "llamafactory_demos": 3749,
+    "mm_mix_real": 5753,
+    "sgd_dialogues": 17193,
+}
+
+
+def test_every_bundled_trace_is_listed_and_loads_whole() -> None:
+    assert {name: len(load_lengths(name)) for name in list_bundled_names()} == ROWS
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_bundled_trace_holds_lengths(name: str) -> None:
+    lengths = load_lengths(name)
+    assert lengths.name == name
+    assert lengths.tokens.min() >= 1
+    assert (lengths.supervised_tokens <= lengths.tokens).all()
+    assert lengths.supervised_tokens.sum() > 0
+
+
+def test_csv_gz_npy_byte_order_mark_and_blank_lines_are_read(tmp_path: Path) -> None:
+    text = "x,total_tokens\n1, 5\n\n2,7\n"
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    with gzip.open(tmp_path / "b.csv.gz", "wt") as file:
+        file.write(text.replace("\n", "\r\n"))
+    np.save(tmp_path / "c.npy", np.array([5, 7], dtype=np.int32))
+    for name in ("a.csv", "b.csv.gz", "c.npy"):
+        lengths = load_lengths(str(tmp_path / name))
+        assert lengths.tokens.tolist() == lengths.supervised_tokens.tolist() == [5, 7]
+
+
+def test_supervised_tokens_are_used_where_they_are_known(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("supervised_tokens,total_tokens\n0,5\n7,7\n")
+    assert load_lengths(str(tmp_path / "a.csv")).supervised_tokens.tolist() == [0, 7]
+
+
+BAD_FILES = {
+    "no_column.csv": (b"tokens,other\n5,5\n", "no_column.csv:1: no column total_tokens; there are tokens, other"),
+    "no_header.csv": (b"5\n6\n", "no_header.csv:1: no column total_tokens"),
+    "negative.csv": (b"total_tokens\n5\n-3\n", "negative.csv:3: total_tokens is -3"),
+    "zero.csv": (b"total_tokens\n0\n", "zero.csv:2: total_tokens is 0"),
+    "word.csv": (b"total_tokens\n5\nfive\n", "word.csv:3: total_tokens is 'five', not a whole number"),
+    "fraction.csv": (b"total_tokens\n5.5\n", "fraction.csv:2: total_tokens is '5.5', not a whole number"),
+    "blank.csv": (b"a,total_tokens\n5,\n", "blank.csv:2: total_tokens is '', not a whole number"),
+    "huge.csv": (b"total_tokens\n99999999999999999999\n", "huge.csv:2: total_tokens is 1.000e+20"),
+    "short_row.csv": (b"a,total_tokens\n1,5\n2\n", "short_row.csv:3: 1 values, the header has 2 columns"),
+    "supervised.csv": (
+        b"total_tokens,supervised_tokens\n5,6\n",
+        "supervised.csv:2: supervised_tokens is 6, expected 0 to total_tokens (5)",
+    ),
+    "empty.csv": (b"", "empty.csv: empty file"),
+    "header_only.csv": (b"total_tokens\n", "header_only.csv: a header and no rows"),
+    "binary.csv": (b"total_tokens\n\xff\xfe\n", "binary.csv: not UTF-8 text"),
+    "nul.csv": (b"total_tokens\n5\x00\n", "nul.csv:2: "),
+    "plain.csv.gz": (b"total_tokens\n5\n", "plain.csv.gz: cannot be read"),
+    "cut.csv.gz": (gzip.compress(b"total_tokens\n" + b"5\n" * 50)[:-12], "cut.csv.gz: cannot be read"),
+    "text.npy": (b"total_tokens\n5\n", "text.npy: cannot be read"),
+    "empty.npy": (b"", "empty.npy: cannot be read"),
+}
+
+BAD_ARRAYS = {
+    "float.npy": (np.array([1.0, 2.0]), "float.npy: an array of float64 with shape (2,)"),
+    "square.npy": (np.ones((2, 2), dtype=np.int64), "square.npy: an array of int64 with shape (2, 2)"),
+    "none.npy": (np.array([], dtype=np.int64), "none.npy: empty array"),
+    "zero.npy": (np.array([4, 0, 5]), "zero.npy: element 1 is 0"),
+}
+
+
+def complain(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command prints on stderr when it refuses."""
+    try:
+        status = main(arguments)
+    except SystemExit as exit_:
+        status = exit_.code
+    out, err = capfd.readouterr()
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("name", [*BAD_FILES, *BAD_ARRAYS])
+def test_bad_input_is_one_line_and_status_2(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    if name in BAD_FILES:
+        content, expected = BAD_FILES[name]
+        path.write_bytes(content)
+    else:
+        array, expected = BAD_ARRAYS[name]
+        np.save(path, array)
+    err = complain(["simulate", str(path), "--ranks", "1", "--token-budget", "100"], capfd)
+    assert expected in err
+    with pytest.raises(UsageError):
+        load_lengths(str(path))
+
+
+BAD_ARGUMENTS = {
+    "missing file": (["no_such_trace"], "no_such_trace: no such file, and no bundled trace; there are arxiv"),
+    "directory": (["."], ".: is a directory"),
+    "more ranks than samples": (["gsm8k", "--ranks", "9000"], "9000 ranks and only 8792 samples"),
+    "more ranks than drawn": (["gsm8k", "--ranks", "9", "--samples", "8"], "9 ranks and only 8 samples"),
+    "no ranks": (["gsm8k", "--ranks", "0"], "ranks must be at least 1, got 0"),
+    "negative ranks": (["gsm8k", "--ranks", "-2"], "ranks must be at least 1, got -2"),
+    "rank is a word": (["gsm8k", "--ranks", "two"], "--ranks: invalid int value: 'two'"),
+    "budget 0": (["gsm8k", "--token-budget", "0"], "budget_tokens must be at least 1, got 0"),
+    "negative budget": (["gsm8k", "--token-budget", "-5"], "budget_tokens must be at least 1, got -5"),
+    "window 0": (["gsm8k", "--window", "0"], "window_samples must be at least 1, got 0"),
+    "depth 0": (["gsm8k", "--depth", "0"], "depth_steps must be at least 1, got 0"),
+    "samples 0": (["gsm8k", "--samples", "0"], "samples must be at least 1, got 0"),
+    "negative seed": (["gsm8k", "--seed", "-1"], "seed must not be negative, got -1"),
+    "quota in join mode": (["gsm8k", "--quota", "5"], "--quota needs --mode quota"),
+    "quota 0": (["gsm8k", "--mode", "quota", "--quota", "0"], "quota_samples must be at least 1, got 0"),
+    "no workers": (["gsm8k", "--workers", "0"], "workers must be at least 1, got 0"),
+    "unknown policy": (["gsm8k", "--policy", "magic"], "--policy: invalid choice: 'magic'"),
+    "unknown mode": (["gsm8k", "--mode", "never"], "--mode: invalid choice: 'never'"),
+    "trace of a baseline": (
+        ["gsm8k", "--policy", "standard", "--trace", "t"],
+        "policy standard does not run the protocol",
+    ),
+    "json in no folder": (["gsm8k", "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json: cannot be written"),
+    "trace in no folder": (["gsm8k", "--trace", "/no/such/folder/x"], "/no/such/folder/x: cannot be written"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD_ARGUMENTS))
+def test_bad_arguments_are_one_line_and_status_2(case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments, expected = BAD_ARGUMENTS[case]
+    defaults = ["--ranks", "2", "--token-budget", "2048"]
+    err = complain(["simulate", arguments[0], *defaults, *arguments[1:]], capfd)
+    assert expected in err
+
+
+@pytest.mark.parametrize("missing", ["--ranks", "--token-budget"])
+def test_what_is_required_is_named(missing: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given = {"--ranks": "2", "--token-budget": "2048"}
+    del given[missing]
+    err = complain(["simulate", "gsm8k", *(word for pair in given.items() for word in pair)], capfd)
+    assert f"required: {missing}" in err

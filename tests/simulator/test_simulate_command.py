@@ -1,0 +1,148 @@
+"""The command ``odb-ref simulate``: its files, its determinism, and workloads."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.trace import read_trace
+from simulator.cli import main
+from simulator.lengths import load_lengths
+from simulator.workload import Sharding, build_workload, compute_shard_sizes
+
+KEYS = [
+    "policy",
+    "mode",
+    "ranks",
+    "window",
+    "depth",
+    "token_budget",
+    "seed",
+    "samples_total",
+    "samples_emitted",
+    "samples_unique",
+    "steps",
+    "rounds",
+    "idle_steps",
+    "oversize_groups",
+    "over_budget_groups",
+    "padding_ratio",
+    "critical_tokens",
+    "efficiency",
+    "excess",
+    "sim_time_s",
+    "wall_time_s",
+    "samples_per_s",
+]
+
+
+def simulate(*arguments: str) -> int:
+    return main(["simulate", "mm_mix_real", "--token-budget", "4096", "--window", "32", *arguments])
+
+
+@pytest.mark.parametrize("policy", ["odb", "paper", "standard"])
+def test_json_has_the_keys_of_the_contract(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    assert simulate("--ranks", "4", "--samples", "400", "--policy", policy, "--json", str(path)) == 0
+    figures = json.loads(path.read_text())
+    assert set(KEYS) <= set(figures)
+    assert figures["policy"] == policy
+    assert (figures["ranks"], figures["window"], figures["depth"]) == (4, 32, 8)
+    assert figures["samples_total"] == figures["samples_emitted"] == figures["samples_unique"] == 400
+    table = capsys.readouterr().out
+    assert all(key in table for key in figures)
+
+
+@pytest.mark.parametrize("mode", ["join", "quota"])
+@pytest.mark.parametrize("policy", ["odb", "paper"])
+def test_same_seed_same_trace_bytes_in_another_process(policy: str, mode: str, tmp_path: Path) -> None:
+    arguments = ["--ranks", "8", "--shards", "uneven", "--samples", "500", "--policy", policy, "--mode", mode]
+    traces = []
+    for number, hash_seed in enumerate(("1", "2")):
+        path = tmp_path / f"{number}.ndjson"
+        command = [sys.executable, "-m", "simulator.cli", "simulate", "mm_mix_real", "--token-budget", "4096"]
+        subprocess.run(
+            [*command, "--window", "32", *arguments, "--trace", str(path)],
+            env={"PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+        )
+        traces.append(path.read_bytes())
+    assert traces[0] == traces[1]
+    assert simulate(*arguments, "--seed", "1", "--trace", str(tmp_path / "other")) == 0
+    assert (tmp_path / "other").read_bytes() != traces[0]
+
+
+def test_the_trace_is_one_of_the_core_with_rising_times(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson.gz"
+    assert simulate("--ranks", "3", "--samples", "200", "--trace", str(path)) == 0
+    header, lines = read_trace(path)
+    assert (header.world_size, header.driver) == (3, "simulator")
+    records = list(lines)
+    times = [record.time_s for record in records if record.time_s is not None]
+    assert len(times) == len(records)
+    assert times == sorted(times)
+    delivered = sum(effect["kind"] == "deliver" for record in records for effect in record.effects)
+    taken = sum(record.event is not None and record.event["kind"] == "step_taken" for record in records)
+    assert delivered == taken == 3 * 13
+
+
+def test_steps_csv_adds_up_to_the_figures(tmp_path: Path) -> None:
+    figures, steps = tmp_path / "figures.json", tmp_path / "steps.csv"
+    assert simulate("--ranks", "4", "--shards", "uneven", "--json", str(figures), "--steps-csv", str(steps)) == 0
+    summary = json.loads(figures.read_text())
+    with steps.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(summary["steps"]))
+    assert sum(int(row["critical_tokens"]) for row in rows) == summary["critical_tokens"]
+    assert sum(int(row["idle_ranks"]) for row in rows) == summary["idle_steps"]
+    assert float(rows[-1]["end_s"]) == pytest.approx(summary["sim_time_s"], abs=1e-5)
+
+
+def test_no_progress_bar_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--ranks", "2", "--samples", "100") == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+@pytest.mark.parametrize(("samples", "ranks"), [(1, 1), (7, 7), (8, 7), (100, 7), (1000, 64), (200_000, 1024)])
+def test_shards_hold_every_sample_and_nobody_has_none(samples: int, ranks: int, sharding: Sharding) -> None:
+    sizes = compute_shard_sizes(samples, ranks, sharding)
+    assert sizes.sum() == samples
+    assert sizes.min() >= 1
+    if sharding is Sharding.EVEN:
+        assert sizes.max() - sizes.min() <= 1
+    elif samples > 10 * ranks > 10:
+        assert sizes.max() > 2 * samples / ranks > 20 * sizes.min()
+
+
+def test_a_workload_is_the_trace_shuffled_once() -> None:
+    lengths = load_lengths("gsm8k")
+    workload = build_workload(lengths, ranks=5, seed=1)
+    assert sorted(workload.ids.tolist()) == list(range(len(lengths)))
+    assert (lengths.tokens[workload.ids] == workload.tokens).all()
+    assert (lengths.supervised_tokens[workload.ids] == workload.supervised_tokens).all()
+    assert (workload.ids != build_workload(lengths, ranks=5, seed=2).ids).any()
+    assert (workload.ids == build_workload(lengths, ranks=9, seed=1).ids).all()
+
+
+def test_drawn_samples_repeat_rows_and_never_ids() -> None:
+    workload = build_workload(load_lengths("gsm8k"), ranks=2, samples=50_000)
+    assert len(np.unique(workload.ids)) == 50_000
+    read = workload.read_samples(1, 24_990, 20)
+    assert [sample.position for sample in read] == list(range(24_990, 25_000))
+    assert [sample.id for sample in read] == list(range(49_990, 50_000))
+
+
+def test_more_ranks_than_samples_is_refused() -> None:
+    with pytest.raises(UsageError, match="3 ranks and only 2 samples"):
+        compute_shard_sizes(2, 3, Sharding.EVEN)
