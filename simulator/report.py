@@ -22,9 +22,9 @@ body{font:16px/1.5 system-ui,sans-serif;color:#1d2733;max-width:62rem;margin:2.5
 h1{font-size:1.7rem;margin-bottom:.2rem}h2{margin-top:2.4rem;border-bottom:1px solid #dde3e9;padding-bottom:.3rem}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;font-size:.92rem}
 th,td{padding:.35rem .8rem;border-bottom:1px solid #e6ebf0;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}th{background:#f5f7f9}
+th:first-child,td:first-child,td.text{text-align:left}th{background:#f5f7f9}
 figure{margin:1.2rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#55606c;font-size:.9rem}
-code{background:#f3f5f7;padding:.1rem .3rem;border-radius:3px}.scroll{overflow-x:auto}
+td.text{white-space:normal;min-width:14rem}code{background:#f3f5f7;padding:.1rem .3rem;border-radius:3px}.scroll{overflow-x:auto}
 """
 
 
@@ -64,7 +64,7 @@ class Report:
     def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """A table; the first column is left-aligned, numbers to the right."""
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        body = "".join("<tr>" + "".join(map(_make_cell, row)) + "</tr>" for row in rows)
         self._parts.append(
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
@@ -87,3 +87,9 @@ class Report:
             + "</body></html>\n"
         )
         path.write_text(page, encoding="utf-8")
+
+
+def _make_cell(text: str) -> str:
+    # Long text may break; a figure may not.
+    kind = ' class="text"' if len(text) > 32 else ""
+    return f"<td{kind}>{html.escape(text)}</td>"
