@@ -5,6 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from simulator.commands import check, simulate
+from simulator.commands import check, explore, simulate
 
-ALL: Final[tuple[ModuleType, ...]] = (simulate, check)
+ALL: Final[tuple[ModuleType, ...]] = (simulate, check, explore)

@@ -1,0 +1,201 @@
+"""``odb-ref explore``: every interleaving of the real core, for a small world."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Mode
+from simulator.explore.bounds import Bounds, compute_lengths
+from simulator.explore.graph import describe_rank, write_dot
+from simulator.explore.scenario import (
+    Scenario,
+    compute_scenario,
+    encode_scenario,
+    load_rule,
+    read_scenario,
+    replay,
+    write_scenario,
+)
+from simulator.explore.search import Exploration, OnProgress, Search
+from simulator.explore.suites import SUITES
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "explore",
+        help="walk through every interleaving of a small world",
+        description="Walks through every interleaving of the real protocol core with its exchange, trainers and faults. "
+        "Checks the properties in every state and that a measure falls on every transition; a state that has no "
+        "successor and is not a proper end is a deadlock. Prints the shortest schedule to what does not hold.",
+    )
+    parser.add_argument(
+        "--suite", choices=sorted(SUITES), help="several explorations in one go; others' options are ignored"
+    )
+    parser.add_argument("--ranks", type=int, help="how many ranks (default: as --shards says, or 2)")
+    parser.add_argument(
+        "--shards", type=_integers, metavar="N,N,..", help="samples of each rank (default: 3,1 and so on)"
+    )
+    parser.add_argument("--lengths", type=_integers, default=(3, 1, 2), metavar="N,N,..", help="tokens, taken in turn")
+    parser.add_argument("--budget", type=int, default=4, help="token budget (default 4)")
+    parser.add_argument("--window", type=int, default=2, help="samples of a window (default 2)")
+    parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (default 1)")
+    parser.add_argument("--max-age", type=int, default=2, help="rounds a sample may be carried (default 2)")
+    parser.add_argument("--ramp", type=int, default=0, help="rounds with a smaller window (default 0)")
+    parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default="join")
+    parser.add_argument("--quota", type=int, help="samples to emit, in quota mode")
+    parser.add_argument("--policy", default="odb", metavar="RULE", help="odb, paper, or module:name")
+    parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
+    parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
+    parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
+    parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
+    parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
+    parser.add_argument("--urge-on-failure", action="store_true", help="ranks may be urged after a failure, too")
+    parser.add_argument("--max-states", type=int, help="stop after about so many states")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph in DOT, with action labels")
+    parser.add_argument(
+        "--save", type=Path, default=Path("odb-counterexample.json"), metavar="FILE", help="for a violation"
+    )
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a saved schedule instead")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when everything holds and was covered, 1 when a property does not hold."""
+    if options.replay is not None:
+        return _replay(options.replay)
+    if options.suite is not None:
+        return _run_all(options, SUITES[options.suite])
+    return _run_all(options, {"": _get_bounds(options)})
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}") from None
+
+
+def _get_bounds(options: argparse.Namespace) -> Bounds:
+    if options.ranks is not None and options.ranks < 1:
+        raise UsageError(f"--ranks must be at least 1, got {options.ranks}")
+    ranks: int = options.ranks or (len(options.shards) if options.shards else 2)
+    shards: tuple[int, ...] = options.shards or tuple(3 if rank == 0 else 1 for rank in range(ranks))
+    if len(shards) != ranks:
+        raise UsageError(f"--ranks is {ranks}, but --shards names {len(shards)}")
+    if options.max_states is not None and options.max_states < 1:
+        raise UsageError(f"--max-states must be at least 1, got {options.max_states}")
+    return Bounds(
+        lengths=compute_lengths(shards, options.lengths),
+        budget_tokens=options.budget,
+        window_samples=options.window,
+        depth_steps=options.depth,
+        mode=Mode(options.mode),
+        quota_samples=options.quota,
+        max_age_rounds=options.max_age,
+        ramp_rounds=options.ramp,
+        rule=load_rule(options.policy),
+        failures=options.failures,
+        stops=options.stops,
+        losses=options.losses,
+        is_single_reads=options.single_reads,
+        is_eager_end=options.eager_end,
+        is_urged_on_failure=options.urge_on_failure,
+    )
+
+
+def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
+    results: list[dict[str, object]] = []
+    status = 0
+    width = max(map(len, suite))
+    for name, bounds in suite.items():
+        search = Search(bounds, max_states=options.max_states, on_progress=_make_progress(name))
+        result = search.run()
+        _clear_progress()
+        print(f"{name:{width}}  {_summarize(result)}".lstrip())
+        entry: dict[str, object] = {"name": name, **_to_json(result)}
+        if result.counterexample is not None:
+            rule = None if options.suite is not None else options.policy
+            scenario = compute_scenario(bounds, result.counterexample, rule)
+            _print_counterexample(scenario)
+            write_scenario(options.save, scenario)
+            print(f"saved; replay with: odb-ref explore --replay {options.save}")
+            entry["counterexample"] = encode_scenario(scenario)
+            status = 1
+        results.append(entry)
+        if options.dot is not None:
+            with options.dot.open("w", encoding="utf-8") as file:
+                write_dot(file, search)
+        if status:
+            break
+    if options.json is not None:
+        payload = results[0] if options.suite is None else {"suite": options.suite, "runs": results}
+        options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    return status
+
+
+def _summarize(result: Exploration) -> str:
+    verdict = "all hold" if result.is_complete else "not complete: stopped at the limit"
+    if result.counterexample is not None:
+        verdict = f"{result.counterexample.property} DOES NOT HOLD"
+    return (
+        f"{result.states:>9,} states {result.edges:>10,} edges  depth {result.depth:>3} (bound {result.transition_bound}) "
+        f"{result.ends:>6,} ends  {result.seconds:6.1f} s {result.states_per_s:>7,.0f} states/s  {verdict}"
+    )
+
+
+def _to_json(result: Exploration) -> dict[str, object]:
+    return {
+        "states": result.states,
+        "edges": result.edges,
+        "depth": result.depth,
+        "ends": result.ends,
+        "rank_states": result.rank_states,
+        "transition_bound": result.transition_bound,
+        "wall_time_s": round(result.seconds, 3),
+        "states_per_s": round(result.states_per_s),
+        "is_complete": result.is_complete,
+        "counterexample": None,
+    }
+
+
+def _print_counterexample(scenario: Scenario) -> None:
+    print(f"{scenario.property}: {scenario.detail}")
+    print(f"after {len(scenario.schedule)} transitions:")
+    for number, action in enumerate(scenario.schedule, 1):
+        print(f"  {number:3}  {action}")
+
+
+def _replay(path: Path) -> int:
+    scenario = read_scenario(path)
+    violation = None
+    for number, moment in enumerate(replay(scenario), 1):
+        after = describe_rank(moment.after) if moment.after is not None else "refused"
+        print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")
+        violation = moment.violation
+    if violation is None:
+        print("every property holds")
+        return 0
+    print(f"{violation.property}: {violation.detail}")
+    return 1
+
+
+def _make_progress(name: str) -> OnProgress | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(states: int, edges: int, depth: int) -> None:
+        print(f"\r\x1b[K{name} {states:,} states, {edges:,} edges, depth {depth}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _clear_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,100 @@
+"""What an exploration covers: the ranks' inputs, the configuration of the core, and how much may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import UsageError
+from odb_ref.core.rules import OdbRule, TargetRule
+from odb_ref.core.types import Mode, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """A small world. ``lengths`` holds, for each rank, the token counts of its samples in sampler order.
+
+    ``failures``, ``stops`` and ``losses`` bound how many reads or collations fail, how many consumers leave early and how
+    many processes are killed. A read is answered whole, or sample by sample with ``is_single_reads``. The source says
+    that it has ended with its last sample when ``is_eager_end`` is true, else when asked for more than it has. A rank is
+    urged at any moment after another has stopped; after one has failed, too, with ``is_urged_on_failure``.
+
+    Raises: UsageError when a value makes no sense.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    budget_tokens: int = 4
+    window_samples: int = 2
+    depth_steps: int = 1
+    mode: Mode = Mode.JOIN
+    quota_samples: int | None = None
+    max_age_rounds: int = 2
+    ramp_rounds: int = 0
+    rule: TargetRule = field(default_factory=OdbRule)
+    failures: int = 0
+    stops: int = 0
+    losses: int = 0
+    is_single_reads: bool = False
+    is_eager_end: bool = False
+    is_urged_on_failure: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise UsageError("an exploration needs at least one rank")
+        for name in ("failures", "stops", "losses"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
+        for rank, shard in enumerate(self.lengths):
+            if any(length < 1 for length in shard):
+                raise UsageError(f"rank {rank}: a length must be at least 1, got {min(shard)}")
+        self.compute_config(0)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return len(self.lengths)
+
+    @property
+    def total_samples(self) -> int:
+        """The samples of all ranks together."""
+        return sum(map(len, self.lengths))
+
+    def compute_config(self, rank: int) -> Config:
+        """The core's configuration of ``rank``."""
+        return Config(
+            rank=rank,
+            world_size=self.ranks,
+            budget_tokens=self.budget_tokens,
+            window_samples=self.window_samples,
+            depth_steps=self.depth_steps,
+            mode=self.mode,
+            quota_samples=self.quota_samples,
+            max_age_rounds=self.max_age_rounds,
+            ramp_rounds=self.ramp_rounds,
+            rule=self.rule,
+        )
+
+    def compute_shard(self, rank: int) -> tuple[Sample, ...]:
+        """The samples of ``rank``; ids count over all ranks, so that a sample is the same everywhere."""
+        first = sum(map(len, self.lengths[:rank]))
+        return tuple(
+            Sample(id=first + position, position=position, length=length, supervised=length - (first + position) % 2)
+            for position, length in enumerate(self.lengths[rank])
+        )
+
+
+def compute_lengths(shards: Sequence[int], lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each rank as many lengths as ``shards`` says, taken in turn from ``lengths``, which repeats.
+
+    Raises: UsageError when a shard is negative, or there is no length to take.
+    """
+    if any(size < 0 for size in shards):
+        raise UsageError(f"a shard must not be negative, got {min(shards)}")
+    if not lengths:
+        raise UsageError("no lengths given")
+    firsts = [sum(shards[:rank]) for rank in range(len(shards))]
+    return tuple(
+        tuple(lengths[(first + i) % len(lengths)] for i in range(size))
+        for first, size in zip(firsts, shards, strict=True)
+    )

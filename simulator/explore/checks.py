@@ -1,0 +1,213 @@
+"""What must hold of one rank, of all ranks together, and at the end. Independent of the core's own invariants.
+
+Everything here is judged from what drivers see (effects, steps handed out), so a core that keeps wrong books is noticed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.offer import NONE
+from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
+from simulator.explore.bounds import Bounds
+from simulator.explore.rank import Rank, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank has come: all that properties of several ranks speak of."""
+
+    round: int
+    planned: int
+    released: int
+    ready: int
+    handed_out: int
+    taken: int
+    outcome: Outcome | None
+    limit: int
+    is_left: bool
+    is_gone: bool
+    is_done: bool
+    has_step: bool
+
+
+def compute_progress(rank: Rank) -> Progress:
+    """The rank's progress, in steps."""
+    state = rank.state
+    before_plan = state.planned_steps - len(state.plan)
+    return Progress(
+        round=state.round,
+        planned=state.planned_steps,
+        released=before_plan,
+        ready=state.planned_steps if rank.collating is None and state.is_collated else before_plan,
+        handed_out=len(rank.taken) + len(rank.queue),
+        taken=len(rank.taken),
+        outcome=rank.finish.outcome if rank.finish is not None else state.outcome,
+        limit=rank.finish.step_limit if rank.finish is not None else NONE,
+        is_left=rank.is_left,
+        is_gone=rank.is_gone,
+        is_done=rank.is_done,
+        has_step=rank.has_step and not rank.is_left and not rank.is_gone,
+    )
+
+
+@dataclass(slots=True)
+class RankChecks:
+    """What must hold of each rank by itself. Remembers what each step held: the same whatever the schedule (REPLAY)."""
+
+    bounds: Bounds
+    steps: dict[tuple[int, int], Step] = field(default_factory=dict)
+    """By rank and step number."""
+    rounds: dict[int, tuple[int, StepCounts]] = field(default_factory=dict)
+    """By step number: its round and global counts, the same on all ranks (ALIGN, WEIGHT)."""
+
+    def check(self, config: Config, rank: Rank) -> None:
+        """Nothing when all holds.
+
+        Raises: Violation.
+        """
+        state = rank.state
+        steps = (*rank.taken, *rank.queue, *state.outbox, *state.plan)
+        if rank.queue != state.queue:
+            raise Violation("FREE", f"rank {config.rank}: the queue is not what was delivered")
+        emitted = [sample.position for step in steps for sample in step.group]
+        held = [sample.position for group in state.aligned for sample in group]
+        held += [sample.position for sample in state.window]
+        if len(set(emitted)) < len(emitted):
+            raise Violation("ONCE", f"rank {config.rank}: the steps hold positions {emitted}")
+        if sorted(emitted + held) != list(range(state.read_samples)):
+            detail = f"{state.read_samples} samples read, steps hold {emitted}, the window {held}"
+            raise Violation("CONSERVE", f"rank {config.rank}: {detail}")
+        for number, step in enumerate(steps):
+            if step.number != number:
+                raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
+            self._check_step(config, step)
+        self._check_age(config, rank, steps)
+
+    def _check_step(self, config: Config, step: Step) -> None:
+        known = self.steps.setdefault((config.rank, step.number), step)
+        if known.group != step.group:
+            raise Violation("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
+        agreed = self.rounds.setdefault(step.number, (step.round, step.global_counts))
+        if agreed != (step.round, step.global_counts):
+            detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
+            raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
+        tokens = len(step.group) * max((sample.length for sample in step.group), default=0)
+        if len(step.group) > 1 and tokens > config.budget_tokens:
+            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {tokens} padded tokens in {_name(step)}")
+
+    def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+        for step in steps:
+            for sample in step.group:
+                arrival = bisect_right(rank.windows, sample.position)
+                if step.round - arrival > config.max_age_rounds:
+                    detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
+                    raise Violation("AGE", f"rank {config.rank}: {detail}")
+
+
+def _name(step: Step) -> str:
+    return f"positions {[sample.position for sample in step.group]}"
+
+
+def check_together(ranks: Sequence[Progress]) -> None:
+    """What must hold of all ranks at every moment.
+
+    Raises: Violation.
+    """
+    least_ready = min(rank.ready for rank in ranks)
+    for i, rank in enumerate(ranks):
+        if rank.released > least_ready or rank.handed_out > least_ready:
+            late = next(j for j, other in enumerate(ranks) if other.ready == least_ready)
+            number = max(rank.released, rank.handed_out) - 1
+            raise Violation("RELEASE", f"rank {i} has released step {number}, rank {late} is ready up to {least_ready}")
+        if rank.taken - min(other.taken for other in ranks) > 1:
+            raise Violation("FREE", f"rank {i} has taken {rank.taken} steps, more than a step ahead")
+    first = ranks[0]
+    for i, rank in enumerate(ranks[1:], 1):
+        if abs(rank.round - first.round) > 1:
+            raise Violation("ALIGN", f"rank {i} is in round {rank.round}, rank 0 in {first.round}")
+        if rank.round == first.round and rank.planned != first.planned:
+            raise Violation("ALIGN", f"rank {i} has planned {rank.planned} steps, rank 0 {first.planned}")
+    outcomes = [
+        rank.outcome for rank in ranks if rank.outcome is not None and rank.outcome.kind is not OutcomeKind.LOST
+    ]
+    if any(outcome != outcomes[0] for outcome in outcomes):
+        raise Violation("ABORT", f"the ranks end differently: {', '.join(map(str, outcomes))}")
+
+
+def check_sink(ranks: Sequence[Progress]) -> None:
+    """What must hold where nothing can happen any more: every loader is done, and every consumer done, gone or stranded.
+
+    A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone.
+    Raises: Violation.
+    """
+    for i, rank in enumerate(ranks):
+        if not rank.is_done:
+            raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
+    least = min(rank.taken for rank in ranks)
+    # Without its exchange, or a peer's process, nothing can keep a consumer out of a collective that has no end.
+    is_stranding = any(rank.is_gone or (rank.is_left and rank.taken == least) for rank in ranks)
+    for i, rank in enumerate(ranks):
+        if (rank.has_step or rank.taken > least) and not is_stranding:
+            raise Violation("FREE", f"deadlock: the consumer of rank {i} waits for ever in step {rank.taken - 1}")
+
+
+def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+    """What must hold of how the epoch ended.
+
+    Raises: Violation.
+    """
+    outcomes = [rank.finish.outcome for rank in ranks if rank.finish is not None and not rank.is_gone]
+    causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]
+    left = [i for i, rank in enumerate(ranks) if rank.is_left]
+    gone = [i for i, rank in enumerate(ranks) if rank.is_gone]
+    for outcome in outcomes:
+        match outcome.kind:
+            case OutcomeKind.FAILED if (outcome.rank, outcome.cause) not in causes:
+                raise Violation("ABORT", f"nothing failed as the outcome says: {outcome}")
+            case OutcomeKind.STOPPED if outcome.rank not in left:
+                raise Violation("STOP", f"nobody left as the outcome says: {outcome}")
+            case OutcomeKind.LOST if outcome.rank not in gone:
+                raise Violation("ABORT", f"nobody is gone as the outcome says: {outcome}")
+            case OutcomeKind.MISMATCH:
+                raise Violation("ABORT", f"the ranks do run the same configuration: {outcome}")
+            case OutcomeKind.COMPLETE:
+                _check_complete(bounds, ranks)
+            case _:
+                pass
+    if causes and all(outcome.kind is OutcomeKind.COMPLETE for outcome in outcomes) and outcomes:
+        raise Violation("ABORT", f"a failure is forgotten: {causes[0][1]}")
+
+
+def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+    """Every step of the epoch was planned alike and, where no consumer left, taken."""
+    if any(rank.is_gone or rank.is_left for rank in ranks):
+        return
+    if len({len(rank.taken) for rank in ranks}) > 1:
+        raise Violation("ALIGN", f"the ranks take {[len(rank.taken) for rank in ranks]} steps")
+    for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
+        counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
+        if any(step.global_counts != counts for step in steps):
+            raise Violation("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
+        if not counts.samples:
+            raise Violation("TERM", f"step {number} is idle on every rank")
+    emitted = [sorted(sample.position for step in rank.taken for sample in step.group) for rank in ranks]
+    whole = [positions == list(range(len(shard))) for positions, shard in zip(emitted, bounds.lengths, strict=True)]
+    if bounds.mode is Mode.JOIN:
+        if not all(whole):
+            late = whole.index(False)
+            raise Violation("COVER", f"rank {late} has {len(bounds.lengths[late])} samples and emits {emitted[late]}")
+        return
+    idle = next((i for i, rank in enumerate(ranks) if any(step.is_idle for step in rank.taken)), None)
+    if idle is not None:
+        raise Violation("QUOTA", f"rank {idle} idles in quota mode")
+    totals = [sum(len(step.group) for step in steps) for steps in zip(*(rank.taken for rank in ranks), strict=True)]
+    quota = bounds.quota_samples
+    if quota is not None and sum(totals[:-1]) >= quota:
+        raise Violation("QUOTA", f"{totals} samples a step: the quota of {quota} was met before the last one")
+    if (quota is None or sum(totals) < quota) and not any(whole):
+        raise Violation("QUOTA", f"closed after {sum(totals)} samples, short of the quota, and no rank has run dry")

@@ -1,0 +1,340 @@
+"""One rank and all that is its own: the core's state, and the driver, source, collation and consumer around it.
+
+The driver does what every driver does: performs effects, answers with events. It keeps its own books (what is being read
+and collated, what is posted, what is delivered) and so notices a core that asks for something impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final, assert_never
+
+from odb_ref.core import machine
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.errors import OdbError
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    Report,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.invariants import check_transition
+from odb_ref.core.offer import Offer, reduce_offers
+from odb_ref.core.rounds import Transition
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts
+from simulator.explore.bounds import Bounds
+
+Post = Offer | tuple[StepCounts, ...] | Report
+Answer = Offer | tuple[StepCounts, ...] | tuple[Report, ...]
+
+
+class Violation(Exception):
+    """A property does not hold. ``property`` is its id."""
+
+    def __init__(self, property_: str, detail: str) -> None:
+        super().__init__(f"{property_}: {detail}")
+        self.property = property_
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The functions of the core that a world runs: the shipped ones, or those of a mutant."""
+
+    start: Callable[[Config], Transition] = machine.start
+    transition: Callable[[Config, State, Event], Transition] = machine.transition
+    check: Callable[[Config, State, State], None] = check_transition
+    reduce: Callable[[tuple[Offer, ...]], Offer] = reduce_offers
+
+
+class Act(IntEnum):
+    """What can happen next to a rank."""
+
+    READ = 0
+    COLLATE = 1
+    ANSWER = 2
+    """The answer of an exchange arrives."""
+    TAKE = 3
+    URGE = 4
+    LOSE = 5
+    """The rank learns that a peer's process is gone."""
+    STOP = 6
+    FAIL_READ = 7
+    FAIL_COLLATE = 8
+    DIE = 9
+    """The rank's own process is gone."""
+
+
+ACTS: Final = len(Act)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A rank in its surroundings; a value."""
+
+    state: State
+    reading: int = 0
+    """Samples being read: what a ``Read`` asked for and is not answered."""
+    collating: int | None = None
+    """The round being collated."""
+    post: Post | None = None
+    """What the rank has given to the exchange and has no answer to."""
+    queue: tuple[Step, ...] = ()
+    taken: tuple[Step, ...] = ()
+    """History: what the consumer has got."""
+    windows: tuple[int, ...] = ()
+    """History: how many samples had been read at the end of each window."""
+    finish: Finish | None = None
+    causes: tuple[str, ...] = ()
+    """The failures injected here."""
+    is_left: bool = False
+    """The consumer has left."""
+    is_urged: bool = False
+    is_lost: bool = False
+    """The rank has learnt that a peer's process is gone."""
+    is_gone: bool = False
+
+    @property
+    def has_step(self) -> bool:
+        """True when the consumer would get a step at once."""
+        limit = self.finish.step_limit if self.finish is not None else None
+        return bool(self.queue) and (limit is None or self.queue[0].number < limit)
+
+    @property
+    def is_done(self) -> bool:
+        """True when nothing of this rank is under way: it has finished, or its process is gone."""
+        return self.finish is not None or self.is_gone
+
+
+def compute_acts(rank: Rank) -> tuple[Act, ...]:
+    """What may happen to the rank next as far as the rank alone decides; the world has a say in most."""
+    if rank.is_gone:
+        return ()
+    acts: list[Act] = []
+    if rank.finish is None:
+        if rank.reading:
+            acts += [Act.READ, Act.FAIL_READ]
+        if rank.collating is not None:
+            acts += [Act.COLLATE, Act.FAIL_COLLATE]
+        if rank.post is not None:
+            acts.append(Act.ANSWER)
+        if not rank.is_urged:
+            acts.append(Act.URGE)
+        if not rank.is_lost:
+            acts.append(Act.LOSE)
+        acts.append(Act.DIE)
+    if not rank.is_left:
+        if rank.has_step:
+            acts.append(Act.TAKE)
+        if rank.has_step or rank.finish is None:
+            acts.append(Act.STOP)
+    return tuple(sorted(acts))
+
+
+@dataclass(frozen=True, slots=True)
+class RankDriver:
+    """Drives one core: ``begin`` once, then ``act`` for each thing that happens. Pure: a new rank comes back."""
+
+    bounds: Bounds
+    config: Config
+    shard: tuple[Sample, ...]
+    core: Core
+
+    def begin(self) -> Rank:
+        """The rank at the start of the epoch.
+
+        Raises: Violation.
+        """
+        state, effects = self.core.start(self.config)
+        return self._perform(Rank(state), effects)
+
+    def act(self, rank: Rank, act: Act, answer: Answer | None = None, lost: int | None = None) -> Rank:
+        """The rank after ``act``; ``answer`` is what the exchange brings, ``lost`` the rank that is gone.
+
+        Raises: Violation when the core refuses the event, breaks an invariant or asks for something impossible.
+        """
+        match act:
+            case Act.READ:
+                return self._handle(*self._read(rank))
+            case Act.COLLATE:
+                return self._handle(replace(rank, collating=None), Collated(_known(rank.collating)))
+            case Act.ANSWER:
+                after = self._handle(replace(rank, post=None), _to_event(answer))
+                if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT:
+                    after = replace(after, windows=(*rank.windows, rank.state.read_samples))
+                return after
+            case Act.TAKE:
+                return self._handle(replace(rank, queue=rank.queue[1:], taken=rank.taken + rank.queue[:1]), StepTaken())
+            case Act.STOP:
+                return self._handle(replace(rank, is_left=True), ConsumerStopped())
+            case Act.URGE:
+                return self._handle(replace(rank, is_urged=True), Urged())
+            case Act.LOSE:
+                return self._handle(replace(rank, is_lost=True), PeerLost(lost, "its process is gone"))
+            case Act.FAIL_READ:
+                cause = f"sample {rank.state.read_samples} of rank {self.config.rank} is broken"
+                return self._handle(replace(rank, reading=0, causes=(*rank.causes, cause)), LocalFailed(cause))
+            case Act.FAIL_COLLATE:
+                cause = f"round {rank.collating} of rank {self.config.rank} cannot be collated"
+                return self._handle(replace(rank, collating=None, causes=(*rank.causes, cause)), LocalFailed(cause))
+            case Act.DIE:
+                return replace(rank, is_gone=True)
+            case _:
+                assert_never(act)
+
+    def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
+        start = rank.state.read_samples
+        asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
+        samples = self.shard[start : start + asked]
+        is_ended = len(samples) < asked
+        if self.bounds.is_eager_end:
+            is_ended = start + len(samples) == len(self.shard)
+        left = 0 if is_ended else rank.reading - len(samples)
+        return replace(rank, reading=left), SamplesRead(samples, is_ended)
+
+    def _handle(self, rank: Rank, event: Event) -> Rank:
+        try:
+            state, effects = self.core.transition(self.config, rank.state, event)
+            self.core.check(self.config, rank.state, state)
+        except OdbError as error:
+            raise Violation(_to_property(error), f"rank {self.config.rank}, {event!r}: {error}") from error
+        return self._perform(replace(rank, state=state), effects)
+
+    def _perform(self, rank: Rank, effects: tuple[Effect, ...]) -> Rank:
+        for effect in effects:
+            rank = self._perform_one(rank, effect)
+        return rank
+
+    def _perform_one(self, rank: Rank, effect: Effect) -> Rank:
+        match effect:
+            case Read():
+                self._require(not rank.reading, "FREE", "a Read while another is open")
+                return replace(rank, reading=effect.count)
+            case Collate():
+                self._require(rank.collating is None, "FREE", "a Collate while another is open")
+                return replace(rank, collating=effect.round)
+            case PostOffer():
+                return self._post(rank, effect.offer)
+            case PostCounts():
+                return self._post(rank, effect.counts)
+            case PostReport():
+                return self._post(rank, effect.report)
+            case Deliver():
+                self._require(len(rank.queue) < self.config.depth_steps, "FREE", "a Deliver into a full queue")
+                self._require(rank.finish is None, "STOP", "a Deliver after Finish")
+                return replace(rank, queue=(*rank.queue, effect.step))
+            case Finish():
+                self._require(rank.finish is None, "FREE", "a second Finish")
+                return replace(rank, finish=effect)
+            case _:
+                assert_never(effect)
+
+    def _post(self, rank: Rank, post: Post) -> Rank:
+        self._require(rank.post is None, "FREE", "a post while another is open")
+        return replace(rank, post=post)
+
+    def _require(self, holds: bool, property_: str, detail: str) -> None:
+        if not holds:
+            raise Violation(property_, f"rank {self.config.rank}: {detail}")
+
+
+def _known(round_: int | None) -> int:
+    return -1 if round_ is None else round_
+
+
+def _to_event(answer: Answer | None) -> Event:
+    match answer:
+        case Offer():
+            return Agreed(answer)
+        case tuple() if answer and isinstance(answer[0], Report):
+            return Reported(tuple(report for report in answer if isinstance(report, Report)))
+        case tuple():
+            return Counted(tuple(counts for counts in answer if isinstance(counts, StepCounts)))
+        case _:
+            raise TypeError("an exchange has no answer yet")
+
+
+def _to_property(error: OdbError) -> str:
+    # An invariant names its property first; any other refusal of an event that a sound driver sent is a deadlock.
+    detail = getattr(error, "detail", "")
+    word = str(detail).partition(":")[0]
+    return word if word.isupper() else ("RULE-BOUNDS" if "RULE-BOUNDS" in str(error) else "FREE")
+
+
+def combine_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
+    """What the exchange answers once all ranks have posted.
+
+    Raises: Violation when the posts do not belong together: in a real job that is a hang or a crash.
+    """
+    offers = tuple(post for post in posts if isinstance(post, Offer))
+    if len(offers) == len(posts):
+        return core.reduce(offers)
+    reports = tuple(post for post in posts if isinstance(post, Report))
+    if len(reports) == len(posts):
+        return reports
+    counts = tuple(post for post in posts if isinstance(post, tuple))
+    if len(counts) != len(posts):
+        kinds = ", ".join("counts" if isinstance(post, tuple) else type(post).__name__.lower() for post in posts)
+        raise Violation("ALIGN", f"the ranks are in different exchanges: {kinds}")
+    if len(set(map(len, counts))) > 1:
+        raise Violation("ALIGN", f"the ranks plan {', '.join(str(len(steps)) for steps in counts)} steps in a round")
+    return tuple(sum(step, ZERO_COUNTS) for step in zip(*counts, strict=True))
+
+
+_PHASE_WEIGHT: Final = {
+    Phase.FILL: 4,
+    Phase.OFFER: 3,
+    Phase.COUNT: 1,
+    Phase.REPORT: 1,
+    Phase.DRAIN: 0,
+    Phase.DONE: 0,
+}
+
+
+def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
+    """The rank's share of the termination measure: a natural number that falls whenever something happens to it.
+
+    A world's measure is the sum over its ranks, and every transition of the world happens to one rank, so it falls on
+    every transition. With N the samples of all ranks together it is the sum of
+
+    - 5 (N + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: each round plans at least one
+      sample, so no rank passes round N + 1;
+    - N - taken steps: each step holds at least one sample on some rank;
+    - samples not read, and 1 while the source has not said that it has ended;
+    - 1 while a read, and 1 while a collation is under way;
+    - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone.
+
+    `compute_bound` is its value at the start. Spec: TERM.
+    """
+    state = rank.state
+    total = bounds.total_samples
+    weight = _PHASE_WEIGHT[state.phase]
+    return (
+        (5 * (total + 1 - state.round) + weight if weight else 0)
+        + (total - len(rank.taken))
+        + (len(bounds.lengths[config.rank]) - state.read_samples)
+        + (not state.is_ended)
+        + (rank.reading > 0)
+        + (rank.collating is not None)
+        + (not rank.is_left)
+        + (not rank.is_urged)
+        + (not rank.is_lost)
+        + (not rank.is_gone)
+    )
+
+
+def compute_bound(bounds: Bounds) -> int:
+    """No world of these bounds makes more transitions: W (6 N + 15) + N, of W ranks and N samples. Spec: TERM."""
+    return bounds.ranks * (6 * bounds.total_samples + 15) + bounds.total_samples

@@ -1,0 +1,295 @@
+"""The coupled system as a pure transition relation: W ranks, the exchange between them, and trainers in lock-step.
+
+- The exchange answers when all ranks have posted; each rank gets the answer at any later moment.
+- A trainer takes step n only when every trainer has taken step n - 1: each step holds a collective.
+- A read or a collation ends, or fails, at any moment; a consumer leaves at any moment between steps; a process is killed at
+  any moment. Each rank is urged at any moment after another's consumer left, and learns of a killed process at any
+  moment after.
+
+A world is a short tuple of small integers. They name what `Space` has met before: the states of ranks and of the exchange.
+The real core runs once for each different state of a rank and each event; a world then costs a few look-ups.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from simulator.explore.bounds import Bounds
+from simulator.explore.checks import Progress, RankChecks, check_end, check_sink, check_together, compute_progress
+from simulator.explore.rank import (
+    ACTS,
+    Act,
+    Answer,
+    Core,
+    Post,
+    Rank,
+    RankDriver,
+    Violation,
+    combine_posts,
+    compute_acts,
+    compute_measure,
+)
+
+World = tuple[int, ...]
+"""First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""
+
+
+class Action(NamedTuple):
+    """What happens next, and to which rank."""
+
+    rank: int
+    act: Act
+
+    @property
+    def code(self) -> int:
+        """The action as a number."""
+        return self.rank * ACTS + self.act
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.act.name.lower().replace('_', ' ')}"
+
+
+def decode(code: int) -> Action:
+    """The action of a number."""
+    rank, act = divmod(code, ACTS)
+    return Action(rank, Act(act))
+
+
+class Shared(NamedTuple):
+    """What is no rank's own. Sets of ranks are bit masks."""
+
+    answer: int = 0
+    """The answer of the exchange that some ranks still wait for; 0 when there is none."""
+    owed: int = 0
+    """The ranks it has not reached."""
+    failures: int = 0
+    stops: int = 0
+    losses: int = 0
+    """How much has gone wrong so far."""
+    urging: int = 0
+    """The ranks that give others a reason to be urged."""
+    gone: int = 0
+
+
+_NEW: Final = -1
+# Plain integers: the walk compares them millions of times.
+_ANSWER: Final = int(Act.ANSWER)
+_TAKE: Final = int(Act.TAKE)
+_URGE: Final = int(Act.URGE)
+_LOSE: Final = int(Act.LOSE)
+_STOP: Final = int(Act.STOP)
+_DIE: Final = int(Act.DIE)
+_FAILURES: Final = (int(Act.FAIL_READ), int(Act.FAIL_COLLATE))
+
+
+class Space:
+    """All worlds within some bounds, made as they are met.
+
+    ``begin``, ``enabled`` and ``apply`` are the whole transition relation. Equal worlds are equal tuples.
+    """
+
+    def __init__(self, bounds: Bounds, core: Core | None = None) -> None:
+        self.bounds = bounds
+        core = core or Core()
+        self._core = core
+        self._count = bounds.ranks
+        self._configs = [bounds.compute_config(rank) for rank in range(bounds.ranks)]
+        self._drivers = [
+            RankDriver(bounds, config, bounds.compute_shard(rank), core) for rank, config in enumerate(self._configs)
+        ]
+        self._checks = RankChecks(bounds)
+        self._full = (1 << bounds.ranks) - 1
+        # Ranks, by number: the rank, and what the walk needs of it.
+        self._rank_numbers: dict[tuple[int, Rank], int] = {}
+        self._ranks: list[Rank] = []
+        self._acts: list[tuple[int, ...]] = []
+        self._taken: list[int] = []
+        self._posts: list[int] = []
+        self._progress: list[int] = []
+        self._next: list[list[int]] = []
+        self._answered: dict[tuple[int, int], int] = {}
+        # What the ranks share, posts, answers and progress, by number.
+        self._shared_numbers: dict[Shared, int] = {}
+        self._shared: list[Shared] = []
+        self._post_numbers: dict[Post, int] = {}
+        self._post_list: list[Post | None] = [None]
+        self._answer_numbers: dict[tuple[int, ...], int] = {}
+        self._answers: list[Answer | None] = [None]
+        self._progress_numbers: dict[Progress, int] = {}
+        self._progress_list: list[Progress] = []
+        self._together: set[tuple[int, ...]] = set()
+
+    def begin(self) -> World:
+        """The world at the start of an epoch.
+
+        Raises: Violation.
+        """
+        ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
+        world = (self._settle(Shared(), ranks), *ranks)
+        self.check(world)
+        return world
+
+    def enabled(self, world: World) -> list[int]:
+        """Every action that is possible, as ``rank * ACTS + act`` (see `decode`)."""
+        shared = self._shared[world[0]]
+        taken, bounds = self._taken, self.bounds
+        ranks = world[1:]
+        least = min([taken[rank] for rank in ranks])
+        codes: list[int] = []
+        for i, rank in enumerate(ranks):
+            others = ~(1 << i)
+            for act in self._acts[rank]:
+                if act < _ANSWER:
+                    pass
+                elif act == _ANSWER:
+                    if not shared.owed & ~others:
+                        continue
+                elif act == _TAKE:
+                    if taken[rank] != least:
+                        continue
+                elif act == _URGE:
+                    if not shared.urging & others:
+                        continue
+                elif act == _LOSE:
+                    if not shared.gone & others:
+                        continue
+                elif act == _STOP:
+                    if shared.stops == bounds.stops or taken[rank] != least:
+                        continue
+                elif act == _DIE:
+                    if shared.losses == bounds.losses:
+                        continue
+                elif shared.failures == bounds.failures:
+                    continue
+                codes.append(i * ACTS + act)
+        return codes
+
+    def apply(self, world: World, code: int) -> World:
+        """The world after a possible action.
+
+        Raises: Violation when the core refuses it, or a rank by itself breaks a property.
+        """
+        i, act = divmod(code, ACTS)
+        number, rank = world[0], world[i + 1]
+        if act == _ANSWER:
+            answer = self._shared[number].answer
+            after = self._answered.get((rank, answer), _NEW)
+            if after < 0:
+                after = self._answered[rank, answer] = self._advance(i, rank, act, self._shared[number])
+        else:
+            after = self._next[rank][act]
+            if after < 0:
+                after = self._next[rank][act] = self._advance(i, rank, act, self._shared[number])
+        ranks = [*world[1:]]
+        ranks[i] = after
+        if act >= _STOP or act == _ANSWER or self._posts[after] != self._posts[rank]:
+            number = self._settle(self._share(self._shared[number], 1 << i, act), ranks)
+        return (number, *ranks)
+
+    def check(self, world: World) -> None:
+        """Nothing when all that must hold of the ranks together holds.
+
+        Raises: Violation.
+        """
+        key = tuple([self._progress[rank] for rank in world[1:]])
+        if key not in self._together:
+            check_together([self._progress_list[number] for number in key])
+            self._together.add(key)
+
+    def check_sink(self, world: World) -> None:
+        """Nothing when the world, in which nothing can happen any more, is a proper end.
+
+        Raises: Violation: a deadlock, or an end that is not what the properties promise.
+        """
+        check_sink([self._progress_list[self._progress[rank]] for rank in world[1:]])
+        check_end(self.bounds, self.get_ranks(world))
+
+    def get_ranks(self, world: World) -> tuple[Rank, ...]:
+        """The ranks of a world, as they are."""
+        return tuple(self._ranks[rank] for rank in world[1:])
+
+    def get_shared(self, world: World) -> Shared:
+        """What the ranks of a world share."""
+        return self._shared[world[0]]
+
+    def get_answer(self, world: World) -> Answer | None:
+        """The answer that some ranks still wait for."""
+        return self._answers[self._shared[world[0]].answer]
+
+    def compute_measure(self, world: World) -> int:
+        """The termination measure of a world, see `rank.compute_measure`."""
+        return sum(
+            compute_measure(self.bounds, config, rank)
+            for config, rank in zip(self._configs, self.get_ranks(world), strict=True)
+        )
+
+    def count_rank_states(self) -> int:
+        """How many different states of a rank have been met."""
+        return len(self._ranks)
+
+    def _advance(self, i: int, number: int, act: int, shared: Shared) -> int:
+        """The number of rank ``i`` after ``act``: the only place where the core runs."""
+        before = self._ranks[number]
+        lost = min((rank for rank in range(self._count) if shared.gone & ~(1 << i) & 1 << rank), default=None)
+        after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
+        old, new = (compute_measure(self.bounds, self._configs[i], rank) for rank in (before, after))
+        if not 0 <= new < old:
+            raise Violation("TERM", f"rank {i}: the measure goes from {old} to {new}")
+        return self._number_rank(i, after)
+
+    def _number_rank(self, i: int, rank: Rank) -> int:
+        number = self._rank_numbers.get((i, rank))
+        if number is not None:
+            return number
+        self._checks.check(self._configs[i], rank)
+        number = self._rank_numbers[i, rank] = len(self._ranks)
+        self._ranks.append(rank)
+        self._acts.append(tuple(int(act) for act in compute_acts(rank)))
+        self._taken.append(len(rank.taken))
+        self._next.append([_NEW] * ACTS)
+        post = 0
+        if rank.post is not None:
+            post = self._post_numbers.setdefault(rank.post, len(self._post_list))
+            if post == len(self._post_list):
+                self._post_list.append(rank.post)
+        self._posts.append(post)
+        progress = compute_progress(rank)
+        place = self._progress_numbers.setdefault(progress, len(self._progress_list))
+        if place == len(self._progress_list):
+            self._progress_list.append(progress)
+        self._progress.append(place)
+        return number
+
+    def _share(self, shared: Shared, bit: int, act: int) -> Shared:
+        """What the ranks share after ``act`` of the rank with ``bit``."""
+        if act == _ANSWER:
+            owed = shared.owed & ~bit
+            return shared._replace(owed=owed, answer=shared.answer if owed else 0)
+        if act == _STOP:
+            return shared._replace(stops=shared.stops + 1, urging=shared.urging | bit)
+        if act == _DIE:
+            return shared._replace(losses=shared.losses + 1, gone=shared.gone | bit)
+        if act in _FAILURES:
+            urging = shared.urging | bit if self.bounds.is_urged_on_failure else shared.urging
+            return shared._replace(failures=shared.failures + 1, urging=urging)
+        return shared
+
+    def _settle(self, shared: Shared, ranks: list[int]) -> int:
+        """The number of what is shared, after the exchange has answered if all ranks have posted."""
+        if not shared.owed:
+            posts = tuple([self._posts[rank] for rank in ranks])
+            if all(posts):
+                shared = shared._replace(owed=self._full, answer=self._answer(posts))
+        number = self._shared_numbers.setdefault(shared, len(self._shared))
+        if number == len(self._shared):
+            self._shared.append(shared)
+        return number
+
+    def _answer(self, posts: tuple[int, ...]) -> int:
+        number = self._answer_numbers.get(posts)
+        if number is None:
+            known = [post for post in (self._post_list[post] for post in posts) if post is not None]
+            answer = combine_posts(self._core, tuple(known))
+            number = self._answer_numbers[posts] = len(self._answers)
+            self._answers.append(answer)
+        return number
