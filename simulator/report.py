@@ -24,7 +24,8 @@ table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;f
 th,td{padding:.35rem .8rem;border-bottom:1px solid #e6ebf0;text-align:right;white-space:nowrap}
 th:first-child,td:first-child,td.text{text-align:left}th{background:#f5f7f9}
 figure{margin:1.2rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#55606c;font-size:.9rem}
-td.text{white-space:normal;min-width:14rem}code{background:#f3f5f7;padding:.1rem .3rem;border-radius:3px}.scroll{overflow-x:auto}
+td.text{white-space:normal;min-width:14rem}
+code{background:#f3f5f7;padding:.1rem .3rem;border-radius:3px}.scroll{overflow-x:auto}
 """
 
 
