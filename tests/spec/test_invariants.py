@@ -1,0 +1,109 @@
+"""I1 to I9: each holds in runs (the machine checks them), and each can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.events import Event
+from odb_ref.core.invariants import INVARIANTS, check_transition
+from odb_ref.core.machine import start, transition
+from odb_ref.core.state import Phase, State
+from tests.spec.world import World, make_config, make_shards
+
+CONFIG = make_config(max_age_rounds=1)
+Change = Callable[[State, State], State]
+
+
+def _collect() -> list[tuple[State, State]]:
+    """Every transition of rank 0 in a run with carries."""
+    world = World(CONFIG, make_shards([[8] * 12, [1] * 20])).run()
+    config = world.nodes[0].machine.config
+    state, _ = start(config)
+    pairs = []
+    event: Event
+    for event, _ in world.nodes[0].events:
+        after, _ = transition(config, state, event)
+        pairs.append((state, after))
+        state = after
+    return pairs
+
+
+PAIRS = _collect()
+
+
+def _drop_a_sample(_before: State, after: State) -> State:
+    return replace(after, window=after.window[1:])
+
+
+def _emit_another_sample(_before: State, after: State) -> State:
+    (first, *rest), groups = after.aligned[0], after.aligned[1:]
+    return replace(after, aligned=((replace(first, position=99), *rest), *groups))
+
+
+def _repeat_a_position(_before: State, after: State) -> State:
+    return replace(after, window=(after.window[0], after.window[0], *after.window[2:]))
+
+
+def _skip_a_number(_before: State, after: State) -> State:
+    return replace(after, planned_steps=after.planned_steps + 1)
+
+
+def _release_early(before: State, after: State) -> State:
+    return replace(after, plan=(), planned_steps=after.planned_steps)
+
+
+def _overfill(_before: State, after: State) -> State:
+    long = tuple(replace(sample, length=8) for sample in (*after.aligned[0], *after.aligned[0]))
+    return replace(after, aligned=(long, *after.aligned[1:]))
+
+
+def _carry_what_is_due(_before: State, after: State) -> State:
+    return replace(after, window=(replace(after.window[0], position=-1), *after.window[1:]))
+
+
+def _overfill_the_queue(_before: State, after: State) -> State:
+    return replace(after, queue=after.queue * 4)
+
+
+def _forget_the_groups(_before: State, after: State) -> State:
+    return replace(after, groups=((),))
+
+
+CHANGES: dict[str, tuple[Change, Callable[[State, State], bool]]] = {
+    "I1": (_drop_a_sample, lambda b, a: bool(a.window)),
+    "I2": (_emit_another_sample, lambda b, a: a.phase is Phase.COUNT and b.phase is Phase.OFFER and bool(a.aligned[0])),
+    "I3": (_repeat_a_position, lambda b, a: len(a.window) > 1 and a.window is not b.window),
+    "I4": (_skip_a_number, lambda b, a: bool(a.plan)),
+    "I5": (_release_early, lambda b, a: bool(b.plan) and b.plan is a.plan),
+    "I6": (_overfill, lambda b, a: a.aligned is not b.aligned and bool(a.aligned) and bool(a.aligned[0])),
+    "I7": (
+        _carry_what_is_due,
+        lambda b, a: b.phase is Phase.OFFER and a.phase is Phase.COUNT and bool(a.window) and len(b.marks) == 1,
+    ),
+    "I8": (_overfill_the_queue, lambda b, a: len(a.queue) > 0),
+    "I9": (_forget_the_groups, lambda b, a: a.phase is Phase.FILL),
+}
+
+
+def test_every_invariant_holds_in_a_run() -> None:
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9."""
+    for before, after in PAIRS:
+        check_transition(CONFIG, before, after)
+    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 10)]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_invariant_can_fail(name: str) -> None:
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9."""
+    change, fits = CHANGES[name]
+    before, after = next((b, a) for b, a in PAIRS if fits(b, a))
+    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == name)
+    broken = change(before, after)
+    assert invariant.holds(CONFIG, before, after)
+    assert not invariant.holds(CONFIG, before, broken)
+    with pytest.raises(InvariantError):
+        check_transition(CONFIG, before, broken)

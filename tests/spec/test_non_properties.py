@@ -1,0 +1,241 @@
+"""Tempting properties that do not hold, each with its counterexample, run on the core. Ids as in spec/properties.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from odb_ref.core.alignment import align
+from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.errors import InvariantError, PeerError
+from odb_ref.core.events import Agreed, ConsumerStopped, LocalFailed, PeerLost, SamplesRead, Urged
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.machine import Machine
+from odb_ref.core.offer import reduce_offers
+from odb_ref.core.rules import PaperRule
+from odb_ref.core.state import Phase
+from odb_ref.core.types import Mode, compute_padded_tokens
+from tests.spec.world import World, make_config, make_shard, make_shards, run
+
+
+def _steps(world: World) -> int:
+    (count,) = {len(node.taken) for node in world.nodes}
+    return count
+
+
+def test_step_counts_are_not_minimal() -> None:
+    """NP1. Checks: FEWEST. What fits one step may lie in two windows."""
+    lengths = [8, 1, 8, 1, 8, 1, 8, 1]
+    world = run([lengths], make_config(window_samples=2))
+    assert _steps(world) == 8
+    assert len(compute_groups(make_shard(lengths), 8)) == 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lone_stop_after_the_last_agreement_reaches_nobody(seed: int) -> None:
+    """NP2. Checks: STOP. Rank 0 leaves after its first step, when all else is released: rank 1 enters step 1 alone."""
+    world = World(make_config(depth_steps=4), make_shards([[8] * 3, [8] * 3]), seed=seed)
+    while choices := [choice for choice in world.compute_choices() if choice[0] != "take"]:
+        world.do(*choices[0])
+    assert all(node.finish is not None and node.finish.outcome.kind is OutcomeKind.COMPLETE for node in world.nodes)
+    world.stops[0] = 1
+    world.run()
+    assert [len(node.taken) for node in world.nodes] == [1, 2]
+    assert world.nodes[0].is_stopped
+
+
+def test_a_lone_stop_does_not_recall_a_trainer_from_a_collective() -> None:
+    """NP3. Checks: STOP. The stop is agreed on, with limit 1, while rank 1 has already taken step 1."""
+    found = False
+    for seed in range(50):
+        world = run([[8] * 12, [8] * 12], make_config(), seed=seed, stops={0: 1})
+        finish = world.nodes[1].finish
+        assert finish is not None
+        if finish.outcome.kind is OutcomeKind.STOPPED and len(world.nodes[1].taken) > finish.step_limit:
+            found = True
+    assert found
+
+
+def test_a_sampler_that_repeats_an_id_emits_it_twice() -> None:
+    """NP4. Checks: ONCE. ONCE speaks of positions."""
+    shard = tuple(replace(sample, id=7) for sample in make_shard([3, 3]))
+    world = World(make_config(), [shard]).run()
+    assert [sample.id for step in world.nodes[0].taken for sample in step.group] == [7, 7]
+
+
+def test_steps_do_not_hold_a_fixed_number_of_samples() -> None:
+    """NP5. Checks: BUDGET."""
+    world = run([[1] * 8 + [8] * 2], make_config(window_samples=10))
+    assert sorted(len(group) for group in world.get_groups(0)) == [1, 1, 8]
+
+
+def test_samples_are_not_emitted_in_sampler_order() -> None:
+    """NP6. Checks: REPLAY."""
+    world = run([[1, 8, 2, 8]], make_config())
+    positions = [sample.position for group in world.get_groups(0) for sample in group]
+    assert positions != sorted(positions)
+
+
+def test_alignment_may_use_more_groups_than_the_fewest() -> None:
+    """NP7. Checks: FEWEST. FEWEST speaks of R2; splitting for another rank comes after."""
+    groups = compute_groups(make_shard([1, 1, 1, 1]), 8)
+    assert len(groups) == 1
+    emitted, _ = align(groups, 3, 0)
+    assert sum(map(bool, emitted)) == 3
+
+
+def test_age_ends_with_a_quota_round_that_a_poor_rank_cuts_short() -> None:
+    """NP8. Checks: AGE. Three groups of rank 0 are due, the target is lowered to the one sample of rank 1."""
+    shards = make_shards([[8] * 12, [8, 8]])
+    world = World(make_config(mode=Mode.QUOTA, max_age_rounds=1, window_samples=4), shards).run()
+    long = World(make_config(max_age_rounds=1, window_samples=4), shards).run()
+    assert world.is_over
+    held = world.nodes[0].machine.state
+    assert held.window
+    assert held.window[0].position < held.marks[0]
+    assert sum(map(len, long.get_groups(0))) == 12
+
+
+def test_a_quota_may_be_overshot() -> None:
+    """NP9. Checks: QUOTA. A step is the smallest thing a round can be cut to."""
+    world = run([[1] * 4, [1] * 4], make_config(mode=Mode.QUOTA, quota_samples=3))
+    assert sum(step.global_counts.samples for step in world.nodes[0].taken) == 8
+
+
+def test_a_quota_may_be_missed() -> None:
+    """NP10. Checks: QUOTA. The epoch ends when a rank has run dry."""
+    world = run([[8] * 6, [8]], make_config(mode=Mode.QUOTA, quota_samples=10))
+    assert sum(step.global_counts.samples for step in world.nodes[0].taken) == 2
+
+
+def test_a_single_sample_may_exceed_the_budget() -> None:
+    """NP11. Checks: BUDGET."""
+    (group,) = run([[9]], make_config()).get_groups(0)
+    assert compute_padded_tokens(group) == 9
+
+
+def test_a_rank_may_idle_while_another_holds_many_samples() -> None:
+    """NP12. Checks: ALIGN. Samples do not move between ranks."""
+    world = run([[8] * 4, [8]], make_config())
+    assert sum(step.is_idle for step in world.nodes[1].taken) == 3
+    assert [step.is_idle for step in world.nodes[1].taken] == [False, True, True, True]
+
+
+def test_idle_steps_are_not_shared_fairly() -> None:
+    """NP13. Checks: ALIGN. An unequal shard shows in full: nothing of it moves to another rank."""
+    world = run([[8] * 6, [8] * 3, []], make_config(window_samples=3, rule=PaperRule()))
+    assert [sum(step.is_idle for step in node.taken) for node in world.nodes] == [0, 3, 6]
+
+
+def test_batches_depend_on_world_window_and_rule_but_not_on_depth() -> None:
+    """NP14. Checks: REPLAY."""
+    shards = [[3, 8, 1, 8, 2, 8, 8, 1, 1, 6], [2, 2, 1, 3, 5, 1, 1, 2, 2, 2]]
+    base = [run(shards, make_config()).get_groups(rank) for rank in range(2)]
+    assert [run(shards, make_config(depth_steps=7)).get_groups(rank) for rank in range(2)] == base
+    assert [run(shards, make_config(window_samples=3)).get_groups(rank) for rank in range(2)] != base
+    assert [run(shards, make_config(rule=PaperRule())).get_groups(rank) for rank in range(2)] != base
+    assert run(shards[:1], make_config()).get_groups(0) != base[0]
+
+
+def test_the_mean_of_rank_means_is_not_the_global_mean() -> None:
+    """NP15. Checks: WEIGHT. So the scale of R4.5 is needed."""
+    world = run([[2, 2, 2, 2], [8]], make_config())
+    left, right = (node.taken[0] for node in world.nodes)
+    supervised = [sum(sample.supervised for sample in step.group) for step in (left, right)]
+    losses = [Fraction(10), Fraction(21)]  # summed over supervised tokens, on each rank
+    mean_of_means = sum(loss / count for loss, count in zip(losses, supervised, strict=True)) / 2
+    total = left.global_counts.supervised
+    scaled = sum(loss / n * Fraction(2 * n, total) for loss, n in zip(losses, supervised, strict=True)) / 2
+    assert mean_of_means != sum(losses) / total
+    assert scaled == sum(losses) / total
+
+
+def test_only_one_of_several_failures_is_named() -> None:
+    """NP16. Checks: ABORT."""
+    machines = World(make_config(), make_shards([[8]] * 3))
+    for rank in (1, 2):
+        machines.nodes[rank].asked = 0
+        machines.send(rank, LocalFailed(f"disk {rank}"))
+    machines.run()
+    assert {(finish.outcome.rank, finish.outcome.cause) for finish in machines.get_finishes()} == {(1, "disk 1")}
+
+
+def test_a_failure_does_not_stop_trainers_at_once() -> None:
+    """NP17. Checks: ABORT. Steps that every rank has ready are still handed out."""
+    world = run([[8] * 8] * 2, make_config(depth_steps=1), fails={1: ("collate", 1)})
+    assert _steps(world) == 4
+    assert {finish.outcome.kind for finish in world.get_finishes()} == {OutcomeKind.FAILED}
+
+
+def test_ranks_may_tell_different_stories_of_a_loss() -> None:
+    """NP18. Checks: ABORT."""
+    world = World(make_config(), make_shards([[8], [8], [8]]))
+    world.send(0, PeerLost(2, "connection reset"))
+    world.send(1, PeerLost(None, "deadline"))
+    assert [finish.outcome.rank for finish in world.get_finishes()] == [2, None]
+
+
+def _blocked(depths: list[int]) -> list[int]:
+    shards = [[3, 4, 1, 9, 2], [2], [], [5] * 12]
+    return [s for s in range(20) if not run(shards, make_config(), depths=depths, seed=s, stops={0: 3}).is_over]
+
+
+def test_ranks_with_different_queue_depths_may_wait_for_ever() -> None:
+    """NP19. Checks: FREE, STOP. Assumption A7 is needed.
+
+    Rank 0 (depth 4) has posted round k without a stop, then its consumer leaves. Rank 1 (depth 1) cannot
+    empty its outbox, since its consumer waits for rank 0's; so it never posts round k, and nobody may urge it.
+    """
+    assert _blocked([4, 1, 1, 1])
+    assert not _blocked([4, 4, 4, 4])
+    assert not _blocked([1, 1, 1, 1])
+
+
+def test_an_urge_that_comes_before_the_offer_it_announces_breaks_the_round() -> None:
+    """NP20. Checks: FREE. Assumption A6 is needed: rank 0 has posted without a stop when rank 1 is urged."""
+    config = make_config(world_size=2, window_samples=1)
+    first, second = Machine(config), Machine(replace(config, rank=1))
+    first.begin()
+    second.begin()
+    (told,) = first.handle(SamplesRead(make_shard([8])))
+    assert first.handle(ConsumerStopped()) == ()
+    (rushed,) = second.handle(Urged())
+    agreement = reduce_offers([told.offer, rushed.offer])  # type: ignore[union-attr]
+    with pytest.raises(PeerError, match="ready_min"):
+        second.handle(Agreed(agreement))
+
+
+def test_an_urge_without_a_stop_to_come_overwrites_the_outbox() -> None:
+    """NP20. Checks: CONSERVE. With steps in the outbox, the premature offer would lose them; I1 refuses it."""
+    world = World(make_config(depth_steps=1, window_samples=2), make_shards([[8] * 8]))
+    node = world.nodes[0]
+    while not (
+        node.machine.state.phase is Phase.FILL
+        and node.machine.state.outbox
+        and node.machine.state.is_collated
+        and not node.machine.state.wanted_samples
+    ):
+        world.do(*next(choice for choice in world.compute_choices() if choice[0] != "take"))
+    world.send(0, Urged())
+    with pytest.raises(InvariantError, match="I1"):
+        world.do("offer", 0)
+
+
+def test_an_error_of_one_rank_is_not_told_before_its_offer() -> None:
+    """NP21. Checks: ABORT. "In the same round" means the next round to be agreed on: a posted offer is not recalled."""
+    config = make_config(window_samples=1)
+    machine = Machine(config)
+    machine.begin()
+    (post,) = machine.handle(SamplesRead(make_shard([8])))
+    assert machine.handle(LocalFailed("late")) == ()
+    machine.handle(Agreed(post.offer))  # type: ignore[union-attr]
+    assert machine.state.phase is Phase.COUNT
+
+
+def test_an_empty_epoch_still_takes_a_round() -> None:
+    """NP22. Checks: TERM. No samples, no steps, but one agreement: nobody knows alone that nobody has anything."""
+    world = run([[], []], make_config())
+    assert world.is_over
+    assert [sum(isinstance(event, Agreed) for event, _ in node.events) for node in world.nodes] == [1, 1]

@@ -1,0 +1,199 @@
+"""Every property of spec/properties.md on random small systems under random schedules, with the real core."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import OutcomeKind, PostOffer
+from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.rules import RULES
+from odb_ref.core.types import Mode, compute_padded_tokens
+from tests.spec.world import Node, World, make_config, make_shards
+
+SHARDS = st.lists(st.lists(st.integers(1, 10), max_size=9), min_size=1, max_size=4)
+SEEDS = st.integers(0, 10_000)
+
+
+@st.composite
+def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN) -> Config:
+    """Small configurations of one mode."""
+    return make_config(
+        mode=mode,
+        budget_tokens=draw(st.integers(1, 20)),
+        window_samples=draw(st.integers(1, 6)),
+        depth_steps=draw(st.integers(1, 3)),
+        max_age_rounds=draw(st.integers(1, 3)),
+        ramp_rounds=draw(st.integers(0, 2)),
+        rule=RULES[draw(st.sampled_from(sorted(RULES)))],
+        quota_samples=draw(st.none() | st.integers(1, 30)) if mode is Mode.QUOTA else None,
+    )
+
+
+def _positions(node: Node) -> list[int]:
+    return [sample.position for step in node.taken for sample in step.group]
+
+
+@given(SHARDS, configs(), SEEDS)
+def test_join_mode_emits_everything_once_in_aligned_steps(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: ALIGN, COVER, ONCE, FREE, BUDGET."""
+    world = World(config, make_shards(shards), seed=seed).run()
+    assert world.is_over
+    assert {finish.outcome.kind for finish in world.get_finishes()} == {OutcomeKind.COMPLETE}
+    assert len({tuple((step.number, step.round, step.global_counts) for step in n.taken) for n in world.nodes}) == 1
+    for node in world.nodes:
+        assert sorted(_positions(node)) == list(range(len(node.shard)))
+        for step in node.taken:
+            assert len(step.group) <= 1 or compute_padded_tokens(step.group) <= config.budget_tokens
+
+
+@given(SHARDS, configs(Mode.QUOTA), SEEDS)
+def test_quota_mode_ends_at_the_same_step_everywhere(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: QUOTA, ONCE, ALIGN, FREE."""
+    world = World(config, make_shards(shards), seed=seed).run()
+    assert world.is_over
+    assert len({len(node.taken) for node in world.nodes}) == 1
+    emitted = 0
+    for index, step in enumerate(world.nodes[0].taken):
+        emitted += step.global_counts.samples
+        is_last = index == len(world.nodes[0].taken) - 1
+        assert is_last or config.quota_samples is None or emitted < config.quota_samples
+    for node in world.nodes:
+        assert len(set(_positions(node))) == len(_positions(node))
+        assert not any(step.is_idle for step in node.taken)
+    if config.quota_samples is None or emitted < config.quota_samples:
+        assert any(len(_positions(node)) == len(node.shard) for node in world.nodes)
+
+
+@given(SHARDS, configs(), SEEDS)
+def test_nothing_is_lost_at_any_moment(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: CONSERVE."""
+    world = World(config, make_shards(shards), seed=seed)
+    while choices := world.compute_choices():
+        world.do(*world.random.choice(choices))
+        for node in world.nodes:
+            state = node.machine.state
+            in_steps = [s for steps in (state.plan, state.outbox, state.queue) for step in steps for s in step.group]
+            held = [*state.window, *(sample for group in state.aligned for sample in group), *in_steps]
+            unread = node.shard[node.read :]
+            assert sorted((*_positions(node), *(s.position for s in (*held, *unread)))) == list(range(len(node.shard)))
+
+
+@given(SHARDS, configs(), SEEDS)
+def test_the_bounds_on_rounds_and_transitions_hold(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: TERM."""
+    world = World(config, make_shards(shards), seed=seed).run()
+    total, longest = sum(map(len, shards)), max(map(len, shards))
+    for node in world.nodes:
+
+        def count(kind: type[Event], node: Node = node) -> int:
+            return sum(isinstance(event, kind) for event, _ in node.events)
+
+        rounds = count(Agreed)
+        assert rounds <= longest + 1
+        assert len(node.taken) == count(StepTaken) <= total
+        assert count(Counted) == count(Collated) == rounds - 1
+        assert count(SamplesRead) <= len(node.shard) + 1
+        assert len(node.events) <= len(node.shard) + 3 * rounds + total
+        assert all(step.global_counts.samples for step in node.taken)
+
+
+@given(SHARDS, configs(), SEEDS)
+def test_who_idles_once_is_done(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: COVER. The lemma IDLE-LAST."""
+    for node in World(config, make_shards(shards), seed=seed).run().nodes:
+        idle = [step.is_idle for step in node.taken]
+        assert idle == sorted(idle)
+
+
+@given(SHARDS, configs(), SEEDS, st.data())
+def test_a_failure_ends_all_in_one_round_with_one_cause(
+    shards: list[list[int]], config: Config, seed: int, data: st.DataObject
+) -> None:
+    """Checks: ABORT, FREE."""
+    rank = data.draw(st.integers(0, len(shards) - 1))
+    fails = {rank: (data.draw(st.sampled_from(["read", "collate"])), data.draw(st.integers(0, 3)))}
+    world = World(config, make_shards(shards), seed=seed, fails=fails).run()
+    assert world.is_over
+    (finish,) = set(world.get_finishes())
+    assert finish.outcome.kind in (OutcomeKind.COMPLETE, OutcomeKind.FAILED)
+    assert finish.outcome.rank == (rank if finish.outcome.kind is OutcomeKind.FAILED else None)
+    offers = [[e for _, effects in node.events for e in effects if isinstance(e, PostOffer)] for node in world.nodes]
+    assert len(set(map(len, offers))) == 1
+    assert {len(node.taken) for node in world.nodes} == {finish.step_limit}
+
+
+@given(SHARDS, configs(), SEEDS, st.integers(0, 12))
+def test_consumers_that_stop_together_end_together(
+    shards: list[list[int]], config: Config, seed: int, count: int
+) -> None:
+    """Checks: STOP, FREE, RELEASE."""
+    world = World(config, make_shards(shards), seed=seed, stops=dict.fromkeys(range(len(shards)), count)).run()
+    assert world.is_over
+    (taken,) = {len(node.taken) for node in world.nodes}
+    assert taken <= count
+    assert taken == count or {f.outcome.kind for f in world.get_finishes()} == {OutcomeKind.COMPLETE}
+
+
+@given(SHARDS, configs(), SEEDS, st.dictionaries(st.integers(0, 3), st.integers(0, 12), max_size=2))
+def test_a_lone_stop_leaves_no_loader_waiting_but_for_a_trainer(
+    shards: list[list[int]], config: Config, seed: int, stops: dict[int, int]
+) -> None:
+    """Checks: STOP, FREE, RELEASE. The exception is NP2."""
+    world = World(config, make_shards(shards), seed=seed, stops=stops).run()
+    entered = min(len(node.taken) for node in world.nodes)
+    for node in world.nodes:
+        outcome = node.machine.state.outcome
+        assert outcome is not None
+        if node.finish is None:
+            assert outcome.kind is OutcomeKind.COMPLETE
+            assert len(node.taken) > entered
+        elif outcome.kind is OutcomeKind.STOPPED:
+            assert outcome.rank in stops
+            assert len(node.taken) <= min(stops.values()) + 1
+
+
+@given(SHARDS, configs(), SEEDS)
+def test_timing_and_depth_change_nothing(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: REPLAY."""
+    one = World(config, make_shards(shards), seed=seed).run()
+    other = World(config, make_shards(shards), seed=seed + 1, depths=[5] * len(shards)).run()
+    assert [node.taken for node in one.nodes] == [node.taken for node in other.nodes]
+
+
+@given(SHARDS, configs(), SEEDS, st.integers(1, 4))
+def test_scaled_losses_average_to_the_global_mean(
+    shards: list[list[int]], config: Config, seed: int, window: int
+) -> None:
+    """Checks: WEIGHT. With a loss that is different for each sample, over accumulation windows, in exact fractions."""
+    world = World(config, make_shards(shards), seed=seed).run()
+    ranks = len(world.nodes)
+    steps = len(world.nodes[0].taken)
+    for first in range(0, steps, window):
+        block = range(first, min(first + window, steps))
+        total = sum(world.nodes[0].taken[i].global_counts.supervised for i in block)
+        loss = Fraction(0)
+        average = Fraction(0)
+        for node in world.nodes:
+            for i in block:
+                samples = node.taken[i].group
+                summed = sum(Fraction(sample.id + 1) * sample.supervised for sample in samples)
+                local = sum(sample.supervised for sample in samples)
+                loss += summed
+                if local:
+                    average += (summed / local) * Fraction(ranks * local, total) / ranks
+        assert not total or average == loss / total
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 1, 1], [9, 9], [1] * 8, []])
+def test_grouping_keeps_the_budget(lengths: list[int]) -> None:
+    """Checks: BUDGET, FEWEST."""
+    (shard,) = make_shards([lengths])
+    groups = compute_groups(shard, 8)
+    assert sorted(sample.position for group in groups for sample in group) == list(range(len(lengths)))
+    assert len(groups) == {(5, 5, 1, 1): 3, (9, 9): 2, (1,) * 8: 1, (): 0}[tuple(lengths)]

@@ -1,0 +1,79 @@
+"""R10: resume after any taken step."""
+
+from __future__ import annotations
+
+import pytest
+
+from odb_ref.core.effects import Read
+from odb_ref.core.errors import UsageError
+from odb_ref.core.machine import Machine
+from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, resume
+from odb_ref.core.types import Mode, Step
+from tests.spec.world import World, make_config, make_shard, make_shards, run
+
+SHARDS = [[3, 4, 1, 9, 2, 8, 8, 1, 1, 5], [2], [], [5, 1, 5, 2, 7, 7, 3]]
+CONFIGS = [
+    make_config(),
+    make_config(depth_steps=1, ramp_rounds=2, window_samples=6, max_age_rounds=1),
+    make_config(mode=Mode.QUOTA, window_samples=2),
+    make_config(tag="quota 9", mode=Mode.QUOTA, quota_samples=5, window_samples=3),
+]
+QUOTA_SHARDS = [[3, 4, 1, 9, 2, 8], [2, 8, 8, 8], [1, 1, 1, 8, 8]]
+
+
+def _save_after(world: World) -> list[Checkpoint]:
+    return [node.ledger.compute_checkpoint() for node in world.nodes]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["join", "ramp and age", "quota", "quota cut"])
+def test_going_on_after_any_step_gives_the_same_steps(config: object) -> None:
+    """Spec: R10, R10.1, R10.2. Checks: RESUME, REPLAY."""
+    shards = make_shards(SHARDS if config.mode is Mode.JOIN else QUOTA_SHARDS)  # type: ignore[attr-defined]
+    whole = World(config, shards).run()  # type: ignore[arg-type]
+    total = len(whole.nodes[0].taken)
+    assert total > 3 or config.mode is Mode.QUOTA  # type: ignore[attr-defined]
+    for count in range(total + 1):
+        stops = dict.fromkeys(range(len(shards)), count)
+        checkpoints = _save_after(World(config, shards, seed=count, stops=stops).run())  # type: ignore[arg-type]
+        rest = World(config, shards, seed=99 - count, checkpoints=checkpoints).run()  # type: ignore[arg-type]
+        assert rest.is_over
+        for rank, node in enumerate(rest.nodes):
+            skipped = checkpoints[rank].taken_steps
+            again = node.taken[:skipped]
+            assert [s.position for step in again for s in step.group] == [*checkpoints[rank].taken]
+            expected: list[Step] = whole.nodes[rank].taken[count:]
+            assert node.taken[skipped:] == expected
+
+
+def test_the_start_of_a_round_is_read_off_the_state() -> None:
+    """Spec: R10.1."""
+    machine = Machine(make_config())
+    machine.begin()
+    assert compute_round_start(machine.state) == RoundStart()
+    world = run([[8] * 6, [1] * 6], make_config())
+    node = world.nodes[0]
+    start = compute_round_start(node.machine.state)
+    assert start.planned_steps == len(node.taken)
+    assert start.carried == ()
+
+
+def test_the_carried_samples_must_be_the_saved_ones() -> None:
+    """Spec: R10.2."""
+    start = RoundStart(round=1, read_samples=4, carried=(2, 3), marks=(4,), planned_steps=2, global_samples=2)
+    shard = make_shard([8, 8, 8, 8])
+    state, effects = resume(make_config(), start, shard[2:])
+    assert effects == (Read(2),)
+    assert (state.round, state.planned_steps, state.taken_steps, state.taken_samples) == (1, 2, 2, 2)
+    with pytest.raises(UsageError, match=r"positions \(2, 3\)"):
+        resume(make_config(), start, shard[1:3])
+
+
+def test_a_checkpoint_tells_another_world_size_what_was_taken() -> None:
+    """Spec: R10.3. Checks: RESUME, ONCE, COVER."""
+    shards = make_shards(SHARDS)
+    total = len(World(make_config(), shards).run().nodes[0].taken)
+    for count in range(total + 1):
+        world = World(make_config(), shards, seed=count, stops=dict.fromkeys(range(4), count)).run()
+        for node, checkpoint in zip(world.nodes, _save_after(world), strict=True):
+            taken = {sample.position for step in node.taken for sample in step.group}
+            assert {s.position for s in node.shard if checkpoint.is_taken(s.position)} == taken

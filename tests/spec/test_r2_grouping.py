@@ -1,0 +1,80 @@
+"""R2: grouping and windows."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.effects import Read
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.types import compute_padded_tokens
+from tests.spec.world import World, make_config, make_shard, run
+
+LENGTHS = st.lists(st.integers(1, 12), max_size=8)
+
+
+def _compute_fewest(lengths: list[int], budget: int) -> int:
+    """The fewest groups of any partition, by trying all: independent of how the core does it."""
+    best = len(lengths)
+
+    def place(rest: list[int], groups: list[list[int]]) -> None:
+        nonlocal best
+        if len(groups) >= best and rest:
+            return
+        if not rest:
+            best = min(best, len(groups))
+            return
+        for i, group in enumerate(groups):
+            if (len(group) + 1) * max(*group, rest[0]) <= budget:
+                place(rest[1:], [*groups[:i], [*group, rest[0]], *groups[i + 1 :]])
+        place(rest[1:], [*groups, [rest[0]]])
+
+    place(lengths, [])
+    return best
+
+
+@given(LENGTHS, st.integers(1, 20), st.randoms(use_true_random=False))
+def test_groups_depend_on_the_set_of_samples_only(lengths: list[int], budget: int, random: object) -> None:
+    """Spec: R2, R2.1. Checks: REPLAY."""
+    samples = list(make_shard(lengths))
+    shuffled = samples[:]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert compute_groups(samples, budget) == compute_groups(shuffled, budget)
+
+
+def test_the_sweep_starts_at_the_shortest_and_groups_begin_with_the_longest() -> None:
+    """Spec: R2.1."""
+    groups = compute_groups(make_shard([4, 1, 2, 2, 4, 3]), 8)
+    assert [[sample.length for sample in group] for group in groups] == [[2, 2, 1], [4, 3], [4]]
+    assert [[sample.position for sample in group] for group in groups] == [[3, 2, 1], [0, 5], [4]]
+
+
+@given(LENGTHS, st.integers(1, 20))
+def test_a_group_of_two_or_more_fits_the_budget(lengths: list[int], budget: int) -> None:
+    """Spec: R2.2. Checks: BUDGET."""
+    for group in compute_groups(make_shard(lengths), budget):
+        assert len(group) == 1 or compute_padded_tokens(group) <= budget
+        assert all(sample.length <= budget for sample in group) or len(group) == 1
+
+
+@given(st.lists(st.integers(1, 12), max_size=6), st.integers(1, 20))
+def test_no_partition_has_fewer_groups(lengths: list[int], budget: int) -> None:
+    """Spec: R2.1. Checks: FEWEST."""
+    assert len(compute_groups(make_shard(lengths), budget)) == _compute_fewest(lengths, budget)
+
+
+def test_windows_ramp_up_and_are_refilled_to_their_size() -> None:
+    """Spec: R2.3."""
+    config = make_config(window_samples=10, ramp_rounds=2, budget_tokens=1000)
+    assert [config.compute_window_samples(k) for k in range(4)] == [2, 5, 10, 10]
+    assert make_config(window_samples=1, ramp_rounds=3).compute_window_samples(0) == 1
+    world = World(config, [make_shard([1] * 30)]).run()
+    assert [len(group) for group in world.get_groups(0)] == [2, 5, 10, 10, 3]
+
+
+def test_what_is_carried_counts_towards_the_window() -> None:
+    """Spec: R2.3."""
+    world = run([[8] * 12, [1] * 12], make_config(window_samples=4))
+    reads = [effect.count for _, effects in world.nodes[0].events for effect in effects if isinstance(effect, Read)]
+    # Rank 1 makes one group of each window, so rank 0 emits one and carries three; age then makes it emit more.
+    assert reads[:3] == [1, 1, 1]

@@ -1,0 +1,117 @@
+"""R4: alignment, age, counts, the quota's cut."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.alignment import align, is_due
+from odb_ref.core.events import Agreed, Counted
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.rounds import is_quota_met
+from odb_ref.core.state import Phase
+from odb_ref.core.types import Group, Mode, StepCounts, compute_counts, compute_padded_tokens
+from tests.spec.world import World, make_config, make_shard, make_shards, run
+
+
+def _lengths(groups: tuple[Group, ...]) -> list[list[int]]:
+    return [[sample.length for sample in group] for group in groups]
+
+
+@given(st.lists(st.integers(1, 12), max_size=9), st.integers(1, 20), st.integers(1, 12), st.integers(0, 9))
+def test_alignment_makes_exactly_the_target_and_loses_nothing(
+    lengths: list[int], budget: int, target: int, due_before: int
+) -> None:
+    """Spec: R4, R4.1. Checks: ALIGN, CONSERVE, BUDGET."""
+    samples = make_shard(lengths)
+    emitted, carried = align(compute_groups(samples, budget), target, due_before)
+    assert len(emitted) == target
+    assert sorted((*(sample for group in emitted for sample in group), *carried), key=lambda s: s.position) == [
+        *samples
+    ]
+    assert all(len(group) <= 1 or compute_padded_tokens(group) <= budget for group in emitted)
+    assert [compute_padded_tokens(group) for group in emitted] == sorted(
+        map(compute_padded_tokens, emitted), reverse=True
+    )
+
+
+def test_the_fullest_groups_are_emitted_and_the_rest_is_carried_in_order() -> None:
+    """Spec: R4.1."""
+    groups = compute_groups(make_shard([2, 2, 2, 2, 5, 7]), 8)
+    assert _lengths(groups) == [[2, 2, 2, 2], [5], [7]]
+    emitted, carried = align(groups, 1, 0)
+    assert _lengths(emitted) == [[2, 2, 2, 2]]
+    assert [sample.position for sample in carried] == [4, 5]
+    assert _lengths(align(groups, 2, 0)[0]) == [[2, 2, 2, 2], [7]]
+
+
+def test_the_costliest_group_is_halved_until_only_singles_are_left() -> None:
+    """Spec: R4.2."""
+    groups = compute_groups(make_shard([1, 1, 1, 4, 4]), 8)
+    assert _lengths(groups) == [[1, 1, 1], [4, 4]]
+    assert _lengths(align(groups, 3, 0)[0]) == [[4], [4], [1, 1, 1]]
+    assert _lengths(align(groups, 4, 0)[0]) == [[4], [4], [1, 1], [1]]
+    assert _lengths(align(groups, 7, 0)[0]) == [[4], [4], [1], [1], [1], [], []]
+    assert align((), 2, 0) == (((), ()), ())
+
+
+def test_due_groups_go_before_fuller_ones() -> None:
+    """Spec: R4.3, R4.1. Checks: AGE."""
+    groups = compute_groups(make_shard([1, 8, 8]), 8)
+    assert [is_due(group, 1) for group in groups] == [True, False, False]
+    emitted, carried = align(groups, 2, 1)
+    assert _lengths(emitted) == [[8], [1]]
+    assert [sample.position for sample in carried] == [2]
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=12), min_size=1, max_size=3), st.integers(1, 3))
+def test_nothing_is_carried_for_longer_than_the_age_allows(shards: list[list[int]], age: int) -> None:
+    """Spec: R4.3. Checks: AGE."""
+    world = World(make_config(max_age_rounds=age, window_samples=4), make_shards(shards))
+    first_held: list[dict[int, int]] = [{} for _ in shards]
+    while choices := world.compute_choices():
+        action, rank = world.random.choice(choices)
+        world.do(action, rank)
+        state = world.nodes[rank].machine.state
+        if state.phase is Phase.OFFER:
+            for sample in state.window:
+                first_held[rank].setdefault(sample.position, state.round)
+    for rank, node in enumerate(world.nodes):
+        assert all(step.round - first_held[rank][s.position] <= age for step in node.taken for s in step.group)
+
+
+def test_counts_are_summed_over_ranks() -> None:
+    """Spec: R4.5. Checks: WEIGHT."""
+    world = run([[3, 2, 8], [5]], make_config())
+    steps = list(zip(*(node.taken for node in world.nodes), strict=True))
+    for left, right in steps:
+        assert left.global_counts == right.global_counts == compute_counts(left.group) + compute_counts(right.group)
+    assert compute_counts(()) == StepCounts(0, 0, 0)
+    assert sum(left.global_counts.samples for left, _ in steps) == 4
+
+
+@given(st.integers(1, 20), st.integers(0, 50))
+def test_the_quota_cuts_the_round_after_the_step_that_reaches_it(quota: int, seed: int) -> None:
+    """Spec: R4.6. Checks: QUOTA."""
+    shards = [[1, 2, 5, 6, 7, 8, 1, 1], [3, 3, 3, 3, 8, 8, 8, 8]]
+    world = run(shards, make_config(mode=Mode.QUOTA, quota_samples=quota), seed=seed)
+    assert world.is_over
+    assert len({len(node.taken) for node in world.nodes}) == 1
+    totals = list(accumulate(step.global_counts.samples for step in world.nodes[0].taken))
+    assert all(total < quota for total in totals[:-1])
+    if totals[-1] < quota:  # then a rank had run dry
+        assert any(sum(map(len, world.get_groups(rank))) == len(shard) for rank, shard in enumerate(shards))
+
+
+def test_a_rank_that_has_met_the_quota_offers_nothing() -> None:
+    """Spec: R4.6, R3.5. Checks: QUOTA, CONSERVE."""
+    world = run([[8, 8, 8, 8]], make_config(mode=Mode.QUOTA, quota_samples=2))
+    node = world.nodes[0]
+    assert [len(group) for group in world.get_groups(0)] == [1, 1]
+    (_, last) = [event.agreement for event, _ in node.events if isinstance(event, Agreed)]
+    assert (last.samples_min, last.samples_max) == (0, 0)
+    assert is_quota_met(node.machine.config, node.machine.state)
+    assert len(node.machine.state.window) == 2  # what the cut returned is still held, not lost
+    assert sum(isinstance(event, Counted) for event, _ in node.events) == 1

@@ -1,0 +1,102 @@
+"""R9: the trace format, against its schema."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from odb_ref.core.events import LocalFailed, PeerLost, Urged
+from odb_ref.core.trace import TraceWriter, decode_event, encode_event, read_trace
+from tests.spec.world import World, make_config, make_shards, run
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
+SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
+CASES: list[dict[str, object]] = [
+    {}, {"stops": {0: 1}}, {"fails": {1: ("collate", 0)}}, {"fails": {0: ("read", 1)}},
+]  # fmt: skip
+
+
+def _write(world: World, path: Path) -> None:
+    with TraceWriter(path, world.nodes[0].machine.config, driver="test") as writer:
+        for rank, node in enumerate(world.nodes):
+            writer.record(rank, None, ())
+            for event, effects in node.events:
+                writer.record(rank, event, effects, time_s=0.5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_line_of_a_trace_has_the_schema(case: dict[str, object], tmp_path: Path) -> None:
+    """Spec: R9, R9.2, R9.3."""
+    _write(run(SHARDS, make_config(), **case), tmp_path / "t.ndjson")
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    lines = (tmp_path / "t.ndjson").read_text().splitlines()
+    kinds = set()
+    for line in lines:
+        data = json.loads(line)
+        validator.validate(data)
+        kinds |= {effect["kind"] for effect in data.get("effects", ())}
+    assert kinds >= {"read", "post_offer", "finish"}
+    assert ("post_report" in kinds) == ("fails" in case)
+
+
+def test_the_schema_knows_events_no_run_above_holds() -> None:
+    """Spec: R9.2."""
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for event in (LocalFailed("x"), PeerLost(None, "x"), PeerLost(2, "x"), Urged()):
+        validator.validate({"rank": 0, "event": encode_event(event), "effects": []})
+
+
+def test_a_tampered_line_is_refused(tmp_path: Path) -> None:
+    """Spec: R9. The schema must be able to fail."""
+    _write(run(SHARDS, make_config()), tmp_path / "t.ndjson")
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    header, *records = [json.loads(line) for line in (tmp_path / "t.ndjson").read_text().splitlines()]
+    collate = next(r for r in records if any(e["kind"] == "collate" for e in r["effects"]))
+
+    def tamper(record: dict[str, object], path: list[object], value: object) -> object:
+        changed = copy.deepcopy(record)
+        place: object = changed
+        for key in path[:-1]:
+            place = place[key]  # type: ignore[index]
+        place[path[-1]] = value  # type: ignore[index]
+        return changed
+
+    for record, path, value in (
+        (header, ["version"], 2),
+        (header, ["config", "mode"], "both"),
+        (collate, ["rank"], -1),
+        (collate, ["effects", 0, "kind"], "collates"),
+        (collate, ["effects", 0, "steps", 0, "number"], "0"),
+        (collate, ["effects", 0, "steps", 0, "extra"], 0),
+        (collate, ["effects", 0, "steps"], []),
+    ):
+        assert not validator.is_valid(tamper(record, path, value)), path
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["t.ndjson", "t.ndjson.gz"])
+def test_what_is_written_is_read_again(case: dict[str, object], name: str, tmp_path: Path) -> None:
+    """Spec: R9, R9.2."""
+    world = run(SHARDS, make_config(), **case)
+    _write(world, tmp_path / name)
+    header, records = read_trace(tmp_path / name)
+    assert header.world_size == 4
+    for rank, node in enumerate(world.nodes):
+        del rank
+        assert next(records).event is None
+        for event, effects in node.events:
+            record = next(records)
+            assert record.event is not None
+            assert decode_event(record.event) == event
+            assert len(record.effects) == len(effects)
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Spec: R9. Checks: REPLAY."""
+    for name in ("a.gz", "b.gz"):
+        _write(World(make_config(), make_shards(SHARDS), seed=3).run(), tmp_path / name)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
