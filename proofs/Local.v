@@ -1,0 +1,287 @@
+(** One rank against the shared history.
+
+    [hist] is what the results of the exchange say, and nothing else: the number of each round's steps, their counts, which
+    are released, how the epoch ends. [core] says that a rank's state is an image of the results it has received. All
+    ranks receive prefixes of one list of results, so whatever follows from [hist] is equal on all ranks: that is ALIGN. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine.
+Import ListNotations.
+
+(** ** What is asked of a configuration *)
+
+(** What is true of every agreement that a target rule sees. *)
+Record sane (a : offer) : Prop := {
+  sane_samples : 1 <= o_samples_max a;
+  sane_groups : 1 <= o_groups_max a <= o_samples_max a;
+  sane_due : o_due_max a <= o_groups_max a;
+  sane_groups_min : forall g, o_groups_min a = Some g -> 1 <= g <= o_groups_max a }.
+
+(** The bounds of odb_ref/core/rules.py. *)
+Definition within_bounds (rule : offer -> nat) : Prop :=
+  forall a, sane a -> Nat.max 1 (o_due_max a) <= rule a <= o_samples_max a.
+
+Record config_ok (c : config) : Prop := {
+  ok_group_perm : forall w, Permutation (concat (c_group c w)) w;
+  ok_group_nonempty : forall w, Forall (fun g => g <> []) (c_group c w);
+  ok_align_length : forall gs t d, length (fst (c_align c gs t d)) = t;
+  ok_align_perm : forall gs t d, Permutation (concat (fst (c_align c gs t d)) ++ snd (c_align c gs t d)) (concat gs);
+  ok_align_work : forall gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
+    Forall (fun g => g <> []) (fst (c_align c gs t d));
+  ok_align_due : forall gs t d, count_due d gs <= t -> Forall (fun x => d <= pos x) (snd (c_align c gs t d));
+  ok_window : forall k, 1 <= c_window c k;
+  ok_age : 1 <= c_max_age c;
+  ok_rule : within_bounds (c_rule c) }.
+
+(** ** The shared history *)
+
+Inductive kind := NOffer | NCount (t : nat) | NReport | NClosed (o : outcome_kind) (lim : nat).
+
+Definition shared_step : Type := nat * nat * counts.
+Definition shared (s : step) : shared_step := (s_number s, s_round s, s_counts s).
+
+Record hist := mkHist { h_kind : kind; h_round : nat; h_steps : list shared_step; h_released : nat }.
+
+Definition h_initial : hist := mkHist NOffer 0 [] 0.
+Definition h_samples (h : hist) : nat := sum_nat (map (fun x => n_samples (snd x)) (h_steps h)).
+
+Fixpoint make_shared (number rd : nat) (cs : list counts) : list shared_step :=
+  match cs with [] => [] | x :: r => (number, rd, x) :: make_shared (S number) rd r end.
+
+Definition h_step (c : config) (h : hist) (x : result) : hist :=
+  match h_kind h, x with
+  | NOffer, Agreed a =>
+      if is_bad a then mkHist NReport (h_round h) (h_steps h) (h_released h)
+      else match o_stop_rank a with
+      | Some r => let n := match o_stop_step a with Some n => n | None => 0 end in
+                  mkHist (NClosed (Stopped r n) n) (h_round h) (h_steps h) (h_released h)
+      | None => mkHist (match target c a with 0 => NClosed Complete (length (h_steps h)) | S t => NCount (S t) end)
+                       (h_round h) (h_steps h) (length (h_steps h))
+      end
+  | NCount _, Counted cs =>
+      let n := cut c (h_samples h) cs in
+      mkHist NOffer (S (h_round h)) (h_steps h ++ make_shared (length (h_steps h)) (h_round h) (firstn n cs)) (h_released h)
+  | NReport, Reported rs =>
+      match failure_of rs with
+      | Some o => mkHist (NClosed o (h_released h)) (h_round h) (h_steps h) (h_released h)
+      | None => h
+      end
+  | _, _ => h
+  end.
+
+Definition history (c : config) (rs : list result) : hist := fold_left (h_step c) rs h_initial.
+
+(** ** The invariant of one rank *)
+
+Definition steps_of (s : state) : list step := taken s ++ queue s ++ outbox s ++ plan s.
+Definition released_of (s : state) : list step := taken s ++ queue s ++ outbox s.
+Definition samples_of (xs : list step) : list sample := concat (map s_group xs).
+
+Record offer_ok (c : config) (rank : nat) (s : state) (o : offer) : Prop := {
+  of_round : o_round_min o = round s /\ o_round_max o = round s;
+  of_print : o_print_min o = c_print c /\ o_print_max o = c_print c;
+  of_samples : o_samples_min o = o_samples_max o;
+  of_flag : o_ready o = false -> o_failed o <> None \/ o_stop_rank o <> None;
+  of_failed : forall r, o_failed o = Some r -> r = rank /\ failure s <> None;
+  of_stop : forall r, o_stop_rank o = Some r -> r = rank /\ stopped s = true;
+  of_ready : o_ready o = true ->
+    collated s = true /\ wanted s = 0 /\ groups s = c_group c (window s) /\
+    o_samples_max o = (if is_quota_met c (gsum s) then 0 else length (window s)) /\
+    o_groups_max o = length (groups s) /\
+    o_groups_min o = (if ended s then None else Some (length (groups s))) /\
+    o_due_max o = count_due (due_before c s) (groups s) }.
+
+Definition kind_ok (c c0 : config) (h : hist) (s : state) : Prop :=
+  match at_phase s with
+  | FILL | OFFER => h_kind h = NOffer
+  | COUNT => h_kind h = NCount (length (aligned s)) /\ c = c0
+  | REPORT => h_kind h = NReport
+  | DRAIN | DONE => exists o lim, h_kind h = NClosed o lim /\ ended_as s = Some o
+  end.
+
+Record core (c c0 : config) (rank : nat) (inp : list sample) (h : hist) (s : state) : Prop := {
+  k_round : round s = h_round h;
+  k_kind : kind_ok c c0 h s;
+  k_steps : map shared (steps_of s) = h_steps h;
+  k_released : length (released_of s) = h_released h;
+  k_planned : planned s = length (h_steps h);
+  k_gsum : gsum s = h_samples h;
+  k_cons : Permutation (samples_of (steps_of s) ++ concat (aligned s) ++ window s) (firstn (read s) inp);
+  k_read : read s <= length inp;
+  k_ended : ended s = true -> read s = length inp /\ wanted s = 0;
+  k_aligned : at_phase s <> COUNT -> aligned s = [];
+  k_plan : at_phase s = COUNT -> plan s = [];
+  k_window : ended s = true \/ 1 <= length (window s) + wanted s;
+  k_stop : stopped s = true -> exists l, limit s = Some l /\ l <= length (taken s);
+  k_free : stopped s = false -> limit s = match h_kind h with NClosed _ l => Some l | _ => None end;
+  k_offer : at_phase s = OFFER -> exists o, posted s = Some (MOffer o) /\ offer_ok c rank s o;
+  k_count : at_phase s = COUNT -> posted s = Some (MCounts (map count_group (aligned s)));
+  k_report : at_phase s = REPORT -> exists r, posted s = Some (MReport r) /\ r_rank r = rank /\ r_print r = c_print c }.
+
+(** The part that says what a rank waits for. *)
+Record tight (depth : nat) (s : state) : Prop := {
+  t_queue : length (queue s) <= depth;
+  t_outbox : outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s);
+  t_fill : at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (outbox s <> [] /\ urged s = false));
+  t_drain : at_phase s = DRAIN -> outbox s <> [] /\ (forall l, limit s = Some l -> length (taken s) + length (queue s) < l);
+  t_done : at_phase s = DONE -> outbox s = [] \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s) }.
+
+(** ** Numbers *)
+
+Definition numbered_from (n : nat) (xs : list shared_step) : Prop :=
+  forall i x, nth_error xs i = Some x -> fst (fst x) = n + i.
+
+Lemma make_shared_length : forall cs n rd, length (make_shared n rd cs) = length cs.
+Proof. induction cs; simpl; intros; auto. Qed.
+
+Lemma make_shared_numbered : forall cs n rd, numbered_from n (make_shared n rd cs).
+Proof.
+  induction cs as [|y cs IH]; intros n rd i x H; simpl in H; [destruct i; discriminate|].
+  destruct i; simpl in H; [injection H as <-; simpl; lia|]. apply IH in H. lia.
+Qed.
+
+Lemma numbered_app : forall xs ys n, numbered_from n xs -> numbered_from (n + length xs) ys -> numbered_from n (xs ++ ys).
+Proof.
+  intros xs ys n Hx Hy i x H. destruct (lt_dec i (length xs)) as [L|L].
+  - rewrite nth_error_app1 in H by assumption. apply Hx, H.
+  - rewrite nth_error_app2 in H by lia. apply Hy in H. lia.
+Qed.
+
+Lemma h_step_numbered : forall c h x, numbered_from 0 (h_steps h) -> numbered_from 0 (h_steps (h_step c h x)).
+Proof.
+  intros c h x N. unfold h_step. destruct (h_kind h), x; simpl; auto.
+  - destruct (is_bad a); simpl; auto. destruct (o_stop_rank a); simpl; auto.
+  - apply numbered_app; [assumption|]. apply make_shared_numbered.
+  - destruct (failure_of rs); simpl; auto.
+Qed.
+
+Lemma fold_ind : forall (A B : Type) (f : A -> B -> A) (P : A -> Prop) l a,
+  P a -> (forall a b, P a -> P (f a b)) -> P (fold_left f l a).
+Proof. induction l as [|b l IH]; simpl; intros; auto. Qed.
+
+Lemma history_numbered : forall c rs, numbered_from 0 (h_steps (history c rs)).
+Proof. intros. unfold history. apply fold_ind; [|intros; apply h_step_numbered; assumption]. intros i x H. destruct i; discriminate. Qed.
+
+Lemma history_snoc : forall c rs x, history c (rs ++ [x]) = h_step c (history c rs) x.
+Proof. intros. unfold history. rewrite fold_left_app. reflexivity. Qed.
+
+(** The step at place [i] of a rank has number [i]. *)
+Lemma step_number : forall c c0 rank inp h s i x, core c c0 rank inp h s -> numbered_from 0 (h_steps h) ->
+  nth_error (steps_of s) i = Some x -> s_number x = i.
+Proof.
+  intros c c0 rank inp h s i x K N H. apply (map_nth_error shared) in H. rewrite (k_steps _ _ _ _ _ _ K) in H.
+  apply N in H. exact H.
+Qed.
+
+(** ** Delivering *)
+
+Lemma take_room_spec : forall lim ob room d e, take_room room lim ob = (d, e) ->
+  ob = d ++ e /\ length d <= room /\ (e = [] \/ length d = room \/ exists x r, e = x :: r /\ below lim (s_number x) = false).
+Proof.
+  induction ob as [|x ob IH]; intros room d e H.
+  - destruct room; simpl in H; injection H as <- <-; simpl; repeat split; auto; lia.
+  - destruct room as [|room]; simpl in H; [injection H as <- <-; simpl; repeat split; auto|].
+    destruct (below lim (s_number x)) eqn:B.
+    + destruct (take_room room lim ob) as [d' e'] eqn:T. injection H as <- <-.
+      destruct (IH _ _ _ T) as [-> [L C]]. simpl. repeat split; [lia|]. destruct C as [C|[C|C]]; auto.
+    + injection H as <- <-. simpl. repeat split; [lia|]. right. right. eauto.
+Qed.
+
+Lemma deliver_eq : forall depth s, exists d e,
+  outbox s = d ++ e /\ deliver depth s = set_outbox e (set_queue (queue s ++ d) s) /\ length d <= depth - length (queue s) /\
+  (e = [] \/ length d = depth - length (queue s) \/ exists x r, e = x :: r /\ below (limit s) (s_number x) = false).
+Proof.
+  intros. unfold deliver. destruct (take_room _ _ _) as [d e] eqn:T. apply take_room_spec in T. exists d, e. tauto.
+Qed.
+
+Lemma deliver_steps : forall depth s, steps_of (deliver depth s) = steps_of s /\ released_of (deliver depth s) = released_of s.
+Proof.
+  intros. destruct (deliver_eq depth s) as [d [e [E [-> _]]]]. unfold steps_of, released_of. simpl. rewrite E, !app_assoc. auto.
+Qed.
+
+Lemma deliver_core : forall c c0 rank inp h depth s, core c c0 rank inp h s -> core c c0 rank inp h (deliver depth s).
+Proof.
+  intros c c0 rank inp h depth s K. pose proof (deliver_steps depth s) as [S1 S2].
+  destruct (deliver_eq depth s) as [d [e [E [Eq _]]]]. destruct K. constructor; try rewrite S1; try rewrite S2; rewrite ?Eq; auto.
+  intros P. destruct (k_offer0 P) as [o [Po O]]. exists o. split; [exact Po|]. destruct O. constructor; auto.
+Qed.
+
+Lemma deliver_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> length (queue s) <= depth ->
+  let t := deliver depth s in
+  length (queue t) <= depth /\
+  (outbox t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)).
+Proof.
+  intros c c0 rank inp h depth s K N Q. simpl. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
+  rewrite app_length. split; [lia|]. intros NE. destruct C as [C|[C|[x [r [-> B]]]]]; [easy|left; lia|right].
+  assert (Nx : s_number x = length (taken s) + (length (queue s) + length d)).
+  { apply (step_number c c0 rank inp h s _ x K N). unfold steps_of. rewrite E, <- !app_assoc.
+    rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia.
+    replace (_ - _) with 0 by lia. reflexivity. }
+  unfold below in B. destruct (limit s) as [l|]; [|discriminate]. apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].
+Qed.
+
+(** ** Posting *)
+
+Lemma post_eq : forall c rank s,
+  post c rank s = s /\ (at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (outbox s <> [] /\ urged s = false)))
+  \/ at_phase s = FILL /\ (must_end s = true \/ is_ready s = true) /\
+     post c rank s = set_phase OFFER (set_groups (c_group c (window s)) (set_posted (Some (MOffer (compute_offer c rank s (c_group c (window s))))) s)).
+Proof.
+  intros. unfold post. destruct (at_phase s); try (left; split; [reflexivity|intros; discriminate]).
+  destruct (must_end s); simpl; [right; auto|]. destruct (is_ready s); simpl; [|left; auto].
+  destruct (outbox s) as [|x r]; simpl; [right; auto|]. destruct (urged s); [right; auto|]. left. split; [reflexivity|]. intros _.
+  split; [reflexivity|]. right. split; [discriminate|reflexivity].
+Qed.
+
+Lemma post_core : forall c c0 rank inp h s, core c c0 rank inp h s -> core c c0 rank inp h (post c rank s).
+Proof.
+  intros c c0 rank inp h s K. destruct (post_eq c rank s) as [[-> _]|[P [R ->]]]; [assumption|].
+  destruct K. constructor; simpl; auto; try discriminate.
+  - unfold kind_ok in *. simpl. rewrite P in k_kind0. assumption.
+  - intros _. apply k_aligned0. rewrite P. discriminate.
+  - intros _. eexists. split; [reflexivity|]. constructor; simpl; auto.
+    + intros NR. destruct R as [R|R]; [|unfold is_ready in *; simpl in *; congruence]. unfold must_end in R.
+      apply orb_true_iff in R as [R|R]; rewrite R; [left|right]; discriminate.
+    + intros r Hr. destruct (failure s); simpl in Hr; [|discriminate]. injection Hr as <-. split; [reflexivity|discriminate].
+    + intros r Hr. destruct (stopped s); [|discriminate]. injection Hr as <-. auto.
+    + intros RT. unfold is_ready in RT. simpl in RT. apply andb_true_iff in RT as [R1 R2]. apply Nat.eqb_eq in R2. repeat split; auto.
+Qed.
+
+Lemma post_tight : forall c rank depth s, at_phase s <> DRAIN -> at_phase s <> DONE ->
+  length (queue s) <= depth ->
+  (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
+  tight depth (post c rank s).
+Proof.
+  intros c rank depth s D1 D2 Q O. destruct (post_eq c rank s) as [[-> F]|[P [R ->]]]; constructor; simpl; auto; try easy.
+Qed.
+
+(** ** Draining *)
+
+Lemma finish_eq : forall s, exists p, finish_when_drained s = set_phase p s /\ (p = at_phase s \/ p = DONE).
+Proof.
+  intros. unfold finish_when_drained. destruct s. simpl. destruct outbox; [eauto|]. destruct (below _ _); [|eauto].
+  eexists. split; [|left; reflexivity]. reflexivity.
+Qed.
+
+Lemma finish_core : forall c c0 rank inp h s, at_phase s = DRAIN -> core c c0 rank inp h s -> core c c0 rank inp h (finish_when_drained s).
+Proof.
+  intros c c0 rank inp h s P K. destruct (finish_eq s) as [p [-> C]].
+  assert (X : p = DRAIN \/ p = DONE) by (rewrite P in C; exact C). destruct K. unfold kind_ok in *. rewrite P in *.
+  constructor; simpl; auto; unfold kind_ok; simpl; destruct X as [-> | ->]; auto; try discriminate; intros; apply k_aligned0; discriminate.
+Qed.
+
+Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> numbered_from 0 (h_steps h) -> at_phase s = DRAIN ->
+  length (queue s) <= depth ->
+  (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
+  tight depth (finish_when_drained s).
+Proof.
+  intros c c0 rank inp h depth s K N P Q O. unfold finish_when_drained. destruct (outbox s) as [|x r] eqn:E.
+  - constructor; simpl; rewrite ?E; auto; discriminate.
+  - assert (Nx : s_number x = length (taken s) + length (queue s)).
+    { apply (step_number c c0 rank inp h s _ x K N). unfold steps_of. rewrite E.
+      rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
+    destruct (below (limit s) (s_number x)) eqn:B.
+    + constructor; rewrite ?E, ?P; auto; try discriminate. intros _. split; [discriminate|]. intros l L. rewrite L in B. simpl in B.
+      apply Nat.ltb_lt in B. lia.
+    + constructor; simpl; rewrite ?E; auto; try discriminate. intros _. right. unfold below in B. destruct (limit s) as [l|]; [|discriminate].
+      apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].
+Qed.

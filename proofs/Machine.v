@@ -1,0 +1,317 @@
+(** The machine of odb_ref/core/machine.py, one rank: [transition], field by field. Spec: R3 to R7.
+
+    [None] stands for the Python's UsageError and PeerError. [taken] and [posted] are ghosts: the steps the consumer has
+    taken (the Python keeps their number) and the last message this rank put into the exchange. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment.
+Import ListNotations.
+
+(** ** Messages *)
+
+Record counts := mkCounts { n_samples : nat; n_tokens : nat; n_supervised : nat }.
+Definition zero_counts := mkCounts 0 0 0.
+Definition add_counts (a b : counts) : counts :=
+  mkCounts (n_samples a + n_samples b) (n_tokens a + n_tokens b) (n_supervised a + n_supervised b).
+Definition sum_nat (l : list nat) : nat := fold_right Nat.add 0 l.
+Definition count_group (g : group) : counts := mkCounts (length g) (sum_nat (map len g)) (sum_nat (map sup g)).
+
+(** [None] is the neutral element of a MIN field: nobody. *)
+Record offer := mkOffer {
+  o_round_min : nat; o_round_max : nat;
+  o_print_min : nat; o_print_max : nat;
+  o_ready : bool;
+  o_failed : option nat;
+  o_stop_step : option nat; o_stop_rank : option nat;
+  o_samples_min : nat; o_samples_max : nat;
+  o_groups_min : option nat; o_groups_max : nat;
+  o_due_max : nat }.
+
+Definition min_opt (a b : option nat) : option nat :=
+  match a, b with
+  | Some x, Some y => Some (Nat.min x y)
+  | Some x, None => Some x
+  | None, y => y
+  end.
+
+Definition combine_offers (a b : offer) : offer := {|
+  o_round_min := Nat.min (o_round_min a) (o_round_min b); o_round_max := Nat.max (o_round_max a) (o_round_max b);
+  o_print_min := Nat.min (o_print_min a) (o_print_min b); o_print_max := Nat.max (o_print_max a) (o_print_max b);
+  o_ready := andb (o_ready a) (o_ready b);
+  o_failed := min_opt (o_failed a) (o_failed b);
+  o_stop_step := min_opt (o_stop_step a) (o_stop_step b); o_stop_rank := min_opt (o_stop_rank a) (o_stop_rank b);
+  o_samples_min := Nat.min (o_samples_min a) (o_samples_min b); o_samples_max := Nat.max (o_samples_max a) (o_samples_max b);
+  o_groups_min := min_opt (o_groups_min a) (o_groups_min b); o_groups_max := Nat.max (o_groups_max a) (o_groups_max b);
+  o_due_max := Nat.max (o_due_max a) (o_due_max b) |}.
+
+Record report := mkReport { r_rank : nat; r_cause : option nat; r_round : nat; r_print : nat }.
+
+Inductive msg := MOffer (o : offer) | MCounts (cs : list counts) | MReport (r : report).
+Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (rs : list report).
+
+(** ** Configuration: the functions are parameters, so that what is proved holds for every choice within [config_ok] *)
+
+Record config := mkConfig {
+  c_group : list sample -> list group;
+  c_align : list group -> nat -> nat -> list group * list sample;
+  c_window : nat -> nat;
+  c_is_quota : bool;
+  c_quota : option nat;
+  c_max_age : nat;
+  c_rule : offer -> nat;
+  c_print : nat }.
+
+(** ** State *)
+
+Inductive phase_name := FILL | OFFER | COUNT | REPORT | DRAIN | DONE.
+
+Inductive outcome_kind := Complete | Stopped (rank step : nat) | Failed (rank cause : nat) | Mismatch (rank : nat).
+
+Record step := mkStep { s_number : nat; s_round : nat; s_group : group; s_counts : counts }.
+
+Record state := mkState {
+  at_phase : phase_name;
+  round : nat;
+  read : nat;
+  ended : bool;
+  wanted : nat;
+  window : list sample;
+  marks : list nat;
+  groups : list group;
+  aligned : list group;
+  plan : list step;
+  collated : bool;
+  planned : nat;
+  gsum : nat;
+  outbox : list step;
+  queue : list step;
+  taken : list step;
+  failure : option nat;
+  stopped : bool;
+  urged : bool;
+  limit : option nat;
+  ended_as : option outcome_kind;
+  posted : option msg }.
+
+Definition set_phase (v : phase_name) (s : state) : state := mkState v (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_round (v : nat) (s : state) : state := mkState (at_phase s) v (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_read (v : nat) (s : state) : state := mkState (at_phase s) (round s) v (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_ended (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) v (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_wanted (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) v (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_window (v : list sample) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) v (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_marks (v : list nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) v (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_groups (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) v (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_aligned (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) v (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_plan (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) v (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_collated (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) v (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_planned (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) v (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_gsum (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) v (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_outbox (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) v (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_queue (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) v (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_taken (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) v (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_failure (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) v (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_stopped (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) v (urged s) (limit s) (ended_as s) (posted s).
+Definition set_urged (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) v (limit s) (ended_as s) (posted s).
+Definition set_limit (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) v (ended_as s) (posted s).
+Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) v (posted s).
+Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
+
+Definition initial (c : config) : state :=
+  mkState FILL 0 0 false (c_window c 0) [] [] [] [] [] true 0 0 [] [] [] None false false None None None.
+
+(** ** Offers and targets *)
+
+Definition is_some {A} (o : option A) : bool := match o with Some _ => true | None => false end.
+
+Definition due_before (c : config) (s : state) : nat :=
+  if length (marks s) =? c_max_age c then hd 0 (marks s) else 0.
+
+Definition is_quota_met (c : config) (g : nat) : bool := match c_quota c with Some q => q <=? g | None => false end.
+
+Definition is_ready (s : state) : bool := collated s && (wanted s =? 0).
+Definition must_end (s : state) : bool := is_some (failure s) || stopped s.
+
+Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group) : offer :=
+  let held := if is_quota_met c (gsum s) then 0 else length (window s) in
+  {| o_round_min := round s; o_round_max := round s;
+     o_print_min := c_print c; o_print_max := c_print c;
+     o_ready := is_ready s;
+     o_failed := if is_some (failure s) then Some rank else None;
+     o_stop_step := if stopped s then Some (length (taken s)) else None;
+     o_stop_rank := if stopped s then Some rank else None;
+     o_samples_min := held; o_samples_max := held;
+     o_groups_min := if ended s then None else Some (length gs);
+     o_groups_max := length gs;
+     o_due_max := count_due (due_before c s) gs |}.
+
+(** The number of steps of the round; 0 closes the epoch. *)
+Definition target (c : config) (a : offer) : nat :=
+  if (o_samples_max a =? 0) || (c_is_quota c && (o_samples_min a =? 0)) then 0
+  else if c_is_quota c then Nat.min (c_rule c a) (o_samples_min a) else c_rule c a.
+
+Definition is_bad (a : offer) : bool :=
+  is_some (o_failed a) || negb (o_round_min a =? o_round_max a) || negb (o_print_min a =? o_print_max a).
+
+(** ** Transitions *)
+
+Definition is_nil {A} (l : list A) : bool := match l with [] => true | _ => false end.
+
+(** Posts the offer when it is ready, or at once when the epoch is to end. An urged rank does not wait for its consumer. *)
+Definition post (c : config) (rank : nat) (s : state) : state :=
+  match at_phase s with
+  | FILL =>
+      if must_end s || (is_ready s && (is_nil (outbox s) || urged s)) then
+        let gs := c_group c (window s) in
+        set_phase OFFER (set_groups gs (set_posted (Some (MOffer (compute_offer c rank s gs))) s))
+      else s
+  | _ => s
+  end.
+
+Definition below (lim : option nat) (n : nat) : bool := match lim with Some l => n <? l | None => true end.
+
+(** The released steps that fit into the queue, and the rest. *)
+Fixpoint take_room (room : nat) (lim : option nat) (ob : list step) : list step * list step :=
+  match room, ob with
+  | S r, x :: ob' => if below lim (s_number x) then let (d, e) := take_room r lim ob' in (x :: d, e) else ([], ob)
+  | _, _ => ([], ob)
+  end.
+
+Definition deliver (depth : nat) (s : state) : state :=
+  let (d, e) := take_room (depth - length (queue s)) (limit s) (outbox s) in
+  set_outbox e (set_queue (queue s ++ d) s).
+
+Definition finish_when_drained (s : state) : state :=
+  match outbox s with
+  | x :: _ => if below (limit s) (s_number x) then s else set_phase DONE s
+  | [] => set_phase DONE s
+  end.
+
+Definition drain (depth : nat) (o : outcome_kind) (lim : nat) (s : state) : state :=
+  let l := match limit s with Some m => Nat.min lim m | None => lim end in
+  finish_when_drained (deliver depth (set_phase DRAIN (set_outcome (Some o) (set_limit (Some l) s)))).
+
+Definition last_n {A} (n : nat) (l : list A) : list A := skipn (length l - n) l.
+
+Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : option state :=
+  if is_bad a then
+    Some (set_phase REPORT (set_groups [] (set_posted (Some (MReport (mkReport rank (failure s) (round s) (c_print c)))) s)))
+  else if negb (o_round_min a =? round s) then None
+  else match o_stop_rank a with
+  | Some r => let n := match o_stop_step a with Some n => n | None => 0 end in
+              Some (drain depth (Stopped r n) n (set_groups [] s))
+  | None =>
+      if negb (o_ready a) then None
+      else
+        let released := set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s)) in
+        match target c a with
+        | 0 => Some (drain depth Complete (planned s) released)
+        | S t =>
+            let (al, carried) := c_align c (groups s) (S t) (due_before c s) in
+            let want := if ended s then 0 else c_window c (S (round s)) - length carried in
+            Some (deliver depth
+              (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))
+              (set_aligned al (set_posted (Some (MCounts (map count_group al))) released)))))))
+        end
+  end.
+
+(** How many steps of a round are made: quota mode stops at the first that reaches the quota. *)
+Fixpoint cut_at (q g : nat) (cs : list counts) : nat :=
+  match cs with
+  | [] => 0
+  | x :: r => if q <=? g + n_samples x then 1 else S (cut_at q (g + n_samples x) r)
+  end.
+
+Definition cut (c : config) (g : nat) (cs : list counts) : nat :=
+  match c_quota c with Some q => cut_at q g cs | None => length cs end.
+
+Fixpoint make_steps (number rd : nat) (gs : list group) (cs : list counts) : list step :=
+  match gs, cs with
+  | g :: gs', x :: cs' => mkStep number rd g x :: make_steps (S number) rd gs' cs'
+  | _, _ => []
+  end.
+
+Definition total_samples (cs : list counts) : nat := sum_nat (map n_samples cs).
+
+Definition count (c : config) (rank : nat) (cs : list counts) (s : state) : option state :=
+  if negb (length cs =? length (aligned s)) then None
+  else
+    let n := cut c (gsum s) cs in
+    let returned := concat (skipn n (aligned s)) in
+    let win := if is_nil returned then window s else by_position (window s ++ returned) in
+    Some (post c rank
+      (set_phase FILL (set_round (S (round s)) (set_window win (set_aligned []
+      (set_plan (make_steps (planned s) (round s) (firstn n (aligned s)) cs) (set_collated false
+      (set_planned (planned s + n) (set_gsum (gsum s + total_samples (firstn n cs)) s))))))))).
+
+(** What the reports of all ranks say went wrong; [None] where they say nothing, which the Python calls a PeerError. *)
+Fixpoint first_failed (rs : list report) : option outcome_kind :=
+  match rs with
+  | [] => None
+  | r :: rs' => match r_cause r with Some c => Some (Failed (r_rank r) c) | None => first_failed rs' end
+  end.
+
+Fixpoint first_different (ref : report) (rs : list report) : option outcome_kind :=
+  match rs with
+  | [] => None
+  | r :: rs' => if (r_round r =? r_round ref) && (r_print r =? r_print ref) then first_different ref rs'
+                else Some (Mismatch (r_rank r))
+  end.
+
+Definition failure_of (rs : list report) : option outcome_kind :=
+  match first_failed rs with
+  | Some o => Some o
+  | None => match rs with [] => None | r :: _ => first_different r rs end
+  end.
+
+Inductive event :=
+| SamplesRead (xs : list sample) (is_ended : bool)
+| Collated
+| Got (r : result)
+| StepTaken
+| ConsumerStopped
+| LocalFailed (cause : nat)
+| Urged.
+
+Definition is_ending (s : state) : bool := match at_phase s with DRAIN | DONE => true | _ => false end.
+
+Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : option state :=
+  match e with
+  | SamplesRead xs en =>
+      if (wanted s =? 0) || (wanted s <? length xs) then None
+      else Some (post c rank (set_read (read s + length xs) (set_ended en
+                  (set_wanted (if en then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))))
+  | Collated => if collated s then None else Some (post c rank (set_collated true s))
+  | Got (Agreed a) => match at_phase s with OFFER => agree c rank depth a s | _ => None end
+  | Got (Counted cs) => match at_phase s with COUNT => count c rank cs s | _ => None end
+  | Got (Reported rs) =>
+      match at_phase s with
+      | REPORT => match failure_of rs with Some o => Some (drain depth o (planned s - length (plan s)) s) | None => None end
+      | _ => None
+      end
+  | StepTaken =>
+      match queue s with
+      | [] => None
+      | x :: q =>
+          if below (limit s) (s_number x) then
+            let t := deliver depth (set_taken (taken s ++ [x]) (set_queue q s)) in
+            Some (match at_phase t with DRAIN => finish_when_drained t | _ => post c rank t end)
+          else None
+      end
+  | ConsumerStopped =>
+      match at_phase s with
+      | DONE => Some s
+      | _ =>
+          if stopped s then Some s
+          else
+            let l := match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end in
+            let t := set_limit (Some l) (set_stopped true s) in
+            Some (match at_phase t with DRAIN => finish_when_drained t | _ => post c rank t end)
+      end
+  | LocalFailed cause => if is_ending s || is_some (failure s) then Some s else Some (post c rank (set_failure (Some cause) s))
+  | Urged => if is_ending s then Some s else Some (post c rank (set_urged true s))
+  end.
+
+(** True when the transition from [s] to [t] put a message into the exchange. *)
+Definition is_waiting (s : state) : bool := match at_phase s with OFFER | COUNT | REPORT => true | _ => false end.
+
+Definition has_posted (s t : state) : bool :=
+  is_waiting t && match at_phase s, at_phase t with OFFER, OFFER | COUNT, COUNT | REPORT, REPORT => false | _, _ => true end.
