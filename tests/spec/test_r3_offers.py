@@ -23,20 +23,9 @@ VALUE = st.integers(0, 5) | st.just(NONE)
 OFFERS = st.builds(Offer, **{field.name: VALUE for field in fields(Offer)})
 
 NAMES = [
-    "round_min",
-    "round_max",
-    "fingerprint_min",
-    "fingerprint_max",
-    "ready_min",
-    "failed_rank",
-    "stop_step",
-    "stop_rank",
-    "samples_min",
-    "samples_max",
-    "groups_min",
-    "groups_max",
-    "due_max",
-]
+    "round_min", "round_max", "fingerprint_min", "fingerprint_max", "ready_min", "failed_rank", "stop_step",
+    "stop_rank", "samples_min", "samples_max", "groups_min", "groups_max", "due_max",
+]  # fmt: skip
 
 
 def _make_agreement(**values: int) -> Offer:

@@ -1,0 +1,294 @@
+"""Makes `traceability.md` and the table of rungs in `properties.md` from what the tree holds: `python spec/traceability.py`.
+
+Nothing in the tables is kept by hand. Rules come from `protocol.md`, properties from `properties.md`; who implements a rule
+and who keeps a property from docstrings (`Spec: R4.2`, `Preserves: ALIGN`); who tests it from the docstrings of tests
+(`Spec: R4.2`, `Checks: ALIGN`); models from the comments of `tla/*.cfg` (``\\* Checks:``, ``\\* Bounds:``); theorems from the
+table of `proofs/README.md`, as far as a theorem of that name stands in a `.v` file. Tests under `tests/explore` walk
+through every state of the code within bounds, so they count as model checking.
+
+With ``--check`` nothing is written; every problem is printed, and the exit code is 1 when there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_ID = r"(?:R\d+(?:\.\d+)?|I\d+)"
+_NAME = r"[A-Z]{3,}(?:-[A-Z]+)?"
+_RULES = re.compile(rf"Spec:\s+({_ID}(?:(?:,\s*|\s+and\s+|\s+to\s+){_ID})*)")
+_KEPT = re.compile(rf"(?:Preserves|Checks):\s+({_NAME}(?:(?:,\s*|\s+and\s+){_NAME})*)")
+_RUNGS = ("<!-- rungs -->", "<!-- end of rungs -->")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One docstring that names rules or properties, and whose it is."""
+
+    owner: str
+    rules: frozenset[str]
+    properties: frozenset[str]
+    text: str
+
+
+@dataclass
+class Sources:
+    """All that the tables are made from."""
+
+    rules: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    invariants: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    non_properties: tuple[str, ...] = ()
+    code: list[Claim] = field(default_factory=list)
+    tests: list[Claim] = field(default_factory=list)
+    models: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    theorems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    missing_theorems: list[str] = field(default_factory=list)
+
+
+def _order(rule: str) -> tuple[str, list[int]]:
+    return rule[0], [int(part) for part in rule[1:].split(".")]
+
+
+def expand_rules(text: str) -> frozenset[str]:
+    """The ids that ``R4.1, R7.2 to R7.4`` names."""
+    found: set[str] = set()
+    for first, last in re.findall(rf"({_ID})(?:\s+to\s+({_ID}))?", text):
+        found.add(first)
+        if last:
+            head, _, low = first.rpartition(".") if "." in first else (first[0], "", first[1:])
+            tail = last.rpartition(".")[2] if "." in last else last[1:]
+            joint = f"{head}." if "." in first else head
+            found |= {f"{joint}{number}" for number in range(int(low), int(tail) + 1)}
+    return frozenset(found)
+
+
+def _claim(owner: str, text: str) -> Claim | None:
+    rules = frozenset(rule for match in _RULES.findall(text) for rule in expand_rules(match))
+    names = frozenset(name for match in _KEPT.findall(text) for name in re.findall(_NAME, match))
+    return Claim(owner, rules, names, text) if rules or names else None
+
+
+def _read_docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Owner and text of each docstring of a module, those under attributes too."""
+    module = path.relative_to(ROOT).with_suffix("").as_posix()
+
+    def visit(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
+        body: list[ast.stmt] = getattr(node, "body", [])
+        before: ast.stmt | None = None
+        for item in body:
+            if (
+                isinstance(item, ast.Expr)
+                and isinstance(item.value, ast.Constant)
+                and isinstance(item.value.value, str)
+            ):
+                name = owner
+                if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name):
+                    name = f"{owner}.{before.target.id}"
+                elif isinstance(before, ast.Assign) and isinstance(before.targets[0], ast.Name):
+                    name = f"{owner}.{before.targets[0].id}"
+                yield name, item.value.value
+            if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield from visit(item, f"{owner}.{item.name}")
+            before = item
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), module)
+
+
+def _read_claims(folder: Path) -> list[Claim]:
+    claims = []
+    for path in sorted(folder.rglob("*.py")):
+        for owner, text in _read_docstrings(path):
+            claim = _claim(owner, text)
+            if claim is not None:
+                claims.append(claim)
+    return claims
+
+
+def read_sources() -> Sources:
+    """Everything the tree says."""
+    sources = Sources()
+    for match in re.finditer(rf"^(?:\*\*({_ID})\.?\*\*|\| (I\d+) \|) ?(.*)$", _read("spec/protocol.md"), re.MULTILINE):
+        sources.rules[match[1] or match[2]] = match[3]
+    for invariant, name in re.findall(r"^\| (I\d+) \| (\w+) \|", _read("spec/protocol.md"), re.MULTILINE):
+        sources.invariants[name].append(f"{invariant} (`odb_ref/core/invariants`)")
+    text = _read("spec/properties.md")
+    for section in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        name = section.split("\n", 1)[0].strip()
+        rests = re.search(r"^Rests on: ([^#]*?)(?:\n\n|\Z)", section, re.MULTILINE)
+        ids = re.findall(_ID, rests[1]) if rests else []
+        sources.properties[name] = tuple(sorted(set(ids), key=_order))
+    sources.non_properties = tuple(re.findall(r"^\| (NP\d+) \|", text, re.MULTILINE))
+    for package in ("odb_ref", "simulator"):
+        sources.code += _read_claims(ROOT / package)
+    sources.tests = _read_claims(ROOT / "tests")
+    for path in sorted((ROOT / "spec" / "tla").glob("*.cfg")):
+        comment = path.read_text(encoding="utf-8")
+        bounds = re.search(r"^\\\* Bounds: (.*)$", comment, re.MULTILINE)
+        for match in _KEPT.findall(comment):
+            for name in re.findall(_NAME, match):
+                sources.models[name].append(f"{path.name} ({bounds[1] if bounds else 'no bounds stated'})")
+    _read_theorems(sources)
+    return sources
+
+
+def _read_theorems(sources: Sources) -> None:
+    readme = ROOT / "proofs" / "README.md"
+    if not readme.exists():
+        return
+    files = sorted((ROOT / "proofs").rglob("*.v"))
+    proofs = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    proved = set(re.findall(r"^\s*(?:Theorem|Lemma|Corollary|Proposition)\s+(\w+)", proofs, re.MULTILINE))
+    for row in re.findall(r"^\|.*\|$", readme.read_text(encoding="utf-8"), re.MULTILINE):
+        names = [name for name in re.findall(_NAME, row.split("|")[1]) if name in sources.properties]
+        for theorem in re.findall(r"`(\w+)`", row):
+            if not names or theorem not in proved:
+                if names and "_" in theorem:
+                    sources.missing_theorems.append(theorem)
+                continue
+            for name in names:
+                if theorem not in sources.theorems[name]:
+                    sources.theorems[name].append(theorem)
+
+
+def _read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def _is_exploration(claim: Claim) -> bool:
+    return claim.owner.startswith("tests/explore/")
+
+
+def _is_evidence(claim: Claim, name: str) -> bool:
+    """True for a test of the property itself; a counterexample to something stronger is none."""
+    return name in claim.properties and not re.match(r"NP\d", claim.text)
+
+
+def _is_test(claim: Claim) -> bool:
+    return claim.owner.rpartition(".")[2].startswith("test")
+
+
+def compute_rung(sources: Sources, name: str) -> str:
+    """How well a property is established, from what exists."""
+    rungs = []
+    if sources.theorems[name]:
+        rungs.append("proved")
+    tools = ["TLC"] if sources.models[name] else []
+    claims = [claim for claim in sources.tests if _is_evidence(claim, name) and _is_test(claim)]
+    tools += ["explore"] if any(map(_is_exploration, claims)) else []
+    if tools:
+        rungs.append(f"model-checked ({', '.join(tools)})")
+    if any(not _is_exploration(claim) for claim in claims):
+        rungs.append("tested")
+    return ", ".join(rungs) or "assumed"
+
+
+def _cell(items: list[str]) -> str:
+    return "<br>".join(items) or "none"
+
+
+def _owners(claims: list[Claim]) -> list[str]:
+    """Names, short: one line a module, as ``module: a, b``."""
+    grouped: dict[str, list[str]] = defaultdict(list)
+    for claim in claims:
+        module, _, name = claim.owner.partition(".")
+        grouped[module].append(name or "(module)")
+    return [f"`{module}`: {', '.join(dict.fromkeys(names))}" for module, names in sorted(grouped.items())]
+
+
+def render(sources: Sources) -> str:
+    """The text of `traceability.md`."""
+    lines = [
+        "# Traceability",
+        "",
+        "Made by `python spec/traceability.py`; do not edit. A test fails when this page is stale, when a rule has no",
+        "implementer or no test, and when a docstring names an id that does not exist.",
+        "",
+        "## Properties",
+        "",
+        "| property | rung | rests on | kept by | tests | models | theorems |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, rules in sources.properties.items():
+        code = sources.invariants[name] + _owners([claim for claim in sources.code if name in claim.properties])
+        tests = _owners([claim for claim in sources.tests if _is_evidence(claim, name)])
+        theorems = [f"`{theorem}`" for theorem in sources.theorems[name]]
+        cells = [
+            ", ".join(rules),
+            _cell(code or ["the rules"]),
+            _cell(tests),
+            _cell(sources.models[name]),
+            _cell(theorems),
+        ]
+        lines.append(f"| {name} | {compute_rung(sources, name)} | {' | '.join(cells)} |")
+    lines += ["", "## Rules", "", "| rule | implemented by | tests |", "|---|---|---|"]
+    for rule in sorted(sources.rules, key=_order):
+        code = _owners([claim for claim in sources.code if rule in claim.rules])
+        tests = _owners([claim for claim in sources.tests if rule in claim.rules])
+        lines.append(f"| {rule} | {_cell(code)} | {_cell(tests)} |")
+    return "\n".join(lines) + "\n"
+
+
+def render_rungs(sources: Sources) -> str:
+    """`properties.md` with its table of rungs as it should be."""
+    text = _read("spec/properties.md")
+    head, rest = text.split(_RUNGS[0])
+    tail = rest.split(_RUNGS[1])[1]
+    rows = [f"| {name} | {compute_rung(sources, name)} |" for name in sources.properties]
+    return "\n".join([f"{head}{_RUNGS[0]}", "| property | rung |", "|---|---|", *rows, f"{_RUNGS[1]}{tail}"])
+
+
+def find_problems(sources: Sources) -> list[str]:
+    """What is wrong with the tree, a line each."""
+    problems = []
+    for rule in sorted(sources.rules, key=_order):
+        if not any(rule in claim.rules for claim in sources.code):
+            problems.append(f"{rule} has no implementer")
+        if not any(rule in claim.rules for claim in sources.tests if _is_test(claim)):
+            problems.append(f"{rule} has no test")
+    for claim in (*sources.code, *sources.tests):
+        problems += [f"{claim.owner}: unknown rule {rule}" for rule in sorted(claim.rules - set(sources.rules))]
+        unknown = sorted(claim.properties - set(sources.properties))
+        problems += [f"{claim.owner}: unknown property {name}" for name in unknown]
+    for name, rules in sources.properties.items():
+        problems += [f"{name} rests on unknown rule {rule}" for rule in rules if rule not in sources.rules]
+        if not rules:
+            problems.append(f"{name} rests on no rule")
+        if not any(_is_evidence(claim, name) for claim in sources.tests if _is_test(claim)):
+            problems.append(f"{name} has no test")
+    for name in sources.non_properties:
+        if not any(re.match(rf"{name}\b", claim.text) for claim in sources.tests):
+            problems.append(f"{name} has no test")
+    problems += [f"proofs/README.md names a theorem that is not there: {name}" for name in sources.missing_theorems]
+    problems += [
+        f"models name an unknown property: {name}" for name in sources.models if name not in sources.properties
+    ]
+    return problems
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the tables, or checks them."""
+    sources = read_sources()
+    problems = find_problems(sources)
+    texts = {"spec/traceability.md": render(sources), "spec/properties.md": render_rungs(sources)}
+    for path, text in texts.items():
+        is_current = (ROOT / path).exists() and _read(path) == text
+        if "--check" not in arguments:
+            (ROOT / path).write_text(text, encoding="utf-8")
+        elif not is_current:
+            problems.append(f"{path} is stale: run python spec/traceability.py")
+    sys.stdout.write("".join(f"{problem}\n" for problem in problems))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""The tables of spec/: nothing without an implementer or a test, no unknown id, nothing stale; and the checks can fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", name="tool")
+def _tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("traceability", ROOT / "spec" / "traceability.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["traceability"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_rule_has_an_implementer_and_a_test_and_every_id_exists(tool: ModuleType) -> None:
+    """A line a problem."""
+    sources = tool.read_sources()
+    assert len(sources.rules) > 50
+    assert len(sources.properties) == 16
+    assert tool.find_problems(sources) == []
+
+
+def test_the_tables_are_not_stale(tool: ModuleType) -> None:
+    """To repair: python spec/traceability.py."""
+    sources = tool.read_sources()
+    assert (ROOT / "spec" / "traceability.md").read_text() == tool.render(sources)
+    assert (ROOT / "spec" / "properties.md").read_text() == tool.render_rungs(sources)
+
+
+def test_each_kind_of_problem_is_found(tool: ModuleType) -> None:
+    """The checks must be able to fail."""
+
+    def find(**changes: object) -> str:
+        sources = tool.read_sources()
+        for name, change in changes.items():
+            change(getattr(sources, name))  # type: ignore[operator]
+        return "\n".join(tool.find_problems(sources))
+
+    claim = tool.Claim("somewhere.test_x", frozenset({"R99.1"}), frozenset({"WISH"}), "")
+    assert "R9.9 has no implementer" in find(rules=lambda rules: rules.update({"R9.9": ""}))
+    assert "R9.9 has no test" in find(rules=lambda rules: rules.update({"R9.9": ""}))
+    assert "somewhere.test_x: unknown rule R99.1" in find(tests=lambda tests: tests.append(claim))
+    assert "somewhere.test_x: unknown property WISH" in find(code=lambda code: code.append(claim))
+    assert "R5.9 has no test" in find(
+        tests=lambda tests: tests.__setitem__(slice(None), [replace(c, rules=c.rules - {"R5.9"}) for c in tests])
+    )
+    assert "NP1 has no test" in find(tests=lambda tests: tests.clear())
+    assert "COVER has no test" in find(tests=lambda tests: tests.clear())
+    assert "not there: no_such_theorem" in find(missing_theorems=lambda names: names.append("no_such_theorem"))
+    assert "unknown property: WISH" in find(models=lambda models: models.update({"WISH": ["x.cfg"]}))
+
+
+def test_ranges_of_rules_are_expanded(tool: ModuleType) -> None:
+    """As docstrings write them."""
+    assert tool.expand_rules("R5.3, R7.2 to R7.4") == {"R5.3", "R7.2", "R7.3", "R7.4"}
+    assert tool.expand_rules("R5 to R7") == {"R5", "R6", "R7"}
+    assert tool.expand_rules("I1 to I3") == {"I1", "I2", "I3"}
