@@ -88,6 +88,7 @@ class World:
         faults: Sequence[Fault] = (),
         trace: Path | None = None,
         is_one_file: bool = True,
+        driver: str = "test",
         machine_class: type[Machine] = Machine,
     ) -> None:
         self.random = random.Random(seed)
@@ -96,7 +97,7 @@ class World:
         if trace is not None:
             count = 1 if is_one_file else len(shards)
             self.paths = [trace.with_name(f"{trace.name}.{rank}") if count > 1 else trace for rank in range(count)]
-            self.writers = [TraceWriter(path, configs[0], driver="test") for path in self.paths]
+            self.writers = [TraceWriter(path, configs[0], driver=driver) for path in self.paths]
         self.ranks = [
             Rank(machine_class(config, self._get_observer(config.rank)), shard)
             for config, shard in zip(configs, shards, strict=True)

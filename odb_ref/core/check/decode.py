@@ -49,9 +49,12 @@ def get_object(data: JsonObject, key: str) -> JsonObject:
     raise TraceError(f"expected an object in {key!r}, got {value!r}")
 
 
-def get_kind(data: JsonObject) -> str:
-    """The kind of an event or effect."""
-    value = data.get("kind")
+def get_kind(data: Json) -> str:
+    """The kind of an event or effect.
+
+    Raises: TraceError when there is none.
+    """
+    value = data.get("kind") if isinstance(data, dict) else None
     if isinstance(value, str):
         return value
     raise TraceError(f"expected a kind, got {value!r}")

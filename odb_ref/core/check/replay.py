@@ -23,7 +23,7 @@ Depths = Mapping[int, int]
 def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings) -> str:
     """Why a job cannot be replayed; empty when it was. Notes the first difference of each rank.
 
-    Raises: TraceError when a record is malformed. Spec: R9.6.
+    Raises: TraceError when a record is malformed. Spec: R9.
     """
     for path in paths:
         stream = Stream(path)

@@ -1,4 +1,4 @@
-"""What a check answers: for each property, whether it holds, is violated, or does not apply. Spec: R9.5."""
+"""What a check answers: for each property, whether it holds, is violated, or does not apply. Spec: R9."""
 
 from __future__ import annotations
 

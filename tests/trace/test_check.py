@@ -1,0 +1,291 @@
+"""The checker on right traces, on files of every shape, and on files that are no traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from odb_ref.core.check import Property, Status, check_traces
+from odb_ref.core.check.rank import compute_fewest_groups
+from odb_ref.core.errors import UsageError
+from odb_ref.core.trace import TraceError, read_trace
+from odb_ref.core.types import Mode
+from simulator.cli import main
+from tests.helpers.tamper import Tampered
+from tests.helpers.world import Fault, World, make_configs
+
+SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
+
+
+def run(path: Path, *, faults: tuple[Fault, ...] = (), **values: Any) -> list[Path]:
+    options = {name: values.pop(name) for name in ("is_one_file", "driver") if name in values}
+    return World(SHARDS, make_configs(3, **values), seed=5, faults=faults, trace=path, **options).paths
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_path: Path) -> None:
+    world_size = data.draw(st.integers(1, 4))
+    lengths = st.lists(st.integers(1, 30), max_size=14)
+    mode = data.draw(st.sampled_from(Mode))
+    configs = make_configs(
+        world_size,
+        data.draw(st.sampled_from(["odb", "paper"])),
+        budget_tokens=data.draw(st.integers(1, 60)),
+        window_samples=data.draw(st.integers(1, 8)),
+        depth_steps=data.draw(st.integers(1, 3)),
+        max_age_rounds=data.draw(st.integers(1, 3)),
+        ramp_rounds=data.draw(st.integers(0, 2)),
+        mode=mode,
+        quota_samples=data.draw(st.none() | st.integers(1, 30)) if mode is Mode.QUOTA else None,
+    )
+    fault = st.builds(Fault, st.sampled_from(["fail", "stop"]), st.integers(0, world_size - 1), st.integers(0, 80))
+    world = World(
+        [data.draw(lengths) for _ in range(world_size)],
+        configs,
+        seed=data.draw(st.integers(0, 2**16)),
+        faults=data.draw(st.lists(fault, max_size=2)),
+        trace=tmp_path / "t",
+        is_one_file=data.draw(st.booleans()),
+    )
+    verdict = check_traces(world.paths, is_replayed=True)
+    assert verdict.violations == ()
+    assert verdict.jobs[0].get_status(Property.REPLAY) is Status.HOLDS
+    assert verdict.jobs[0].samples == max(
+        sum(len(step.group) for rank in world.ranks for step in rank.taken), verdict.jobs[0].samples
+    )
+
+
+@given(st.lists(st.integers(1, 12), max_size=7), st.integers(1, 30))
+def test_the_fewest_groups_are_those_of_the_best_partition(lengths: list[int], budget: int) -> None:
+    def search(rest: tuple[int, ...]) -> int:
+        if not rest:
+            return 0
+        best = len(rest)
+        for mask in range(2 ** (len(rest) - 1)):  # the first of the rest, and every choice of the others
+            group = [rest[0], *(rest[i + 1] for i in range(len(rest) - 1) if mask >> i & 1)]
+            if len(group) == 1 or len(group) * max(group) <= budget:
+                others = tuple(rest[i + 1] for i in range(len(rest) - 1) if not mask >> i & 1)
+                best = min(best, 1 + search(others))
+        return best
+
+    assert compute_fewest_groups(lengths, budget) == search(tuple(lengths))
+
+
+def test_one_file_and_one_file_for_each_rank_get_the_same_verdict(tmp_path: Path) -> None:
+    (one,) = run(tmp_path / "one")
+    many = run(tmp_path / "many", is_one_file=False)
+    assert len(many) == 3
+    random.Random(0).shuffle(many)
+    whole, merged = check_traces([one]).jobs[0], check_traces(many).jobs[0]
+    assert (whole.rounds, whole.steps, whole.samples) == (merged.rounds, merged.steps, merged.samples)
+    assert whole.samples == sum(map(len, SHARDS))
+    assert whole.properties == merged.properties
+    assert whole.is_ok and merged.is_ok
+
+
+def test_files_of_several_jobs_are_told_apart(tmp_path: Path) -> None:
+    (join,) = run(tmp_path / "join")
+    (quota,) = run(tmp_path / "quota", mode=Mode.QUOTA)
+    ranks = run(tmp_path / "ranks", is_one_file=False, driver="another")
+    verdict = check_traces([join, ranks[0], quota, *ranks[1:]])
+    assert sorted(len(job.paths) for job in verdict.jobs) == [1, 1, 3]
+    assert verdict.is_ok
+
+
+def test_a_compressed_trace_is_read(tmp_path: Path) -> None:
+    (path,) = run(tmp_path / "t.ndjson.gz")
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert check_traces([path]).is_ok
+
+
+def test_a_rank_whose_file_is_not_given_is_missing(tmp_path: Path) -> None:
+    paths = run(tmp_path / "t", is_one_file=False)
+    verdict = check_traces(paths[:2])
+    assert [str(item) for item in verdict.violations] == ["FREE rank 2 round - step -: no trace of this rank"]
+
+
+def test_a_rank_that_was_killed_needs_no_finish_when_the_others_say_so(tmp_path: Path) -> None:
+    paths = run(tmp_path / "t", is_one_file=False, faults=(Fault("kill", 1, 40),))
+    verdict = check_traces(paths)
+    assert verdict.violations == ()
+    assert verdict.jobs[0].outcome == "lost by rank 1: process gone"
+    assert verdict.jobs[0].get_status(Property.COVER) is Status.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_that_ends_inside_a_line_is_cut_off(tmp_path: Path, suffix: str) -> None:
+    (path,) = run(tmp_path / f"t{suffix}")
+    data = path.read_bytes()
+    cut = tmp_path / f"cut{suffix}"
+    cut.write_bytes(data[: len(data) * 2 // 3])
+    verdict = check_traces([cut])
+    assert {item.property for item in verdict.violations} == {Property.FREE}
+    assert "cut off" in verdict.violations[0].what
+
+
+def test_answers_that_no_order_of_events_can_explain_are_refused(tmp_path: Path) -> None:
+    """Each rank's file is right by itself; together they have each rank agree before the other has offered."""
+    paths = run(tmp_path / "t", is_one_file=False)
+    for path in paths:
+        trace = Tampered(path)
+        rank = trace.records[0]["rank"]
+        agreed = trace.answers("agreed", rank)[1]
+        post, effect = [item for item in trace.iterate("post_offer", rank)][1]
+        post["effects"].remove(effect)
+        agreed["effects"].append(effect)
+        trace.write(path)
+    assert Property.RELEASE in {item.property for item in check_traces(paths).violations}
+
+
+def test_what_does_not_apply_is_not_passed(tmp_path: Path) -> None:
+    (path,) = run(tmp_path / "t", mode=Mode.QUOTA, faults=(Fault("fail", 0, 50),))
+    job = check_traces([path]).jobs[0]
+    reasons = {item.property: item.reason for item in job.properties if item.status is Status.NOT_APPLICABLE}
+    assert reasons == {
+        Property.COVER: "the epoch was not completed",
+        Property.QUOTA: "the epoch was not completed",
+        Property.STOP: "no consumer left",
+        Property.REPLAY: "not asked for (--replay)",
+    }
+    assert job.get_status(Property.ABORT) is Status.HOLDS
+
+
+def test_ranks_with_different_configurations_are_told_apart(tmp_path: Path) -> None:
+    configs = make_configs(3)
+    configs[1] = make_configs(3, budget_tokens=7)[1]
+    path = tmp_path / "t"
+    World(SHARDS, configs, trace=path)
+    job = check_traces([path], is_replayed=True).jobs[0]
+    assert job.outcome == "mismatch by rank 1: budget_tokens is 7, rank 0 has 40"
+    assert job.is_ok
+    assert job.get_status(Property.BUDGET) is Status.NOT_APPLICABLE
+
+
+def test_a_rule_the_core_does_not_know_cannot_be_replayed(tmp_path: Path) -> None:
+    (path,) = run(tmp_path / "t")
+    trace = Tampered(path)
+    trace.header["config"]["rule"] = "mine"
+    job = check_traces([trace.write(path)], is_replayed=True).jobs[0]
+    (replay,) = (item for item in job.properties if item.property is Property.REPLAY)
+    assert replay.status is Status.NOT_APPLICABLE
+    assert "mine" in replay.reason
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
+    """Any value anywhere: a verdict or a TraceError."""
+    path = tmp_path / "whole"
+    if not path.exists():
+        run(path, faults=(Fault("fail", 0, 120),))
+    trace = Tampered(path)
+    target: Any = data.draw(st.sampled_from([trace.header, *trace.records]))
+    while True:
+        keys = list(target) if isinstance(target, dict) else list(range(len(target)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(target[key], dict | list) or not target[key] or data.draw(st.booleans()):
+            break
+        target = target[key]
+    junk = st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=3) | st.just([]) | st.just({})
+    target[key] = data.draw(junk | st.just([[]]) | st.just([{}]) | st.floats())
+    try:
+        check_traces([trace.write(tmp_path / "bad")], is_replayed=data.draw(st.booleans()))
+    except TraceError as error:
+        assert str(tmp_path / "bad") in str(error)
+
+
+# The command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = run(tmp_path / "t")
+    assert main(["check", str(path), "--replay"]) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path}: test, epoch 0, 3 ranks, ")
+    assert [row.split()[0] for row in rows] == [str(item) for item in Property]
+
+
+def test_the_command_says_what_does_not_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = run(tmp_path / "t")
+    trace = Tampered(path)
+    trace.events("counted", 1)[1]["counts"][0][2] += 1
+    trace.write(path)
+    assert main(["check", str(path)]) == 1
+    assert capsys.readouterr().out.splitlines()[0].startswith("WEIGHT rank 1 round 1 step -: ")
+    assert main(["check", str(path), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert answer["jobs"][0]["properties"]["WEIGHT"]["status"] == "violated"
+    assert answer["jobs"][0]["violations"][0]["rank"] == 1
+
+
+BAD = {
+    "empty": "",
+    "text": "hello\n",
+    "no object": "[1]\n",
+    "another format": '{"format": "other"}\n',
+    "another version": '{"format": "odb-trace", "version": 99}\n',
+    "no config": '{"format": "odb-trace", "version": 1, "world_size": 1}\n',
+    "a number for a record": '{"format":"odb-trace","version":1,"world_size":1,"driver":"d","epoch":0,'
+    '"config":{"mode":"join","budget_tokens":1,"max_age_rounds":1}}\n17\n',
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_a_file_that_is_no_trace_is_one_line_and_status_2(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad"
+    path.write_text(text)
+    assert main(["check", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"odb-ref check: {path}")
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["absent", "binary", "folder", "absent.gz", "plain.gz"])
+def test_a_file_that_cannot_be_read_is_one_line_and_status_2(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "plain.gz").write_text("{}")
+    assert main(["check", str(tmp_path / name)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"odb-ref check: {tmp_path / name}")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_no_file_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="no trace"):
+        check_traces([])
+
+
+def test_the_reader_names_the_line(tmp_path: Path) -> None:
+    (path,) = run(tmp_path / "t")
+    trace = Tampered(path)
+    trace.records[4] = {"rank": 0}
+    with pytest.raises(TraceError, match=":6: a record needs"):
+        list(read_trace(trace.write(path))[1])
+    trace = Tampered(run(tmp_path / "t")[0])
+    trace.effects("post_offer", 0)[0]["offer"]["round_min"] = "x"
+    line = 2 + next(trace.records.index(record) for record, _ in trace.iterate("post_offer", 0))
+    with pytest.raises(TraceError, match=f":{line}: expected a list of integers"):
+        check_traces([trace.write(path)])
+
+
+def test_gzip_of_the_same_run_is_the_same_bytes(tmp_path: Path) -> None:
+    (first,) = run(tmp_path / "a.gz")
+    (second,) = run(tmp_path / "b.gz")
+    assert first.read_bytes() == second.read_bytes()
+    assert gzip.decompress(first.read_bytes()).startswith(b'{"format":"odb-trace"')

@@ -1,0 +1,367 @@
+"""The checker must be able to fail: each tampered trace is refused, with the id of the property it breaks and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import odb_ref.core.machine as machine_module
+import odb_ref.core.rounds as rounds_module
+from odb_ref.core.check import Property, Status, check_traces
+from odb_ref.core.offer import Offer
+from odb_ref.core.types import Mode
+from tests.helpers.tamper import Tampered
+from tests.helpers.world import Fault, World, make_configs
+
+SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank in range(3)]
+JOIN: dict[str, Any] = {"max_age_rounds": 3}
+QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
+FAIL = (Fault("fail", 1, 120),)
+STOP = (Fault("stop", 2, 120),)
+
+
+def run(path: Path, settings: dict[str, Any], faults: tuple[Fault, ...] = ()) -> Tampered:
+    World(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
+    return Tampered(path)
+
+
+def check(trace: Tampered, path: Path, is_replayed: bool = False) -> set[str]:
+    return {str(item.property) for item in check_traces([trace.write(path)], is_replayed=is_replayed).violations}
+
+
+# One function for each lie; it changes the trace in place.
+
+
+def tell_one_rank_another_agreement(trace: Tampered) -> None:
+    trace.events("agreed", 1)[2]["agreement"]["groups_max"] += 1
+
+
+def tell_one_rank_another_report(trace: Tampered) -> None:
+    trace.events("reported", 0)[0]["reports"][1]["cause"] = "something else"
+
+
+def offer_for_another_round(trace: Tampered) -> None:
+    for rank in trace.ranks:
+        trace.effects("post_offer", rank)[2]["offer"] |= {"round_min": 1, "round_max": 1}
+    trace.reduce_again()
+
+
+def form_fewer_steps_on_one_rank(trace: Tampered) -> None:
+    trace.effects("post_counts", 1)[1]["counts"].pop()
+
+
+def drop_a_step_on_one_rank(trace: Tampered) -> None:
+    collate = next(effect for effect in trace.effects("collate", 2) if not effect["steps"][-1]["positions"])
+    collate["steps"].pop()
+
+
+def renumber_a_step(trace: Tampered) -> None:
+    trace.effects("collate", 0)[1]["steps"][0]["number"] += 100
+
+
+def deliver_out_of_order(trace: Tampered) -> None:
+    in_records = [[effect for effect in record["effects"] if effect["kind"] == "deliver"] for record in trace.records]
+    first, second = next(pair for pair in in_records if len(pair) == 2)
+    first["number"], second["number"] = second["number"], first["number"]
+
+
+def offer_more_samples_than_held(trace: Tampered) -> None:
+    offer = trace.effects("post_offer", 0)[1]["offer"]
+    offer["samples_min"] += 1
+    offer["samples_max"] += 1
+    trace.reduce_again()
+
+
+def form_a_step_of_a_sample_never_read(trace: Tampered) -> None:
+    trace.effects("collate", 0)[-1]["steps"][0]["positions"].append(1000)
+
+
+def read_past_a_gap(trace: Tampered) -> None:
+    for event in trace.events("samples_read", 0):
+        for row in event["samples"]:
+            row[1] += 1 if row[1] >= 38 else 0
+    for effect in trace.effects("collate", 0):
+        for step in effect["steps"]:
+            step["positions"] = [position + (position >= 38) for position in step["positions"]]
+
+
+def emit_a_sample_again(trace: Tampered) -> None:
+    collates = trace.effects("collate", 0)
+    again = next(step["positions"][0] for step in collates[0]["steps"] if step["positions"])
+    collates[2]["steps"][0]["positions"].append(again)
+
+
+def emit_a_sample_twice_in_a_round(trace: Tampered) -> None:
+    steps = trace.effects("collate", 0)[1]["steps"]
+    steps[-1]["positions"].append(steps[0]["positions"][0])
+
+
+def do_not_end_the_source(trace: Tampered) -> None:
+    for event in trace.events("samples_read", 1):
+        event["is_ended"] = False
+
+
+def lower_the_quota(trace: Tampered) -> None:
+    trace.header["config"]["quota_samples"] = 20
+
+
+def raise_the_quota(trace: Tampered) -> None:
+    trace.header["config"]["quota_samples"] = 10_000
+
+
+def lose_the_end_of_the_file(trace: Tampered) -> None:
+    del trace.records[len(trace.records) // 2 :]
+
+
+def lose_a_finish(trace: Tampered) -> None:
+    record, effect = next(trace.iterate("finish", 1))
+    record["effects"].remove(effect)
+
+
+def lose_the_last_step_taken(trace: Tampered) -> None:
+    trace.drop(trace.answers("step_taken", 1)[-1])
+
+
+def end_one_rank_otherwise(trace: Tampered) -> None:
+    trace.effects("finish", 2)[0]["outcome"]["cause"] = "something else"
+
+
+def end_all_ranks_otherwise(trace: Tampered) -> None:
+    for effect in trace.effects("finish"):
+        effect["outcome"]["rank"] = 0
+
+
+def complete_in_spite_of_a_failure(trace: Tampered) -> None:
+    for effect in trace.effects("finish"):
+        effect["outcome"] = {"kind": "complete", "rank": None, "cause": ""}
+        effect["step_limit"] = max(0, effect["step_limit"])
+
+
+def keep_a_failure_to_oneself(trace: Tampered) -> None:
+    record = next(record for record in trace.records if record["rank"] == 1 and len(record["effects"]) == 1)
+    trace.records.insert(
+        trace.records.index(record) + 1,
+        {"rank": 1, "event": {"kind": "local_failed", "cause": "disk"}, "effects": []},
+    )
+
+
+def lose_a_peer_without_notice(trace: Tampered) -> None:
+    trace.effects("finish", 0)[0]["outcome"] = {"kind": "lost", "rank": 1, "cause": "gone"}
+
+
+def deliver_when_formed(trace: Tampered) -> None:
+    """What a loader does that hands out a batch as soon as it is collated."""
+    record, effect = next(trace.iterate("deliver", 1))
+    record["effects"].remove(effect)
+    target, _ = next(trace.iterate("collate", 1))
+    target["effects"].append(effect)
+
+
+def say_ready_before_collated(trace: Tampered) -> None:
+    record = trace.answers("collated", 1)[1]
+    place = trace.drop(record)
+    later = next(item for item in trace.records[place:] if item["rank"] == 1)
+    later["effects"] += record["effects"]  # its offer goes out nevertheless
+
+
+def agree_before_all_have_offered(trace: Tampered) -> None:
+    for rank in trace.ranks:
+        for number, record in enumerate(trace.answers("agreed", rank)):
+            posts = [[record for record, _ in trace.iterate("post_offer", other)][number] for other in trace.ranks]
+            last = max(map(trace.records.index, posts))
+            between = trace.records[last : trace.records.index(record)]
+            if all(item["rank"] != rank for item in between):
+                trace.drop(record)
+                trace.records.insert(last, record)
+                return
+    raise AssertionError("this trace does not fit the lie")
+
+
+def take_before_delivery(trace: Tampered) -> None:
+    trace.drop(trace.answers("step_taken", 0)[-1])
+    trace.records.insert(5, {"rank": 0, "event": {"kind": "step_taken"}, "effects": []})
+
+
+def blame_another_rank_for_the_stop(trace: Tampered) -> None:
+    for effect in trace.effects("finish"):
+        effect["outcome"]["rank"] = 0
+
+
+def take_a_step_after_leaving(trace: Tampered) -> None:
+    place = next(i for i, record in enumerate(trace.records) if record["event"] == {"kind": "consumer_stopped"})
+    trace.records.insert(place + 1, {"rank": 2, "event": {"kind": "step_taken"}, "effects": []})
+
+
+def allow_more_steps_than_the_leaver_took(trace: Tampered) -> None:
+    for effect in trace.effects("finish"):
+        effect["step_limit"] += 3
+
+
+def do_not_tell_of_the_stop(trace: Tampered) -> None:
+    trace.effects("post_offer", 2)[-1]["offer"]["stop_step"] += 1
+    trace.reduce_again()
+
+
+def put_two_groups_into_one(trace: Tampered) -> None:
+    for collate in trace.effects("collate", 0):
+        steps = [step for step in collate["steps"] if step["positions"] and step["counts"][0] > len(step["positions"])]
+        if len(steps) > 1:
+            steps[0]["positions"] += steps[1]["positions"]
+            steps[1]["positions"] = []
+            break
+    trace.count_again()
+
+
+def offer_a_group_more(trace: Tampered) -> None:
+    trace.effects("post_offer", 0)[1]["offer"]["groups_max"] += 1
+    trace.reduce_again()
+
+
+def lower_the_age(trace: Tampered) -> None:
+    trace.header["config"]["max_age_rounds"] = 1
+
+
+def tell_one_rank_another_sum(trace: Tampered) -> None:
+    trace.events("counted", 1)[1]["counts"][0][2] += 1
+
+
+def count_input_tokens_as_supervised(trace: Tampered) -> None:
+    """What the released peer's exact mode does."""
+    for effect in trace.effects("post_counts"):
+        for row in effect["counts"]:
+            row[2] = row[1]
+    trace.sum_again()
+
+
+def carry_other_counts_in_a_step(trace: Tampered) -> None:
+    trace.effects("collate", 1)[1]["steps"][0]["counts"][1] += 5
+
+
+def swap_two_like_samples(trace: Tampered) -> None:
+    """Same length, same supervised tokens, other step: no property but REPLAY can tell."""
+    samples = {row[1]: row for event in trace.events("samples_read", 0) for row in event["samples"]}
+    for collate in trace.effects("collate", 0):
+        first, *others = [step["positions"] for step in collate["steps"] if step["positions"]]
+        for other in others:
+            for i, left in enumerate(first):
+                for j, right in enumerate(other):
+                    if samples[left][2:] == samples[right][2:]:
+                        first[i], other[j] = right, left
+                        return
+    raise AssertionError("this trace does not fit the lie")
+
+
+LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
+    (tell_one_rank_another_agreement, "EXCHANGE", JOIN, ()),
+    (tell_one_rank_another_report, "EXCHANGE", JOIN, FAIL),
+    (offer_for_another_round, "EXCHANGE", JOIN, ()),
+    (form_fewer_steps_on_one_rank, "ALIGN", JOIN, ()),
+    (drop_a_step_on_one_rank, "ALIGN", JOIN, ()),
+    (renumber_a_step, "ALIGN", JOIN, ()),
+    (deliver_out_of_order, "ALIGN", JOIN, ()),
+    (offer_more_samples_than_held, "CONSERVE", JOIN, ()),
+    (form_a_step_of_a_sample_never_read, "CONSERVE", JOIN, ()),
+    (read_past_a_gap, "CONSERVE", JOIN, ()),
+    (emit_a_sample_again, "ONCE", JOIN, ()),
+    (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
+    (do_not_end_the_source, "COVER", JOIN, ()),
+    (lower_the_quota, "QUOTA", QUOTA, ()),
+    (raise_the_quota, "QUOTA", QUOTA, ()),
+    (lose_the_end_of_the_file, "FREE", JOIN, ()),
+    (lose_a_finish, "FREE", JOIN, ()),
+    (lose_the_last_step_taken, "FREE", JOIN, ()),
+    (end_one_rank_otherwise, "ABORT", JOIN, FAIL),
+    (end_all_ranks_otherwise, "ABORT", JOIN, FAIL),
+    (complete_in_spite_of_a_failure, "ABORT", JOIN, FAIL),
+    (keep_a_failure_to_oneself, "ABORT", JOIN, ()),
+    (lose_a_peer_without_notice, "ABORT", JOIN, ()),
+    (deliver_when_formed, "RELEASE", JOIN, ()),
+    (say_ready_before_collated, "RELEASE", JOIN, ()),
+    (agree_before_all_have_offered, "RELEASE", JOIN, ()),
+    (take_before_delivery, "RELEASE", JOIN, ()),
+    (blame_another_rank_for_the_stop, "STOP", JOIN, STOP),
+    (take_a_step_after_leaving, "STOP", JOIN, STOP),
+    (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
+    (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
+    (put_two_groups_into_one, "BUDGET", JOIN, ()),
+    (offer_a_group_more, "FEWEST", JOIN, ()),
+    (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
+    (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),
+    (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),
+    (carry_other_counts_in_a_step, "WEIGHT", JOIN, ()),
+]
+
+
+@pytest.mark.parametrize(("lie", "property_", "settings", "faults"), LIES, ids=[lie[0].__name__ for lie in LIES])
+def test_a_tampered_trace_is_refused_with_its_property(
+    lie: Callable[[Tampered], None],
+    property_: str,
+    settings: dict[str, Any],
+    faults: tuple[Fault, ...],
+    tmp_path: Path,
+) -> None:
+    trace = run(tmp_path / "t", settings, faults)
+    assert check(trace, tmp_path / "same", is_replayed=True) == set()
+    lie(trace)
+    assert check(trace, tmp_path / "tampered") == {property_}
+
+
+def test_replay_sees_a_swap_that_no_property_can_see(tmp_path: Path) -> None:
+    World([[3] * 20, [5] * 9], make_configs(2, budget_tokens=9), trace=tmp_path / "t")
+    trace = Tampered(tmp_path / "t")
+    swap_two_like_samples(trace)
+    assert check(trace, tmp_path / "swapped") == set()
+    assert check(trace, tmp_path / "swapped", is_replayed=True) == {"REPLAY"}
+
+
+# Wrong protocols: the machine itself is changed, its trace is honest.
+
+
+def test_closing_when_the_first_rank_runs_dry_violates_cover(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = rounds_module.compute_round_target
+
+    def close_early(config: Any, agreement: Offer) -> int:
+        return 0 if agreement.samples_min == 0 else right(config, agreement)
+
+    monkeypatch.setattr(machine_module, "compute_round_target", close_early)
+    assert check(run(tmp_path / "t", JOIN), tmp_path / "t") == {"COVER"}
+
+
+def test_a_round_with_an_empty_step_violates_term(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = rounds_module.compute_round_target
+
+    def one_too_many(config: Any, agreement: Offer) -> int:
+        return agreement.samples_max + 1 if agreement.samples_max == 1 else right(config, agreement)
+
+    monkeypatch.setattr(machine_module, "compute_round_target", one_too_many)
+    path = tmp_path / "t"
+    World([[5] * 7, [5] * 3], make_configs(2, window_samples=1), seed=1, trace=path)
+    assert {str(item.property) for item in check_traces([path]).violations} == {"TERM"}
+
+
+def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_module, "compute_due_before", lambda config, state: 0)
+    monkeypatch.setattr(rounds_module, "compute_due_before", lambda config, state: 0)
+    monkeypatch.setattr(machine_module, "check_transition", lambda *transition: None)
+    path = tmp_path / "t"
+    # The window of rank 1 always makes one group, so rank 0 always carries its shortest groups.
+    World([[1, 30, 30, 30] * 9, [1] * 36], make_configs(2, window_samples=4, max_age_rounds=2), trace=path)
+    assert {str(item.property) for item in check_traces([path]).violations} == {"AGE"}
+
+
+def test_every_property_has_a_lie() -> None:
+    assert {property_ for _, property_, _, _ in LIES} | {"TERM", "REPLAY"} == {str(item) for item in Property}
+
+
+def test_a_violation_is_one_line_with_id_rank_round_and_step(tmp_path: Path) -> None:
+    trace = run(tmp_path / "t", JOIN)
+    emit_a_sample_again(trace)
+    verdict = check_traces([trace.write(tmp_path / "t")])
+    (violation,) = verdict.violations
+    assert str(violation).startswith("ONCE rank 0 round 2 step ")
+    assert "\n" not in str(violation)
+    assert verdict.jobs[0].get_status(Property.ONCE) is Status.VIOLATED
+    assert verdict.jobs[0].get_status(Property.QUOTA) is Status.NOT_APPLICABLE
