@@ -76,10 +76,10 @@ class LocalFailed:
 
 @dataclass(frozen=True, slots=True)
 class Urged:
-    """Another rank is known to have stopped or failed: go to the next exchange without waiting for input or consumer.
+    """Another rank is known to have stopped: go on to the exchange that says so without waiting for this consumer.
 
     Sent by a driver that watches its peers; needed where this rank's consumer may wait for ever for one that has left.
-    Spec: R5.9.
+    Harmless when it comes early or for nothing: the rank then runs further ahead of its consumer. Spec: R5.9.
     """
 
 

@@ -23,10 +23,10 @@ delivered as the consumer's queue has room.
     DRAIN    all released steps delivered      finishes                                                  -> DONE
     DONE     nothing
 
-A failure, a stop or an urge makes FILL post at once. Reading and collating run while the rank is in FILL or COUNT; the
-consumer takes steps in any phase. Same state and same event, same result: the machine has no clock, no I/O and no
-randomness, so every driver (simulator, torch adapter, explorer, tests) sees one protocol. An illegal event raises and leaves
-the state as it was.
+A failure or a stop makes FILL post at once, and an urged rank does not wait for its consumer. Reading and collating run
+while the rank is in FILL or COUNT; the consumer takes steps in any phase. Same state and same event, same result: the
+machine has no clock, no I/O and no randomness, so every driver (simulator, torch adapter, explorer, tests) sees one
+protocol. An illegal event raises and leaves the state as it was.
 
 Spec: R5 to R7.
 """
@@ -36,7 +36,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, assert_never
 
 from odb_ref.core.alignment import align
@@ -168,7 +168,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     if agreement.ready_min != 1:
         raise PeerError(f"agreement in round {state.round}, field ready_min: {agreement.ready_min}, expected 1")
     target = compute_round_target(config, agreement)
-    released = replace(state, groups=(), outbox=state.plan, plan=())
+    released = replace(state, groups=(), outbox=state.outbox + state.plan, plan=())
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
     aligned, carried = align(state.groups, target, compute_due_before(config, released))
@@ -201,15 +201,11 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
         Step(state.planned_steps + i, state.round, group, count)
         for i, (group, count) in enumerate(zip(state.aligned[:steps], counts, strict=False))
     )
-    returned = [sample for group in state.aligned[steps:] for sample in group]
-    window = state.window
-    if returned:
-        window = tuple(sorted((*window, *returned), key=lambda sample: sample.position))
     filling = replace(
         state,
         phase=Phase.FILL,
         round=state.round + 1,
-        window=window,
+        window=_return_samples(state.window, state.aligned[steps:]),
         aligned=(),
         plan=plan,
         is_collated=False,
@@ -218,6 +214,13 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
     )
     filling, posted = post_when_ready(config, filling)
     return filling, (Collate(state.round, plan), *posted)
+
+
+def _return_samples(window: Group, groups: tuple[Group, ...]) -> Group:
+    """The window with the samples of ``groups`` back in it, by position."""
+    if not groups:
+        return window
+    return tuple(sorted(chain(window, *groups), key=lambda sample: sample.position))
 
 
 # Output ------------------------------------------------------------------------------------------------------------
@@ -317,7 +320,16 @@ def _lose(state: State, event: PeerLost) -> Transition:
         return state, ()
     limit = min(state.step_limit, state.taken_steps)
     outcome = Outcome(OutcomeKind.LOST, event.rank, event.cause)
-    return replace(state, phase=Phase.DONE, outcome=outcome, step_limit=limit), (Finish(outcome, limit),)
+    lost = replace(
+        state,
+        phase=Phase.DONE,
+        window=_return_samples(state.window, state.aligned),
+        groups=(),
+        aligned=(),
+        step_limit=limit,
+        outcome=outcome,
+    )
+    return lost, (Finish(outcome, limit),)
 
 
 Observer = Callable[[int, Event | None, tuple[Effect, ...]], None]

@@ -24,8 +24,11 @@ def post_when_ready(config: Config, state: State) -> Transition:
     if state.phase is not Phase.FILL:
         return state, ()
     is_ready = state.is_collated and not state.wanted_samples
-    must_end = bool(state.failure) or state.is_stopped or state.is_urged
-    if not must_end and (not is_ready or state.outbox):
+    # An urged rank does not wait for its consumer, which may wait for one that has left; it still has its input ready,
+    # since the offers of the others may hold no stop yet.
+    may_post = is_ready and (state.is_urged or not state.outbox)
+    must_end = bool(state.failure) or state.is_stopped
+    if not may_post and not must_end:
         return state, ()
     groups = compute_groups(state.window, config.budget_tokens)
     offer = _compute_offer(config, state, groups, is_ready)
