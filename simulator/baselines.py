@@ -1,13 +1,7 @@
-"""Other ways to batch, under the same memory limit and costs. None of them uses the protocol core.
+"""What a baseline costs: the same figures as for the protocol, from a plan of batches (see `plans`).
 
-A baseline is a *plan*: for each rank, which samples lie in which batch, fixed before the run. Because all ranks take equally
-many steps and nothing is agreed on the way, its times follow from a recurrence over steps, with one number for each rank.
-
-==========  ===========================================================================================================
-`standard`  fixed batches in sampler order, padded to the longest of the batch. The batch size is the largest with which
-            even a batch of the longest samples of the data set fits the token budget, at least 1: what an engineer must
-            choose who knows nothing of the lengths of a batch before it is made, and wants no run to die of memory.
-==========  ===========================================================================================================
+A plan is fixed before the run. Because all ranks take equally many steps and nothing is agreed on the way, its times follow
+from a recurrence over steps, with one number for each rank.
 """
 
 from __future__ import annotations
@@ -18,34 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from odb_ref.core.types import Mode
-from simulator.costs import Costs
+from simulator.costs import Costs, Seconds
 from simulator.lengths import Integers
 from simulator.metrics import StepRow, Totals, compute_totals
+from simulator.plans import RankPlan
+from simulator.timeline import Timeline
 from simulator.workload import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlan:
-    """The batches of one rank: batch b holds the samples ``order[starts[b]:starts[b + 1]]``, as indices into the workload."""
-
-    order: Integers
-    starts: Integers
-    is_packed: bool = False
-    """True when a batch is one long row without padding, each sample attending to itself only."""
-
-
-def compute_standard_batch_size(workload: Workload, budget_tokens: int) -> int:
-    """Samples in a fixed batch: as many of the longest as fit the budget, at least 1."""
-    return max(1, budget_tokens // int(workload.tokens.max()))
-
-
-def plan_standard(workload: Workload, budget_tokens: int) -> list[RankPlan]:
-    """Fixed batches in sampler order."""
-    size = compute_standard_batch_size(workload, budget_tokens)
-    plans = []
-    for start, stop in zip(workload.offsets[:-1].tolist(), workload.offsets[1:].tolist(), strict=True):
-        plans.append(RankPlan(np.arange(start, stop), np.arange(0, stop - start, size)))
-    return plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +75,7 @@ def simulate_plan(
     depth_steps: int,
     mode: Mode = Mode.JOIN,
     quota_samples: int | None = None,
+    timeline: Timeline | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[StepRow], Totals]:
     """The steps of a plan, and their sums. A loader makes batches ahead until ``depth_steps`` wait in its queue."""
@@ -125,7 +98,8 @@ def simulate_plan(
     start_s, emitted = 0.0, 0
     for step in range(steps):
         room_s = taken_s[:, step - depth_steps] if step >= depth_steps else np.zeros(ranks)
-        loaded_s = np.maximum(loaded_s, room_s) + load_s[:, step]
+        began_s = np.maximum(loaded_s, room_s)
+        loaded_s = began_s + load_s[:, step]
         taken_s[:, step] = np.maximum(start_s, loaded_s)
         end_s = float((taken_s[:, step] + compute_s[:, step]).max()) + costs.gpu.sync_s
         waits_s = taken_s[:, step] - start_s
@@ -137,6 +111,9 @@ def simulate_plan(
             data_wait_s=float(waits_s.sum()),
             compute_s=float(compute_s[:, step].sum()),
         )
+        if timeline is not None:
+            busy_s = np.where(batches.samples[:, step] > 0, compute_s[:, step], -compute_s[:, step])
+            _add_spans(timeline, (start_s, end_s), (began_s, loaded_s), taken_s[:, step], busy_s)
         rows.append(row)
         emitted += row.samples
         start_s = end_s
@@ -178,6 +155,23 @@ def _build_row(
         compute_s=compute_s,
         sync_wait_s=len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s,
     )
+
+
+def _add_spans(
+    timeline: Timeline,
+    step_s: tuple[float, float],
+    loads_s: tuple[Seconds, Seconds],
+    taken_s: Seconds,
+    busy_s: Seconds,
+) -> None:
+    """Adds the spans of one step; ``busy_s`` is negative where the rank idles."""
+    spans = zip(loads_s[0].tolist(), loads_s[1].tolist(), taken_s.tolist(), busy_s.tolist(), strict=True)
+    for rank, (began, loaded, taken, busy) in enumerate(spans):
+        done = taken + abs(busy)
+        timeline.add(rank, "reader", "fill", began, loaded)
+        timeline.add(rank, "trainer", "wait for data", step_s[0], taken)
+        timeline.add(rank, "trainer", "idle" if busy < 0 else "compute", taken, done)
+        timeline.add(rank, "trainer", "wait for ranks", done, step_s[1])
 
 
 def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:

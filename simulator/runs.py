@@ -11,15 +11,15 @@ from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import RULES, TargetRule, get_rule
 from odb_ref.core.types import Mode
-from simulator.baselines import compute_standard_batch_size, plan_standard, simulate_plan
+from simulator.baselines import simulate_plan
 from simulator.costs import Costs
 from simulator.metrics import Settings, StepRow, Summary, compute_summary
+from simulator.plans import FIXED_SIZE, PLANNERS, compute_batch_size
 from simulator.timeline import Timeline
 from simulator.workload import Sharding, Workload
 from simulator.world import TimedObserver, World
 
-STANDARD: Final = "standard"
-POLICIES: Final = (*sorted(RULES), STANDARD)
+POLICIES: Final = (*sorted(RULES), *PLANNERS)
 """Target rules of the core, which the protocol runs, and baselines, which need none."""
 
 
@@ -94,7 +94,7 @@ def run(
     Raises: InvariantError when a property of the protocol does not hold.
     """
     begin_s = time.perf_counter()
-    batch_size = None
+    batch_size: int | None = None
     if what.is_protocol:
         world = World(
             what.build_config(),
@@ -107,15 +107,17 @@ def run(
         world.run()
         rows, totals = world.recorder.rows, world.recorder.compute_totals()
     else:
-        batch_size = compute_standard_batch_size(what.workload, what.budget_tokens)
+        if what.policy in FIXED_SIZE:
+            batch_size = compute_batch_size(what.workload, what.budget_tokens)
         rows, totals = simulate_plan(
             what.workload,
-            plan_standard(what.workload, what.budget_tokens),
+            PLANNERS[what.policy](what.workload, what.budget_tokens, what.seed),
             what.costs,
             budget_tokens=what.budget_tokens,
             depth_steps=what.depth_steps,
             mode=what.mode,
             quota_samples=what.quota_samples,
+            timeline=timeline,
             on_progress=on_progress,
         )
     settings = Settings(

@@ -26,10 +26,12 @@ def show_progress(label: str, total: int) -> Iterator[Callable[[int], None] | No
 
 def print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     """Prints a table on stdout: the first column to the left, the others to the right; never cut off."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(header):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else 10_000
-    Console(width=width, highlight=False).print(table, crop=False)
+    console = Console(width=width, highlight=False)
+    console.print(title, soft_wrap=True, markup=False)
+    console.print(table, crop=False)

@@ -1,0 +1,185 @@
+"""The baselines: each plan holds every sample once, keeps the budget, and is what its description says."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odb_ref.core.types import Mode
+from simulator.cli import main
+from simulator.costs import Costs, GpuCost, LoaderCost
+from simulator.lengths import Lengths, list_bundled_names, load_lengths
+from simulator.plans import FIXED_SIZE, PLANNERS, compute_batch_size, cut_sorted, pack_best_fit
+from simulator.runs import POLICIES, Run, run
+from simulator.workload import Sharding, Workload, build_workload
+
+load_once = cache(load_lengths)
+
+
+def build(tokens: list[int], ranks: int, sharding: Sharding = Sharding.EVEN, seed: int = 0) -> Workload:
+    lengths = np.array(tokens)
+    return build_workload(Lengths("test", lengths, lengths), ranks=ranks, sharding=sharding, seed=seed)
+
+
+def list_batches(workload: Workload, name: str, budget_tokens: int, seed: int = 0) -> list[list[list[int]]]:
+    """Sample indices of each batch of each rank."""
+    plans = PLANNERS[name](workload, budget_tokens, seed)
+    return [[part.tolist() for part in np.split(plan.order, plan.starts[1:]) if len(part)] for plan in plans]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Workload, int]:
+    tokens = draw(st.lists(st.integers(1, 60), min_size=1, max_size=80))
+    ranks = draw(st.integers(1, min(9, len(tokens))))
+    sharding = draw(st.sampled_from(list(Sharding)))
+    return build(tokens, ranks, sharding, draw(st.integers(0, 3))), draw(st.integers(1, 130))
+
+
+@pytest.mark.parametrize("name", list(PLANNERS))
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_a_plan_holds_every_sample_once_under_the_budget(name: str, case: tuple[Workload, int]) -> None:
+    workload, budget_tokens = case
+    batches = list_batches(workload, name, budget_tokens)
+    assert len(batches) == workload.ranks
+    emitted = sorted(index for own in batches for batch in own for index in batch)
+    assert emitted == list(range(workload.samples_total))
+    for batch in (batch for own in batches for batch in own):
+        tokens = workload.tokens[batch]
+        size = tokens.sum() if name == "packing" else tokens.max() * len(batch)
+        assert len(batch) == 1 or size <= budget_tokens
+    if name != "standard":  # which keeps its shards
+        assert max(map(len, batches)) - min(map(len, batches)) <= 1, "dealt evenly: ranks idle in the last step only"
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_fixed_batches_have_the_size_they_say(case: tuple[Workload, int]) -> None:
+    workload, budget_tokens = case
+    size = compute_batch_size(workload, budget_tokens)
+    longest = int(workload.tokens.max())
+    assert size == 1 or size * longest <= budget_tokens < (size + 1) * longest
+    for rank, own in enumerate(list_batches(workload, "standard", budget_tokens)):
+        assert [len(batch) for batch in own[:-1]] == [size] * (len(own) - 1)
+        start = int(workload.offsets[rank])
+        assert list(chain.from_iterable(own)) == list(range(start, start + workload.compute_shard_size(rank)))
+    sizes = [len(batch) for own in list_batches(workload, "hfg", budget_tokens) for batch in own]
+    assert sorted(sizes)[1:] == [size] * (len(sizes) - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=9), budget_tokens=st.integers(1, 60))
+def test_the_global_oracle_uses_the_fewest_batches(tokens: list[int], budget_tokens: int) -> None:
+    tokens.sort()
+
+    @cache
+    def count_fewest(start: int) -> int:
+        # Some best partition of sorted lengths is into runs, so trying all runs tries enough.
+        if start == len(tokens):
+            return 0
+        ends = range(start + 1, len(tokens) + 1)
+        fit = [end for end in ends if end == start + 1 or (end - start) * tokens[end - 1] <= budget_tokens]
+        return 1 + min(count_fewest(end) for end in fit)
+
+    assert len(cut_sorted(tokens, budget_tokens)) == count_fewest(0)
+
+
+def test_grouping_by_length_starts_with_the_longest_and_mixes_mega_batches() -> None:
+    workload = build(list(range(1, 1001)), ranks=4)
+    batches = list_batches(workload, "hfg", 8000)
+    assert workload.tokens[batches[0][0][0]] == 1000
+    spans = [int(np.ptp(workload.tokens[batch])) for own in batches for batch in own]
+    assert np.median(spans) < 30 < 1000
+
+
+def test_rebalancing_makes_the_largest_batch_of_a_step_smaller() -> None:
+    workload = build_workload(load_once("sgd_dialogues"), ranks=8, samples=3200, seed=1)
+
+    def compute_critical(name: str) -> int:
+        own = list_batches(workload, name, 8192)
+        sizes = [[int(workload.tokens[batch].max()) * len(batch) for batch in batches] for batches in own]
+        return sum(map(max, zip(*sizes, strict=True)))
+
+    assert compute_critical("balanced") < 0.8 * compute_critical("standard")
+
+
+def test_packing_takes_the_best_fitting_room() -> None:
+    assert pack_best_fit([6, 5, 4, 5, 9, 3], 10) == [[4], [0, 2], [1, 3], [5]]
+    assert pack_best_fit([30, 2], 10) == [[0], [1]]
+
+
+def test_a_bucket_holds_similar_lengths() -> None:
+    workload = build_workload(load_once("gsm8k"), ranks=2, seed=1)
+    for own in list_batches(workload, "bmt", 4096):
+        for batch in own:
+            tokens = workload.tokens[batch]
+            assert tokens.max() <= tokens.min() * 1.1 + 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", list_bundled_names())
+def test_every_policy_covers_every_trace(name: str, policy: str) -> None:
+    workload = build_workload(load_once(name), ranks=8, samples=2000, seed=5)
+    summary = run(Run(workload=workload, policy=policy, budget_tokens=16384, window_samples=64, seed=5)).summary
+    assert summary.samples_emitted == summary.samples_unique == summary.samples_total == 2000
+    assert summary.real_tokens == int(workload.tokens.sum())
+    assert summary.over_budget_groups == 0
+    assert 0 < summary.efficiency <= 1
+    assert (summary.batch_size is not None) == (policy in FIXED_SIZE)
+    assert summary.compute_share + summary.data_wait_share + summary.trainer_wait_share == pytest.approx(1)
+    if policy == "packing":
+        assert summary.padding_ratio == 0
+
+
+@pytest.mark.parametrize("policy", list(PLANNERS))
+def test_a_baseline_stops_at_its_quota_and_never_idles(policy: str) -> None:
+    workload = build_workload(load_once("gsm8k"), ranks=4, sharding=Sharding.UNEVEN, samples=1000, seed=5)
+    what = Run(workload=workload, policy=policy, budget_tokens=2048, mode=Mode.QUOTA, quota_samples=40)
+    result = run(what)
+    assert sum(row.samples for row in result.rows[:-1]) < 40 <= result.summary.samples_emitted
+    assert result.summary.idle_steps == 0
+    assert result.summary.samples_unique == result.summary.samples_emitted
+
+
+def test_times_of_a_plan_follow_from_costs_and_depth() -> None:
+    # One rank, batches of one; loading takes 2 s and computing 3 s and 1 s of collective, so only the first load shows.
+    workload = build([10] * 6, ranks=1)
+    loader = LoaderCost(workers=1, sample_s=2.0, per_token_s=0.0, collate_step_s=0.0, collate_per_token_s=0.0)
+    gpu = GpuCost(fixed_s=3.0, per_token_s=0.0, per_token2_s=0.0, sync_s=1.0)
+    what = Run(
+        workload=workload, policy="standard", budget_tokens=10, depth_steps=1, costs=Costs(gpu=gpu, loader=loader)
+    )
+    result = run(what)
+    assert [row.start_s for row in result.rows] == [0, 6, 10, 14, 18, 22]
+    assert result.summary.sim_time_s == 26
+    assert result.summary.data_wait_share == pytest.approx(2 / 26)
+    assert result.summary.compute_share == pytest.approx(18 / 26)
+
+
+def test_compare_prints_every_policy_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    arguments = ["compare", "gsm8k", "--ranks", "4", "--token-budget", "4096", "--samples", "800", "--json", str(path)]
+    assert main(arguments) == 0
+    assert [figures["policy"] for figures in json.loads(path.read_text())] == list(POLICIES)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.split() and line.split()[0] in POLICIES] == list(POLICIES)
+    (standard,) = (line.split() for line in lines if line.startswith(" standard"))
+    assert standard[1] == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [("odb,magic", "no policy 'magic'"), ("odb,odb", "names none, or one twice"), (",", "names")],
+)
+def test_compare_refuses_unknown_and_repeated_policies(
+    policies: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--policies", policies]) == 2
+    assert expected in capsys.readouterr().err
