@@ -1,0 +1,90 @@
+"""``odb-ref replay``: recorded runs, simulated again and compared decision by decision."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from simulator.cost_files import load_costs
+from simulator.costs import Costs
+from simulator.options import check_writable
+from simulator.recorded import RecordedRun, load_runs
+from simulator.replay import Replay, replay
+from simulator.terminal import print_table, show_progress
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``replay``."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="simulate recorded runs again and compare every decision",
+        description="Simulates what the ranks of recorded runs have read, and compares every round's steps, every step's "
+        "samples on every rank and every step's counts with the record. Exit status: 0 all equal, 1 one differs, "
+        "2 a file cannot be used.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
+    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
+    parser.add_argument("--json", metavar="FILE", help="write the comparison")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Exit status 0 when every decision is equal, else 1; bad input raises UsageError."""
+    check_writable(options.json)
+    costs = None if options.cost_model is None else load_costs(options.cost_model)
+    replays = replay_all(load_runs(options.traces, depth_steps=options.depth), costs)
+    print_replays(replays, is_priced=costs is not None)
+    if options.json is not None:
+        data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
+        Path(options.json).write_text(json.dumps({"replays": data}, indent=2) + "\n", encoding="utf-8")
+    return 0 if all(item.is_equal for item in replays) else 1
+
+
+def replay_all(runs: list[RecordedRun], costs: Costs | None) -> list[Replay]:
+    """The replay of every run, with a progress bar on a terminal."""
+    replays = []
+    for number, recorded in enumerate(runs, 1):
+        total = sum(len(rank.samples) for rank in recorded.ranks)
+        with show_progress(f"replay {number} of {len(runs)}", total) as on_progress:
+            replays.append(replay(recorded, costs=costs, on_progress=on_progress))
+    return replays
+
+
+def print_replays(replays: list[Replay], *, is_priced: bool) -> None:
+    """A line for each difference, then a table."""
+    for item in replays:
+        if item.difference:
+            print(f"{item.name}: {item.difference}")
+    header = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
+    rows = [
+        [
+            item.name,
+            item.driver,
+            item.outcome,
+            *(f"{value:,}" for value in (item.ranks, item.rounds, item.decisions)),
+            f"{item.measured_steps:,}",
+            f"{item.predicted_steps:,}",
+            "equal" if item.is_equal else "differ",
+        ]
+        for item in replays
+    ]
+    print_table("Recorded against simulated", header, rows)
+    times = [(item.name, item.timing) for item in replays if item.timing is not None]
+    if is_priced and times:
+        print_table(
+            "Times, from the first step taken to the last",
+            ["run", "measured s", "predicted s", "error", "median error of a step"],
+            [
+                [
+                    name,
+                    f"{timing.measured_s:,.3f}",
+                    f"{timing.predicted_s:,.3f}",
+                    f"{timing.total_error:+.1%}",
+                    f"{timing.step_error:.1%}",
+                ]
+                for name, timing in times
+            ],
+        )
