@@ -1,0 +1,7 @@
+"""The torch adapter: `ODBDataLoader` and `pop_step_info`, over a standard DataLoader and public torch API only."""
+
+from odb_ref.core.errors import JobError, OdbError, UsageError
+from odb_ref.torch.info import StepInfo, pop_step_info
+from odb_ref.torch.loader import ODBDataLoader
+
+__all__ = ["JobError", "ODBDataLoader", "OdbError", "StepInfo", "UsageError", "pop_step_info"]

@@ -1,0 +1,281 @@
+"""Reading and collating, off the thread that trains. Here: in threads of this process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from odb_ref.torch.measure import Measure, Measured
+from odb_ref.torch.workbench import BatchOrder, CollateFn, OnIdle, Workbench, pin
+
+CHUNK_SAMPLES: Final = 8
+"""How many samples a worker reads at a time: one message for each chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """What the inner DataLoader is made with; the fields mean what they mean there."""
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    multiprocessing_context: object = None
+    worker_init_fn: object = None
+    timeout: float = 0
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """What to read in an epoch: dataset keys in order (None for an iterable dataset), the first of them at ``position``.
+
+    With ``kept`` positions before it: of an iterable dataset these are kept of what is read again, the others dropped.
+    """
+
+    keys: Iterable[object] | None
+    positions: Iterable[int] | None = None
+    read_samples: int = 0
+    kept: frozenset[int] = field(default_factory=frozenset)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadItem:
+    """A sample as the machine sees it."""
+
+    position: int
+    length: int
+    supervised: int
+
+
+class Listener(Protocol):
+    """Who an engine reports to; called from its threads."""
+
+    def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
+        """Answers one ``read``: as many items as asked for, fewer only at the end."""
+        ...
+
+    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
+        """Answers one ``collate``: step numbers with their batches."""
+        ...
+
+    def on_error(self, error: BaseException) -> None:
+        """Reading or collating failed; nothing more comes."""
+        ...
+
+
+class Engine(Protocol):
+    """Reads and collates for one epoch at a time."""
+
+    def begin(self, plan: ReadPlan, listener: Listener, read_ahead: int) -> None:
+        """Starts an epoch: opens the data set; nothing is reported before the first `read`."""
+        ...
+
+    def read(self, count: int) -> None:
+        """Asks for samples; does not wait."""
+        ...
+
+    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        """Asks for the batches of a round; does not wait."""
+        ...
+
+    def stop(self) -> None:
+        """Reads and collates no more. Does not wait."""
+        ...
+
+    def end(self) -> None:
+        """Ends the epoch: when it returns, nothing more is reported and nothing is read."""
+        ...
+
+    def close(self) -> None:
+        """Gives back workers that outlive an epoch."""
+        ...
+
+
+class KeyFeed(Sampler[object]):
+    """The sampler of the inner DataLoader: the keys of the epoch that is being read."""
+
+    def __init__(self) -> None:
+        self.keys: Iterable[object] = ()
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.keys)
+
+
+class Source:
+    """The inner DataLoader: a standard one, that hands out measured samples in chunks, in sampler order."""
+
+    def __init__(self, dataset: Dataset[object], measure: Measure, options: LoaderOptions) -> None:
+        self.is_iterable = isinstance(dataset, IterableDataset)
+        self._feed = KeyFeed()
+        self._generator = torch.Generator()
+        arguments: dict[str, object] = {
+            "batch_size": CHUNK_SAMPLES,
+            "collate_fn": measure,
+            "num_workers": options.num_workers,
+            "worker_init_fn": options.worker_init_fn,
+            "timeout": options.timeout,
+            "generator": self._generator,
+            "persistent_workers": options.persistent_workers,
+        }
+        if options.num_workers:
+            arguments["multiprocessing_context"] = options.multiprocessing_context
+            arguments["prefetch_factor"] = options.prefetch_factor
+        if not self.is_iterable:
+            arguments["sampler"] = self._feed
+        self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
+
+    def open(self, plan: ReadPlan) -> Iterator[tuple[int, Measured]]:
+        """The samples of an epoch with their positions; worker processes start at once."""
+        self._feed.keys = plan.keys if plan.keys is not None else ()
+        self._generator.manual_seed(plan.seed % 2**63)
+        return self._iterate(iter(self._loader), plan)
+
+    def _iterate(self, chunks: Iterator[object], plan: ReadPlan) -> Iterator[tuple[int, Measured]]:
+        items = (item for chunk in chunks if isinstance(chunk, list) for item in chunk)
+        if plan.positions is not None:
+            yield from zip(plan.positions, items, strict=False)
+            return
+        for position, item in enumerate(items):
+            if position >= plan.read_samples or position in plan.kept:
+                yield position, item
+
+
+class ThreadEngine:
+    """Reads in one thread and collates in another, both of this process."""
+
+    def __init__(
+        self, source: Source, collate_fn: CollateFn, on_idle: OnIdle, get_idle_sample: object, is_pinned: bool
+    ) -> None:
+        self._source = source
+        self._bench = Workbench(collate_fn, on_idle, get_idle_sample if callable(get_idle_sample) else None)
+        self._is_pinned = is_pinned
+        self._epoch: _Epoch | None = None
+
+    def begin(self, plan: ReadPlan, listener: Listener, read_ahead: int) -> None:
+        """Starts the two threads."""
+        self.end()
+        self._epoch = _Epoch(
+            self._source, self._bench, plan, listener, read_ahead=read_ahead, is_pinned=self._is_pinned
+        )
+
+    def read(self, count: int) -> None:
+        """Asks for samples; does not wait."""
+        if self._epoch is not None:
+            self._epoch.read(count)
+
+    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        """Asks for the batches of a round; does not wait."""
+        if self._epoch is not None:
+            self._epoch.collate(round_, orders)
+
+    def stop(self) -> None:
+        """Asks the threads to end."""
+        if self._epoch is not None:
+            self._epoch.stop()
+
+    def end(self) -> None:
+        """Ends the threads and drops what is read."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            epoch.end()
+            self._bench.clear()
+
+    def close(self) -> None:
+        """Ends the epoch."""
+        self.end()
+
+
+class _Epoch:
+    def __init__(
+        self,
+        source: Source,
+        bench: Workbench,
+        plan: ReadPlan,
+        listener: Listener,
+        *,
+        read_ahead: int,
+        is_pinned: bool,
+    ) -> None:
+        self._bench = bench
+        self._listener = listener
+        self._read_ahead = read_ahead
+        self._is_pinned = is_pinned
+        self._condition = threading.Condition()
+        self._wanted: deque[int] = deque()
+        self._is_open = True
+        self._orders: queue.SimpleQueue[tuple[int, tuple[BatchOrder, ...]] | None] = queue.SimpleQueue()
+        self._threads = (
+            threading.Thread(target=self._read_all, args=(source, plan), name="odb-read", daemon=True),
+            threading.Thread(target=self._collate_all, name="odb-collate", daemon=True),
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def read(self, count: int) -> None:
+        with self._condition:
+            self._wanted.append(count)
+            self._condition.notify_all()
+
+    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        self._orders.put((round_, orders))
+
+    def stop(self) -> None:
+        with self._condition:
+            self._is_open = False
+            self._condition.notify_all()
+        self._orders.put(None)
+
+    def end(self) -> None:
+        self.stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _read_all(self, source: Source, plan: ReadPlan) -> None:
+        try:
+            samples = source.open(plan)
+            buffer: deque[ReadItem] = deque()
+            is_ended = False
+            while True:
+                # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+                with self._condition:
+                    while self._is_open and not self._wanted and (is_ended or len(buffer) >= self._read_ahead):
+                        self._condition.wait()
+                    if not self._is_open:
+                        return
+                    count = self._wanted[0] if self._wanted else None
+                if count is not None and (is_ended or len(buffer) > count):
+                    items = [buffer.popleft() for _ in range(min(count, len(buffer)))]
+                    self._wanted.popleft()
+                    self._listener.on_read(items, is_ended and not buffer)
+                    continue
+                pulled = list(islice(samples, 1))
+                is_ended = not pulled
+                for position, item in pulled:
+                    self._bench.put(position, item)
+                    buffer.append(ReadItem(position, item.length, item.supervised))
+        except Exception as error:  # whatever the data set raises
+            self._listener.on_error(error)
+
+    def _collate_all(self) -> None:
+        try:
+            while (order := self._orders.get()) is not None:
+                round_, orders = order
+                batches: list[tuple[int, object]] = []
+                for item in orders:
+                    if not self._is_open:
+                        return
+                    batch = self._bench.collate(item)
+                    batches.append((item.number, pin(batch) if self._is_pinned else batch))
+                self._listener.on_collated(round_, batches)
+        except Exception as error:  # whatever collate_fn raises
+            self._listener.on_error(error)

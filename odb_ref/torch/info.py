@@ -1,0 +1,163 @@
+"""What a trainer learns of a step, and the weight that makes the average over ranks exact. Spec: R4.5 (WEIGHT).
+
+With W ranks, n_rj supervised tokens of rank r in micro-step j of an accumulation window, N their sum over ranks and
+micro-steps, and a trainer that averages gradients over ranks (DDP, FSDP) and adds them up over micro-steps:
+
+=========================  ====================================  ==================================
+loss of a batch            ``exact``                             ``samples`` (m_rj samples of M)
+=========================  ====================================  ==================================
+mean over its tokens       ``n_rj * W / N``                      ``m_rj * W / M``
+sum over its tokens        ``W / N``                             ``m_rj * W / (M * n_rj)``
+=========================  ====================================  ==================================
+
+so that the gradient is that of the mean over all N tokens (or of the mean over samples of the batches' means). A trainer that
+divides the loss by the k micro-steps itself needs ``k`` times that: ``is_divided_by_steps``. An idle step weighs 0.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import StepCounts
+
+
+class LossScaling(StrEnum):
+    """What the average over ranks is to equal."""
+
+    EXACT = "exact"
+    """The mean over all supervised tokens of the accumulation window."""
+    SAMPLES = "samples"
+    """The mean over all samples of the accumulation window, each with the mean loss of its batch."""
+    NONE = "none"
+    """Whatever it is: every step weighs 1, idle steps 0."""
+
+
+class Reduction(StrEnum):
+    """How the trainer's loss function combines the tokens of a batch."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighting:
+    """How to weigh a step's loss; a value of the loader's configuration, equal on all ranks."""
+
+    scaling: LossScaling = LossScaling.EXACT
+    reduction: Reduction = Reduction.MEAN
+    accumulation_steps: int = 1
+    is_divided_by_steps: bool = False
+
+    def compute_scale(self, local: StepCounts, window: StepCounts, world_size: int) -> float:
+        """The factor for the loss of a batch with counts ``local``, in an accumulation window with counts ``window``."""
+        if not local.samples:
+            return 0.0
+        factor = float(self.accumulation_steps if self.is_divided_by_steps else 1)
+        match self.scaling:
+            case LossScaling.NONE:
+                return 1.0
+            case LossScaling.EXACT:
+                share = world_size / window.supervised if window.supervised else 0.0
+                return factor * share * (local.supervised if self.reduction is Reduction.MEAN else 1)
+            case LossScaling.SAMPLES:
+                share = local.samples * world_size / window.samples
+                if self.reduction is Reduction.SUM:
+                    share = share / local.supervised if local.supervised else 0.0
+                return factor * share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInfo:
+    """What belongs to a batch. ``local_*`` counts this rank's batch, ``global_*`` the step on all ranks."""
+
+    loss_scale: float
+    """Multiply the loss by this before ``backward``."""
+    step: int
+    """Counts the steps of the epoch from 0, alike on all ranks."""
+    round: int
+    epoch: int
+    is_idle: bool
+    """True when this rank has nothing to train on: the batch, if any, is a replay with loss scale 0."""
+    is_last: bool
+    """True for the last step of the epoch."""
+    is_window_end: bool
+    """True when the accumulation window ends with this step: time for the optimizer."""
+    local_samples: int
+    local_tokens: int
+    local_supervised: int
+    padded_tokens: int
+    """Tokens of the local batch, padding included, if it is padded to its longest sample."""
+    global_samples: int
+    global_tokens: int
+    global_supervised: int
+    window_supervised: int
+    """Supervised tokens of the whole accumulation window, on all ranks."""
+    emitted_samples: int
+    """Samples of this epoch up to this step, on all ranks."""
+    progress: float | None
+    """Share of the epoch's samples emitted up to this step, on this rank or on all; None when the total is unknown."""
+    world_size: int
+
+
+_KEPT: Final = 16
+
+
+class StepInfoTable:
+    """Step information by the identity of its batch, so that no collate_fn and no container has to carry it.
+
+    Entries live until they are popped or their batch is gone; a batch that cannot be watched for that (a dict, a list) is kept
+    alive until so many later ones have come.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[weakref.ref[object], StepInfo]] = {}
+        self._kept: deque[tuple[object, StepInfo]] = deque()
+
+    def put(self, batch: object, info: StepInfo, kept: int = _KEPT) -> None:
+        """Remembers ``info`` for ``batch``."""
+        with self._lock:
+            try:
+                self._watched[id(batch)] = (weakref.ref(batch), info)
+            except TypeError:
+                self._kept.append((batch, info))
+                while len(self._kept) > kept:
+                    self._kept.popleft()
+            if len(self._watched) > 4 * kept:
+                self._watched = {key: entry for key, entry in self._watched.items() if entry[0]() is not None}
+
+    def pop(self, batch: object) -> StepInfo:
+        """The information of ``batch``, once.
+
+        Raises: UsageError when there is none.
+        """
+        with self._lock:
+            entry = self._watched.get(id(batch))
+            if entry is not None and entry[0]() is batch:
+                del self._watched[id(batch)]
+                return entry[1]
+            for index, (kept, info) in enumerate(self._kept):
+                if kept is batch:
+                    del self._kept[index]
+                    return info
+        raise UsageError(
+            "pop_step_info: this object is no batch of an ODBDataLoader, or its information was taken before; "
+            "call it once, before the batch is moved to a device or changed"
+        )
+
+
+TABLE: Final = StepInfoTable()
+
+
+def pop_step_info(batch: object) -> StepInfo:
+    """What belongs to a batch that an `ODBDataLoader` has just yielded; call it once, before the batch is moved or replaced.
+
+    Raises: UsageError when the object is no such batch.
+    """
+    return TABLE.pop(batch)

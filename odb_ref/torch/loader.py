@@ -1,0 +1,358 @@
+"""The loader a training script uses in place of its DataLoader."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import UsageError
+from odb_ref.core.rules import TargetRule, get_rule
+from odb_ref.core.trace import TraceWriter
+from odb_ref.core.types import Mode, compute_counts, compute_padded_tokens
+from odb_ref.torch.channel import Channel
+from odb_ref.torch.driver import Driver, EpochStart, Taken
+from odb_ref.torch.engine import Engine, LoaderOptions, ReadPlan, Source, ThreadEngine
+from odb_ref.torch.info import TABLE, LossScaling, Reduction, StepInfo, Weighting
+from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
+from odb_ref.torch.reaper import REAPER
+from odb_ref.torch.sampler import ShardSampler
+from odb_ref.torch.session import Session
+from odb_ref.torch.transport import make_transport
+from odb_ref.torch.workbench import CollateFn, OnIdle
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def _choose(kind: type[Choice], value: str, name: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
+
+
+def _at_least_one(value: int, name: str) -> int:
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+class ODBDataLoader:
+    """Batches under a token budget, formed online, with the same number of steps on every rank.
+
+    Reads with a standard ``DataLoader``; all keyword arguments of that name mean what they mean there. Of a map-style data set
+    each rank reads its own shard (``shard="auto"``: every world_size-th index of a permutation shared by seed and epoch,
+    nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an iterable data set, whatever it is given: shards
+    may be of any sizes.
+
+    ``token_budget`` bounds a batch, padding included; ``window`` is how many samples a rank looks at when it forms batches.
+    Batches are the same for the same seed, data and world size, whatever the timing and the number of workers (REPLAY).
+
+    Iterating raises `JobError`, the same on every rank, when any rank fails or leaves early. Spec: R5 to R7.
+
+    Raises: UsageError when an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        *,
+        token_budget: int,
+        window: int = 1024,
+        depth: int = 8,
+        mode: str = "join",
+        quota: int | None = None,
+        policy: str | TargetRule = "odb",
+        max_age_rounds: int = 4,
+        ramp_rounds: int = 3,
+        length_fn: LengthFn | None = None,
+        supervised_fn: LengthFn | None = None,
+        causal_shift: bool = True,
+        collate_fn: CollateFn | None = None,
+        shuffle: bool = False,
+        sampler: Iterable[object] | None = None,
+        shard: str = "auto",
+        seed: int = 0,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: object = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        on_idle: str = "replay",
+        idle_sample: object = None,
+        loss_scaling: str = "exact",
+        loss_reduction: str = "mean",
+        accumulation_steps: int = 1,
+        trainer_divides_loss: bool = False,
+        transport: str = "reduce",
+        process_group: dist.ProcessGroup | None = None,
+        device_mesh: DeviceMesh | None = None,
+        timeout_s: float = 60.0,
+        trace: str | Path | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.sampler: Iterable[object] | None = sampler
+        self.collate_fn: CollateFn = collate_fn or default_collate
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.token_budget = token_budget
+        self._settings = {"window_samples": window, "max_age_rounds": max_age_rounds, "ramp_rounds": ramp_rounds}
+        self._mode = _choose(Mode, mode, "mode")
+        self._quota = quota
+        self._rule = get_rule(policy) if isinstance(policy, str) else policy
+        self._seed = seed
+        self._is_iterable = isinstance(dataset, IterableDataset)
+        self._on_idle = _choose(OnIdle, on_idle, "on_idle")
+        self._idle_sample = idle_sample
+        self._weighting = Weighting(
+            scaling=_choose(LossScaling, loss_scaling, "loss_scaling"),
+            reduction=_choose(Reduction, loss_reduction, "loss_reduction"),
+            accumulation_steps=_at_least_one(accumulation_steps, "accumulation_steps"),
+            is_divided_by_steps=trainer_divides_loss,
+        )
+        # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
+        self._depth = max(_at_least_one(depth, "depth"), accumulation_steps + 1)
+        if shard not in ("auto", "given"):
+            raise UsageError(f"shard must be 'auto' or 'given', got {shard!r}")
+        if self._is_iterable and (sampler is not None or shuffle):
+            raise UsageError("an iterable data set takes neither sampler nor shuffle")
+        if sampler is not None and shuffle:
+            raise UsageError("sampler and shuffle exclude each other")
+        self._is_shuffled = shuffle
+        self._is_auto = shard == "auto" and sampler is None and not self._is_iterable
+        if process_group is not None and device_mesh is not None:
+            raise UsageError("process_group and device_mesh exclude each other")
+        self._process_group = device_mesh.get_group() if device_mesh is not None else process_group
+        self._transport = transport
+        self._timeout_s = timeout_s
+        if timeout_s <= 0:
+            raise UsageError(f"timeout_s must be positive, got {timeout_s}")
+        self._trace = trace
+        length = length_fn or get_length
+        self._measure = Measure(length, supervised_fn or SupervisedCounter(length, causal_shift))
+        self._options = LoaderOptions(
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
+            is_pinned=pin_memory,
+        )
+        self._make_config(0, 1, "")  # refuses what makes no sense before any process has started
+        self._epoch = 0
+        self._driver: Driver | None = None
+        self._session = Session()
+        self._finalizer = weakref.finalize(self, REAPER.submit, self._session.close)
+        self._finalizer.atexit = False
+
+    # Epochs ----------------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
+        self._epoch = epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
+            "only when they are read; bound training by samples or epochs, or use StepInfo.progress"
+        )
+
+    def __iter__(self) -> Iterator[object]:
+        session = self._session
+        session.end_epoch(self._timeout_s)
+        channel = session.get_channel(self._make_channel)
+        engine = session.get_engine(self._make_engine)
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        config = self._make_config(channel.rank, channel.world_size, self._make_tag(epoch))
+        start, total = self._make_start(epoch, channel.rank, channel.world_size)
+        writer = self._open_trace(config, epoch)
+        driver = Driver(
+            config,
+            engine,
+            channel,
+            start,
+            accumulation_steps=self._weighting.accumulation_steps,
+            trace=writer,
+        )
+        self._driver = driver
+        session.begin(driver)
+        return EpochIterator(
+            driver,
+            epoch=epoch,
+            world_size=channel.world_size,
+            weighting=self._weighting,
+            on_idle=self._on_idle,
+            total=total,
+        )
+
+    def close(self) -> None:
+        """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
+        self._session.close()
+        self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # Parts -----------------------------------------------------------------------------------------------------------
+
+    def _make_config(self, rank: int, world_size: int, tag: str) -> Config:
+        return Config(
+            rank=rank,
+            world_size=world_size,
+            budget_tokens=self.token_budget,
+            depth_steps=self._depth,
+            mode=self._mode,
+            quota_samples=self._quota,
+            rule=self._rule,
+            tag=tag,
+            **self._settings,
+        )
+
+    def _make_tag(self, epoch: int) -> str:
+        weighting = " ".join(f"{key}={value}" for key, value in asdict(self._weighting).items())
+        order = f"auto shuffle={self._is_shuffled} seed={self._seed}" if self._is_auto else "given"
+        return f"epoch={epoch} order={order} {weighting}"
+
+    def _make_channel(self) -> Channel:
+        return Channel(make_transport(self._process_group, self._transport, self._timeout_s))
+
+    def _make_engine(self) -> Engine:
+        source = Source(self.dataset, self._measure, self._options)
+        return ThreadEngine(source, self.collate_fn, self._on_idle, self._get_idle_sample(), self.pin_memory)
+
+    def _get_idle_sample(self) -> Callable[[], object] | None:
+        if self._idle_sample is not None:
+            return lambda: self._idle_sample
+        if self._is_iterable or (isinstance(self.dataset, Sized) and not len(self.dataset)):
+            return None
+        return lambda: self.dataset[0]
+
+    def _make_start(self, epoch: int, rank: int, world_size: int) -> tuple[EpochStart, int | None]:
+        """Where the epoch starts, and how many samples it has: of all ranks if that is known, else none."""
+        read_ahead = self._settings["window_samples"] // 2
+        seed = self._seed + 1_000_003 * epoch + 7_919 * rank
+        if self._is_iterable:
+            return EpochStart(plan=ReadPlan(keys=None, seed=seed), get_id=int, read_ahead=read_ahead), None
+        keys, total = self._compute_keys(epoch, rank, world_size)
+        plan = ReadPlan(keys=keys, positions=range(len(keys)), seed=seed)
+
+        def get_id(position: int) -> int:
+            key = keys[position]
+            return key if isinstance(key, int) else position
+
+        return EpochStart(plan=plan, get_id=get_id, read_ahead=read_ahead), total
+
+    def _compute_keys(self, epoch: int, rank: int, world_size: int) -> tuple[Sequence[object], int | None]:
+        if self.sampler is not None:
+            if hasattr(self.sampler, "set_epoch"):
+                self.sampler.set_epoch(epoch)
+            return list(self.sampler), None
+        if not isinstance(self.dataset, Sized):
+            raise UsageError("the data set has no length: pass a sampler")
+        if self._is_auto:
+            shard = ShardSampler(self.dataset, rank, world_size, self._is_shuffled, self._seed, epoch)
+            return list(shard), len(self.dataset)
+        whole = ShardSampler(self.dataset, 0, 1, self._is_shuffled, self._seed, epoch)
+        return list(whole), None if world_size > 1 else len(self.dataset)
+
+    def _open_trace(self, config: Config, epoch: int) -> TraceWriter | None:
+        if self._trace is None:
+            return None
+        path = compute_trace_path(self._trace, config.rank, config.world_size, epoch)
+        return TraceWriter(path, config, driver="torch", epoch=epoch)
+
+
+class EpochIterator:
+    """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks."""
+
+    def __init__(
+        self, driver: Driver, *, epoch: int, world_size: int, weighting: Weighting, on_idle: OnIdle, total: int | None
+    ) -> None:
+        self._driver = driver
+        self._epoch = epoch
+        self._world_size = world_size
+        self._weighting = weighting
+        self._on_idle = on_idle
+        self._total = total
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        while True:
+            taken = self._driver.take()
+            if taken is None:
+                raise StopIteration
+            if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
+                continue
+            if taken.batch is not None:
+                TABLE.put(taken.batch, self._make_info(taken), max(16, 2 * self._weighting.accumulation_steps))
+            return taken.batch
+
+    def _make_info(self, taken: Taken) -> StepInfo:
+        step, counts = taken.step, taken.step.global_counts
+        local = compute_counts(step.group)
+        k = self._weighting.accumulation_steps
+        return StepInfo(
+            loss_scale=self._weighting.compute_scale(local, taken.window, self._world_size),
+            step=step.number,
+            round=step.round,
+            epoch=self._epoch,
+            is_idle=step.is_idle,
+            is_last=taken.is_last,
+            is_window_end=taken.is_last or (step.number + 1) % k == 0,
+            local_samples=local.samples,
+            local_tokens=local.tokens,
+            local_supervised=local.supervised,
+            padded_tokens=compute_padded_tokens(step.group),
+            global_samples=counts.samples,
+            global_tokens=counts.tokens,
+            global_supervised=counts.supervised,
+            window_supervised=taken.window.supervised,
+            emitted_samples=taken.emitted_samples,
+            progress=taken.emitted_samples / self._total if self._total else None,
+            world_size=self._world_size,
+        )
+
+    def close(self) -> None:
+        """Leaves the epoch."""
+        self._driver.leave()
+
+    def __del__(self) -> None:
+        REAPER.submit(self._driver.leave)
+
+
+def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:
+    """Where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
+
+    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on.
+    """
+    path = Path(path)
+    name = path.name
+    stem, dot, suffix = name.partition(".")
+    if "{rank}" not in name and world_size > 1:
+        stem += "-rank{rank}"
+    if "{epoch}" not in name and epoch:
+        stem += "-epoch{epoch}"
+    name = f"{stem}{dot}{suffix}".replace("{rank}", str(rank)).replace("{epoch}", str(epoch))
+    return path.with_name(name)
