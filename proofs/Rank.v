@@ -1,0 +1,314 @@
+(** Every transition of a rank keeps its invariant, whatever the event. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local.
+Import ListNotations.
+
+Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with Got x => h_step c0 h x | _ => h end.
+
+(** What the environment grants: samples come from the source in order; an agreement is one of this rank's own offer too. *)
+Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event) : Prop :=
+  match e with
+  | SamplesRead xs en => xs = firstn (length xs) (skipn (read s) inp) /\ (en = true -> read s + length xs = length inp)
+  | Got (Agreed a) => (is_bad a = false -> c = c0) /\
+      (o_ready a = true -> forall o, posted s = Some (MOffer o) -> o_ready o = true)
+  | _ => True
+  end.
+
+Lemma firstn_add : forall (A : Type) n m (l : list A), firstn (n + m) l = firstn n l ++ firstn m (skipn n l).
+Proof. induction n as [|n IH]; simpl; intros m l; [reflexivity|]. destruct l; simpl; [rewrite firstn_nil; reflexivity|]. rewrite IH. reflexivity. Qed.
+
+Lemma make_steps_shared : forall gs cs n rd, length gs <= length cs ->
+  map shared (make_steps n rd gs cs) = make_shared n rd (firstn (length gs) cs).
+Proof.
+  induction gs as [|g gs IH]; intros cs n rd L; simpl; [reflexivity|]. destruct cs as [|x cs]; simpl in *; [lia|].
+  unfold shared at 1. simpl. rewrite IH by lia. reflexivity.
+Qed.
+
+Lemma make_steps_groups : forall gs cs n rd, length gs <= length cs -> map s_group (make_steps n rd gs cs) = gs.
+Proof.
+  induction gs as [|g gs IH]; intros cs n rd L; simpl; [reflexivity|]. destruct cs as [|x cs]; simpl in *; [lia|]. rewrite IH by lia. reflexivity.
+Qed.
+
+Lemma make_steps_length : forall gs cs n rd, length gs <= length cs -> length (make_steps n rd gs cs) = length gs.
+Proof. intros. rewrite <- (map_length s_group). rewrite make_steps_groups by assumption. reflexivity. Qed.
+
+Lemma cut_at_le : forall q cs g, cut_at q g cs <= length cs.
+Proof. induction cs as [|x cs IH]; simpl; intros g; [lia|]. destruct (_ <=? _); [lia|]. specialize (IH (g + n_samples x)). lia. Qed.
+
+Lemma cut_le : forall c g cs, cut c g cs <= length cs.
+Proof. intros. unfold cut. destruct (c_quota c); [apply cut_at_le|lia]. Qed.
+
+Lemma cut_pos : forall c g cs, cs <> [] -> 1 <= cut c g cs.
+Proof. intros c g cs NE. destruct cs as [|x cs]; [easy|]. unfold cut. destruct (c_quota c); simpl; [destruct (_ <=? _)|]; lia. Qed.
+
+Lemma sum_nat_app : forall a b, sum_nat (a ++ b) = sum_nat a + sum_nat b.
+Proof. induction a; simpl; intros; [reflexivity|]. rewrite IHa. lia. Qed.
+
+Lemma make_shared_samples : forall cs n rd, map (fun x : shared_step => n_samples (snd x)) (make_shared n rd cs) = map n_samples cs.
+Proof. induction cs; simpl; intros; [reflexivity|]. rewrite IHcs. reflexivity. Qed.
+
+Section Events.
+Variables (c c0 : config) (rank depth : nat) (inp : list sample) (h : hist).
+Hypothesis OK : config_ok c.
+Hypothesis NUM : numbered_from 0 (h_steps h).
+Notation core := (core c c0 rank inp).
+
+Definition loose (s : state) : Prop :=
+  length (queue s) <= depth /\
+  (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)).
+
+Lemma tight_loose : forall s, tight depth s -> loose s.
+Proof. intros s T. destruct T. split; assumption. Qed.
+
+(** After any change of a rank that is not ending: post, or not. *)
+Lemma after_post : forall s, at_phase s <> DRAIN -> at_phase s <> DONE -> core h s -> loose s ->
+  core h (post c rank s) /\ tight depth (post c rank s).
+Proof. intros s P1 P2 K [L1 L2]. split; [apply post_core, K|]. apply post_tight; assumption. Qed.
+
+Lemma post_ending : forall s, at_phase s = DRAIN \/ at_phase s = DONE -> post c rank s = s.
+Proof. intros s [P|P]; unfold post; rewrite P; reflexivity. Qed.
+
+(** A change of input or flags does nothing to a rank that is ending. *)
+Lemma after_post_any : forall s t, tight depth s -> core h t ->
+  at_phase t = at_phase s -> queue t = queue s -> outbox t = outbox s -> taken t = taken s -> limit t = limit s ->
+  core h (post c rank t) /\ tight depth (post c rank t).
+Proof.
+  intros s t T K P Q O Tk L.
+  assert (X : (at_phase t = DRAIN \/ at_phase t = DONE) \/ (at_phase t <> DRAIN /\ at_phase t <> DONE)).
+  { destruct (at_phase t); auto; right; split; discriminate. }
+  destruct X as [X|[X1 X2]].
+  - rewrite post_ending by assumption. split; [assumption|]. destruct T. constructor; rewrite ?P, ?Q, ?O, ?Tk, ?L; auto.
+    intros F. exfalso. rewrite P in X. destruct X as [X|X]; rewrite X in F; discriminate.
+  - apply after_post; auto. destruct T. split; rewrite ?Q, ?O, ?Tk, ?L; auto.
+Qed.
+
+Ltac offer_same K := let P := fresh in intros P; destruct (k_offer _ _ _ _ _ _ K P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+
+Lemma read_core : forall s xs en, core h s -> wanted s <> 0 -> length xs <= wanted s ->
+  xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
+  core h (set_read (read s + length xs) (set_ended en (set_wanted (if en then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
+Proof.
+  intros s xs en K W L X E. pose proof K as K'. destruct K. constructor; simpl; auto.
+  - rewrite firstn_add, <- X. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. assumption.
+  - assert (length xs <= length (skipn (read s) inp)) by (rewrite X; apply firstn_le_length || (rewrite firstn_length; lia)).
+    rewrite skipn_length in H. lia.
+  - intros ->. split; [apply E; reflexivity|reflexivity].
+  - destruct en; [auto|]. right. rewrite app_length. destruct k_window as [F|F]; [|lia].
+    apply k_ended in F. lia.
+  - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+    intros R. apply of_ready in R. destruct R as [_ [R _]]. contradiction.
+Qed.
+
+Lemma collated_core : forall s, core h s -> collated s = false -> core h (set_collated true s).
+Proof.
+  intros s K C. pose proof K as K'. destruct K. constructor; simpl; auto.
+  intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+  intros R. apply of_ready in R. destruct R as [R _]. congruence.
+Qed.
+
+Lemma failed_core : forall s x, core h s -> core h (set_failure (Some x) s).
+Proof.
+  intros s x K. pose proof K as K'. destruct K. constructor; simpl; auto.
+  intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+  intros r R. apply of_failed in R. split; [apply R|discriminate].
+Qed.
+
+Lemma urged_core : forall s, core h s -> core h (set_urged true s).
+Proof.
+  intros s K. pose proof K as K'. destruct K. constructor; simpl; auto.
+  intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+Qed.
+
+Lemma stopped_core : forall s, core h s ->
+  core h (set_limit (Some (match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end)) (set_stopped true s)).
+Proof.
+  intros s K. pose proof K as K'. destruct K. constructor; simpl; auto; try discriminate.
+  - intros _. eexists. split; [reflexivity|]. destruct (limit s); lia.
+  - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+    intros r R. apply of_stop in R. split; [apply R|reflexivity].
+Qed.
+
+Lemma taken_core : forall s x q, core h s -> queue s = x :: q -> core h (set_taken (taken s ++ [x]) (set_queue q s)).
+Proof.
+  intros s x q K Q.
+  assert (S1 : steps_of (set_taken (taken s ++ [x]) (set_queue q s)) = steps_of s) by (unfold steps_of; simpl; rewrite Q, <- app_assoc; reflexivity).
+  assert (S2 : released_of (set_taken (taken s ++ [x]) (set_queue q s)) = released_of s) by (unfold released_of; simpl; rewrite Q, <- app_assoc; reflexivity).
+  destruct K. constructor; rewrite ?S1, ?S2; simpl; auto.
+  - intros E. destruct (k_stop E) as [l [L1 L2]]. exists l. split; [exact L1|]. rewrite app_length. lia.
+  - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
+Qed.
+
+(** The outcome is known: the same for all three ways to an end. *)
+Lemma drained : forall h' s, numbered_from 0 (h_steps h') -> core h' s -> at_phase s = DRAIN -> length (queue s) <= depth ->
+  core h' (finish_when_drained (deliver depth s)) /\ tight depth (finish_when_drained (deliver depth s)).
+Proof.
+  intros h' s N K P Q. pose proof (deliver_core _ _ _ _ _ depth _ K) as K2.
+  destruct (deliver_tight _ _ _ _ _ depth _ K N Q) as [Q2 O2].
+  assert (P2 : at_phase (deliver depth s) = DRAIN) by (destruct (deliver_eq depth s) as [d [e [_ [-> _]]]]; exact P).
+  split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
+Qed.
+
+Lemma drain_entry : forall gs s h' o lim,
+  core h s -> loose s -> (forall o' l', h_kind h <> NClosed o' l') ->
+  h_kind h' = NClosed o lim -> h_round h' = h_round h -> h_steps h' = h_steps h ->
+  h_released h' = length (released_of s) -> aligned s = [] ->
+  core h' (drain depth o lim (set_groups gs s)) /\ tight depth (drain depth o lim (set_groups gs s)).
+Proof.
+  intros gs s h' o lim K L NC Hk Hr Hs Hl Al. unfold drain.
+  apply drained; [rewrite Hs; assumption| |reflexivity|destruct L; assumption].
+  destruct K. constructor; simpl; auto; try discriminate; try (rewrite ?Hr, ?Hs; assumption).
+  - unfold kind_ok. simpl. eauto.
+  - rewrite k_gsum. unfold h_samples. rewrite Hs. reflexivity.
+  - intros E. destruct (k_stop E) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
+  - intros E. rewrite Hk. rewrite (k_free E). destruct (h_kind h) eqn:G; try reflexivity. exfalso. eapply NC. reflexivity.
+Qed.
+
+Lemma agree_keeps : forall s a t, core h s -> tight depth s -> at_phase s = OFFER ->
+  (is_bad a = false -> c = c0) -> (o_ready a = true -> forall o, posted s = Some (MOffer o) -> o_ready o = true) ->
+  agree c rank depth a s = Some t -> core (h_step c0 h (Agreed a)) t /\ tight depth t.
+Proof.
+  intros s a t K T P C R E. assert (L : loose s) by (apply tight_loose, T).
+  assert (Hk : h_kind h = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as X; unfold kind_ok in X; rewrite P in X; exact X).
+  assert (Al : aligned s = []) by (apply (k_aligned _ _ _ _ _ _ K); rewrite P; discriminate).
+  unfold agree in E. unfold h_step. rewrite Hk. destruct (is_bad a) eqn:B.
+  - injection E as <-. split.
+    + destruct K. constructor; simpl; auto; try discriminate.
+      * unfold kind_ok. reflexivity.
+      * intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free.
+      * intros _. eexists. split; [reflexivity|]. split; reflexivity.
+    + destruct T. constructor; simpl; auto; discriminate.
+  - specialize (C eq_refl). destruct (negb (o_round_min a =? round s)); [discriminate|].
+    destruct (o_stop_rank a) as [r|] eqn:Sr.
+    + injection E as <-. apply drain_entry; simpl; auto.
+      * rewrite Hk. intros ? ? ?; discriminate.
+      * symmetry. apply (k_released _ _ _ _ _ _ K).
+    + destruct (o_ready a) eqn:Ra; simpl in E; [|discriminate].
+      destruct (k_offer _ _ _ _ _ _ K P) as [o [Po Oo]]. specialize (R eq_refl o Po).
+      destruct (of_ready _ _ _ _ Oo R) as [R1 [R2 [R3 _]]].
+      set (rel := set_outbox (outbox s ++ plan s) (set_plan [] (set_groups [] s))) in *.
+      assert (S1 : steps_of rel = steps_of s) by (unfold steps_of, rel; simpl; rewrite app_nil_r; reflexivity).
+      assert (S2 : released_of rel = steps_of s) by reflexivity.
+      assert (S3 : length (steps_of s) = length (h_steps h)) by (rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity).
+      replace (target c0 a) with (target c a) by (rewrite C; reflexivity). destruct (target c a) as [|n] eqn:Tg.
+      * injection E as <-. unfold drain.
+        assert (X : core (mkHist (NClosed Complete (length (h_steps h))) (h_round h) (h_steps h) (length (h_steps h)))
+                    (set_phase DRAIN (set_outcome (Some Complete) (set_limit (Some (match limit rel with Some m => Nat.min (planned s) m | None => planned s end)) rel)))).
+        { destruct K. constructor; simpl; auto; try discriminate.
+          - unfold kind_ok. simpl. eauto.
+          - unfold steps_of. simpl. rewrite app_nil_r. exact k_steps.
+          - unfold steps_of. simpl. rewrite app_nil_r. exact k_cons.
+          - intros St. destruct (k_stop St) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
+          - intros St. rewrite (k_free St), Hk. rewrite k_planned. reflexivity. }
+        apply drained; [exact NUM|exact X|reflexivity|destruct L; assumption].
+      * destruct (c_align c (groups s) (S n) (due_before c s)) as [al carried] eqn:Ea. injection E as <-.
+        pose proof (ok_align_length c OK (groups s) (S n) (due_before c s)) as A1.
+        pose proof (ok_align_perm c OK (groups s) (S n) (due_before c s)) as A2. rewrite Ea in A1, A2. simpl in A1, A2.
+        match goal with |- _ (deliver depth ?u) /\ _ => set (u0 := u) end.
+        assert (X : core (mkHist (NCount (S n)) (h_round h) (h_steps h) (length (h_steps h))) u0).
+        { pose proof K as K'. destruct K. unfold u0, rel. constructor; simpl; auto; try discriminate.
+          - unfold kind_ok. simpl. rewrite A1. auto.
+          - unfold steps_of. simpl. rewrite app_nil_r. exact k_steps.
+          - unfold steps_of. simpl. rewrite app_nil_r. fold (steps_of s).
+            rewrite Al in k_cons. simpl in k_cons. rewrite <- k_cons. apply Permutation_app_head. rewrite A2, R3. apply (ok_group_perm c OK).
+          - intros En. rewrite En. split; [|reflexivity]. apply k_ended; assumption.
+          - intros F. exfalso. apply F. reflexivity.
+          - destruct (ended s); [auto|]. right. pose proof (ok_window c OK (S (round s))). lia.
+          - intros St. rewrite (k_free St), Hk. reflexivity. }
+        split; [apply deliver_core, X|].
+        assert (Q : length (queue u0) <= depth) by (destruct L; assumption).
+        destruct (deliver_tight _ _ _ _ _ depth _ X NUM Q) as [Q2 O2].
+        assert (P2 : at_phase (deliver depth u0) = COUNT) by (destruct (deliver_eq depth u0) as [d [e [_ [-> _]]]]; reflexivity).
+        constructor; auto; rewrite P2; discriminate.
+Qed.
+
+Lemma count_keeps : forall s cs t, core h s -> tight depth s -> at_phase s = COUNT ->
+  count c rank cs s = Some t -> core (h_step c0 h (Counted cs)) t /\ tight depth t.
+Proof.
+  intros s cs t K T P E.
+  assert (Hk : h_kind h = NCount (length (aligned s)) /\ c = c0) by (pose proof (k_kind _ _ _ _ _ _ K) as X; unfold kind_ok in X; rewrite P in X; exact X).
+  destruct Hk as [Hk C]. unfold count in E. destruct (length cs =? length (aligned s)) eqn:Lc; [|discriminate]. apply Nat.eqb_eq in Lc. simpl in E.
+  injection E as <-. set (n := cut c (gsum s) cs).
+  assert (Ln : n <= length cs) by apply cut_le.
+  assert (Pl : plan s = []) by (apply (k_plan _ _ _ _ _ _ K), P).
+  assert (Lf : length (firstn n (aligned s)) = n) by (rewrite firstn_length; lia).
+  unfold h_step. rewrite Hk. rewrite <- (k_gsum _ _ _ _ _ _ K). replace (cut c0 (gsum s) cs) with n by (unfold n; rewrite C; reflexivity).
+  match goal with |- _ (post _ _ ?u) /\ _ => set (u0 := u) end.
+  assert (X : core (mkHist NOffer (S (h_round h)) (h_steps h ++ make_shared (length (h_steps h)) (h_round h) (firstn n cs)) (h_released h)) u0).
+  { pose proof K as K'. destruct K. unfold u0. constructor; simpl; auto; try discriminate.
+    - unfold kind_ok. reflexivity.
+    - unfold steps_of in *. simpl. rewrite Pl, app_nil_r in k_steps.
+      rewrite !app_assoc, map_app, <- app_assoc, k_steps. f_equal. rewrite make_steps_shared by lia. rewrite Lf, k_planned, k_round. reflexivity.
+    - rewrite app_length, make_shared_length, firstn_length, k_planned. lia.
+    - unfold h_samples. simpl. rewrite map_app, sum_nat_app, make_shared_samples, k_gsum. reflexivity.
+    - unfold steps_of in *. simpl. rewrite Pl, app_nil_r in k_cons. rewrite <- k_cons. unfold samples_of.
+      rewrite !app_assoc, map_app, concat_app, make_steps_groups by lia. rewrite <- !app_assoc. apply Permutation_app_head.
+      replace (concat (aligned s)) with (concat (firstn n (aligned s)) ++ concat (skipn n (aligned s))) by (rewrite <- concat_app, firstn_skipn; reflexivity).
+      rewrite <- app_assoc. apply Permutation_app_head.
+      destruct (concat (skipn n (aligned s))) as [|y ys] eqn:Ey; simpl is_nil; cbv iota; [reflexivity|].
+      unfold by_position. rewrite sort_by_perm. apply Permutation_app_comm.
+    - destruct k_window as [W|W]; [auto|]. right. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
+    - intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free. }
+  apply tight_loose in T. destruct T as [T1 T2].
+  split; [apply post_core, X|]. apply post_tight; [discriminate|discriminate|exact T1|exact T2].
+Qed.
+
+Lemma report_keeps : forall s rs o, core h s -> tight depth s -> at_phase s = REPORT -> failure_of rs = Some o ->
+  core (h_step c0 h (Reported rs)) (drain depth o (planned s - length (plan s)) s) /\ tight depth (drain depth o (planned s - length (plan s)) s).
+Proof.
+  intros s rs o K T P F.
+  assert (Hk : h_kind h = NReport) by (pose proof (k_kind _ _ _ _ _ _ K) as X; unfold kind_ok in X; rewrite P in X; exact X).
+  unfold h_step. rewrite Hk, F.
+  assert (El : planned s - length (plan s) = h_released h).
+  { rewrite (k_planned _ _ _ _ _ _ K), <- (k_steps _ _ _ _ _ _ K), map_length, <- (k_released _ _ _ _ _ _ K).
+    unfold steps_of, released_of. rewrite !app_length. lia. }
+  rewrite El. replace s with (set_groups (groups s) s) by (destruct s; reflexivity). apply drain_entry; simpl; auto.
+  - apply tight_loose, T.
+  - rewrite Hk. intros ? ? ?; discriminate.
+  - symmetry. apply (k_released _ _ _ _ _ _ K).
+  - apply (k_aligned _ _ _ _ _ _ K). rewrite P. discriminate.
+Qed.
+
+Theorem every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s -> tight depth s -> admissible c c0 inp s e ->
+  transition c rank depth s e = Some t -> core (next_hist c0 h e) t /\ tight depth t.
+Proof.
+  intros s e t K T A E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.
+  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. injection E as <-.
+    apply Nat.eqb_neq in W. apply Nat.ltb_ge in W2. destruct A as [A1 A2].
+    eapply after_post_any; [exact T|apply read_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
+  - destruct (collated s) eqn:C; [discriminate|]. injection E as <-.
+    eapply after_post_any; [exact T|apply collated_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
+  - destruct (at_phase s) eqn:P; try discriminate. destruct A as [A1 A2]. apply (agree_keeps s a t); assumption.
+  - destruct (at_phase s) eqn:P; try discriminate. apply (count_keeps s cs t); assumption.
+  - destruct (at_phase s) eqn:P; try discriminate. destruct (failure_of rs) as [o|] eqn:F; [|discriminate]. injection E as <-.
+    apply report_keeps; assumption.
+  - destruct (queue s) as [|x q] eqn:Q; [discriminate|]. destruct (below (limit s) (s_number x)) eqn:B; [|discriminate]. injection E as <-.
+    pose proof (taken_core s x q K Q) as K1. set (s1 := set_taken (taken s ++ [x]) (set_queue q s)) in *.
+    assert (Q1 : length (queue s1) <= depth) by (pose proof (t_queue _ _ T) as X; rewrite Q in X; simpl in *; lia).
+    destruct (deliver_tight _ _ _ _ _ depth _ K1 NUM Q1) as [Q2 O2].
+    pose proof (deliver_core _ _ _ _ _ depth _ K1) as K2.
+    assert (P2 : at_phase (deliver depth s1) = at_phase s) by (destruct (deliver_eq depth s1) as [d [e [_ [-> _]]]]; reflexivity).
+    destruct (at_phase (deliver depth s1)) eqn:P3.
+    1-4: apply after_post; [rewrite P3; discriminate|rewrite P3; discriminate|exact K2|split; assumption].
+    + split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
+    + rewrite post_ending by auto. split; [assumption|]. constructor; auto; try (rewrite P3; discriminate).
+      intros _. destruct (deliver_eq depth s1) as [d [e [Eo [Eq _]]]]. rewrite Eq. simpl.
+      destruct (t_done _ _ T (eq_sym P2)) as [D|[l [D1 D2]]].
+      * left. simpl in Eo. rewrite D in Eo. symmetry in Eo. apply app_eq_nil in Eo. apply Eo.
+      * right. exists l. split; [exact D1|]. rewrite Q in D2. rewrite !app_length. simpl in *. lia.
+  - pose proof (stopped_core s K) as K1.
+    set (s1 := set_limit _ _) in K1.
+    assert (O1 : outbox s <> [] -> length (queue s) = depth \/ exists l, limit s1 = Some l /\ l <= length (taken s) + length (queue s)).
+    { intros O. right. unfold s1. simpl. eexists. split; [reflexivity|]. destruct (limit s); lia. }
+    pose proof (t_queue _ _ T) as Q1.
+    assert (P1 : at_phase s1 = at_phase s) by reflexivity. cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. fold s1 in E.
+    destruct (at_phase s) eqn:P; try (injection E as <-; split; assumption);
+      (destruct (stopped s) eqn:St; [injection E as <-; split; assumption|]); injection E as <-.
+    1-4: apply after_post; [simpl; rewrite P; discriminate|simpl; rewrite P; discriminate|exact K1|split; assumption].
+    split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
+  - destruct (is_ending s || is_some (failure s)); injection E as <-; [split; assumption|].
+    eapply after_post_any; [exact T|apply failed_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
+  - destruct (is_ending s); injection E as <-; [split; assumption|].
+    eapply after_post_any; [exact T|apply urged_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
+Qed.
+
+End Events.
