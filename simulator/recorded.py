@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from odb_ref.core.check.decode import get_integer, get_kind, get_object, get_samples, iterate_steps
+from odb_ref.core.check.decode import get_counts, get_integer, get_kind, get_object, get_samples, iterate_steps
 from odb_ref.core.check.stream import Stream, group_into_jobs
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
@@ -37,6 +37,14 @@ class Span:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """``seconds`` between a post and its answer; ``steps`` is how many steps were counted, None for an offer."""
+
+    steps: int | None
+    seconds: float
+
+
 @dataclass(slots=True)
 class RankRecord:
     """What one rank did. Times are empty where the trace has none."""
@@ -56,10 +64,8 @@ class RankRecord:
     records: int = 0
     reads: list[Span] = field(default_factory=list)
     collations: list[Span] = field(default_factory=list)
-    offers: list[tuple[float, float]] = field(default_factory=list)
-    """For each exchange of offers: when this rank posted, and when it was answered."""
-    counts: list[tuple[float, float]] = field(default_factory=list)
-    """For each exchange of counts, likewise."""
+    exchanges: list[Answered] = field(default_factory=list)
+    """Exchanges of offers and of counts, in the order they were answered."""
     delivered_s: list[float] = field(default_factory=list)
     taken_s: list[float] = field(default_factory=list)
     last_s: float = 0.0
@@ -160,7 +166,7 @@ class _Reader:
         self.record = RankRecord(rank)
         self.fullest_queue = 0
         self._wanted = 0
-        self._asked_s = self._offered_s = self._counted_s = self._collating_s = 0.0
+        self._asked_s = self._posted_s = self._collating_s = 0.0
         self._read: list[Sample] = []
 
     def read(self, record: Record) -> None:
@@ -186,9 +192,9 @@ class _Reader:
                 padded = sum(tokens for tokens, _ in rank.sizes[len(rank.sizes) - steps :])
                 rank.collations.append(Span(steps, padded, now - self._collating_s))
             case "agreed" if now >= 0:
-                rank.offers.append((self._offered_s, now))
+                rank.exchanges.append(Answered(None, now - self._posted_s))
             case "counted" if now >= 0:
-                rank.counts.append((self._counted_s, now))
+                rank.exchanges.append(Answered(len(get_counts(event)), now - self._posted_s))
             case "step_taken":
                 rank.taken_steps += 1
                 if now >= 0:
@@ -217,10 +223,8 @@ class _Reader:
             case "read":
                 self._asked_s, self._wanted = now, get_integer(effect, "count")
                 self._read.clear()
-            case "post_offer":
-                self._offered_s = now
-            case "post_counts":
-                self._counted_s = now
+            case "post_offer" | "post_counts":
+                self._posted_s = now
             case "collate":
                 self._collating_s = now
                 rank.rounds.append(self._decode_steps(effect))

@@ -1,0 +1,200 @@
+"""Fits the cost models to recorded runs whose traces carry times, and says how far off they are on a held-back half.
+
+Every cost model is linear in its numbers, so each component is a regression of the time of a span on what the span would
+cost if one number were 1 and the others 0. Those columns come from the models themselves: no formula is written twice.
+
+==========  ============================================================================================================
+`step`      from one step taken to the next, where no rank waited for data in either: the model's time for the costliest
+            batch of the step. The collective that ends a step is the same for all and becomes part of ``gpu.fixed_s``.
+            Attention's quadratic part is kept only where it lowers the error by a twentieth.
+`read`      from a read to the last sample of its answer, by samples and tokens
+`collate`   from a collation to its answer, by steps and padded tokens
+`exchange`  from a post to its answer on the rank that waited least (the last to post), by messages and bytes
+==========  ============================================================================================================
+
+Every span is measured on one rank's clock, so the clocks of the ranks need not agree. Of several runs every second one is
+held back, of a single run the second half of each component's spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
+from typing import Final
+
+import numpy as np
+
+from odb_ref.core.errors import UsageError
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, Transport
+from simulator.fitting import Fit, Spans, fit_component, join_spans
+from simulator.recorded import RankRecord, RecordedRun, Span
+
+_QUADRATIC_GAIN: Final = 0.95
+_READY_S: Final = 2e-3
+_READY_SHARE: Final = 0.05
+"""A step lay ready when it was delivered this long, and this share of the step before it, ahead of being taken."""
+_NO_GPU: Final = GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0, sync_s=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The fitted cost models. What could not be fitted keeps its default, and its fit says why."""
+
+    costs: Costs
+    fits: tuple[Fit, ...]
+    held_back: str
+    """Which half was held back."""
+
+    def to_json(self) -> dict[str, object]:
+        """What the cost-model file says of its numbers."""
+        return {"held_back": self.held_back, "components": [asdict(fit) for fit in self.fits]}
+
+
+def calibrate(runs: Sequence[RecordedRun], *, workers: int = 1, transport: Transport = Transport.REDUCE) -> Calibration:
+    """The cost models that fit ``runs`` best.
+
+    A trace does not say how many worker processes a rank had: with ``workers`` left at 1 the numbers describe the loader
+    as a whole. Nor does it say how the ranks exchanged: ``transport`` does.
+
+    Raises: UsageError when a run has no times, or too few steps whose data was there in time.
+    """
+    for run in runs:
+        if not run.has_times:
+            raise UsageError(f"{run.name}: the trace has no times, so there is nothing to fit a cost model to")
+    step = _fit_steps(runs)
+    if step.reason:
+        raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
+    loader = LoaderCost(workers=workers, sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0)
+    network = NetworkCost(alpha_s=0, beta_s=0, transport=transport)
+    read = _fit("read", runs, lambda run: _gather_reads(run, loader), "a run needs more rounds")
+    collate = _fit("collate", runs, lambda run: _gather_collations(run, loader), "a run needs more rounds")
+    exchange = _fit("exchange", runs, lambda run: _gather_exchanges(run, network), "a run needs more rounds")
+    default = NetworkCost()
+    costs = Costs(
+        gpu=replace(_NO_GPU, **step.values),
+        network=NetworkCost(
+            alpha_s=exchange.values.get("alpha_s", default.alpha_s),
+            beta_s=exchange.values.get("beta_s", default.beta_s),
+            transport=transport,
+        ),
+        loader=replace(LoaderCost(), workers=workers, **read.values, **collate.values),
+    )
+    held_back = "every second run" if len(runs) > 1 else "the second half of the run"
+    return Calibration(costs, (step, read, collate, exchange), held_back)
+
+
+def _split(parts: Sequence[Spans]) -> tuple[Spans, Spans]:
+    """The spans to fit and those held back, of the spans of each run."""
+    if len(parts) > 1:
+        return join_spans(parts[::2]), join_spans(parts[1::2])
+    (part,) = parts
+    middle = (len(part) + 1) // 2
+    return part.select(slice(0, middle, None)), part.select(slice(middle, len(part), None))
+
+
+def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[RecordedRun], Spans], why_few: str) -> Fit:
+    fitted, held = _split([gather(run) for run in runs])
+    return fit_component(component, fitted, held, why_few)
+
+
+# Steps -------------------------------------------------------------------------------------------------------------
+
+
+def _fit_steps(runs: Sequence[RecordedRun]) -> Fit:
+    why_few = "the others waited for data, or the run is short"
+    linear = _fit("step", runs, lambda run: _gather_steps(run, replace(_NO_GPU, per_token_s=1)), why_few)
+    if linear.reason:
+        return linear
+    # Which rank's batch is the costliest is known once the numbers are.
+    quadratic = linear
+    for _ in range(2):
+        gpu = replace(_NO_GPU, **quadratic.values)
+        fitted, held = _split([_gather_steps(run, gpu, with_pairs=True) for run in runs])
+        quadratic = fit_component("step", fitted, held, why_few)
+    error = np.abs(fitted.compute_errors(quadratic.values)).sum()
+    linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
+    return quadratic if error < linear_error * _QUADRATIC_GAIN else linear
+
+
+def _gather_steps(run: RecordedRun, gpu: GpuCost, *, with_pairs: bool = False) -> Spans:
+    """The steps in which no rank waited for data; ``gpu`` says which rank's batch is the costliest."""
+    names = ("fixed_s", "per_token_s", "per_token2_s")[: 3 if with_pairs else 2]
+    sizes = np.array([rank.sizes[: run.steps] for rank in run.ranks], dtype=np.int64).reshape(len(run.ranks), -1, 2)
+    costliest = gpu.compute_steps_s(sizes[:, :, 0], sizes[:, :, 1]).argmax(axis=0)
+    rows: list[tuple[int, int]] = []
+    seconds: list[float] = []
+    for step in range(1, run.steps - 1):
+        if not all(_is_ready(rank, step) for rank in run.ranks):
+            continue
+        spans = [rank.taken_s[step + 1] - rank.taken_s[step] for rank in run.ranks if _is_ready(rank, step + 1)]
+        if spans:
+            tokens, pairs = sizes[costliest[step], step].tolist()
+            rows.append((tokens, pairs))
+            seconds.append(min(spans))
+    padded = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    columns = [replace(_NO_GPU, **{name: 1}).compute_steps_s(padded[:, 0], padded[:, 1]) for name in names]
+    stacked = np.stack([np.broadcast_to(column, len(rows)) for column in columns], axis=1)
+    return Spans(names, stacked.astype(np.float64), np.array(seconds))
+
+
+def _is_ready(rank: RankRecord, step: int) -> bool:
+    """True when the step lay in the queue before the trainer asked for it."""
+    waited_s = rank.taken_s[step] - rank.delivered_s[step]
+    return waited_s > _READY_S and waited_s > _READY_SHARE * (rank.taken_s[step] - rank.taken_s[step - 1])
+
+
+# Loader and exchange -----------------------------------------------------------------------------------------------
+
+
+def _in_time(by_rank: Sequence[Sequence[Span]]) -> list[Span]:
+    """The spans of all ranks, the first of each, then the second ..., without those of nothing."""
+    return [span for spans in zip_longest(*by_rank) for span in spans if span is not None and span.items]
+
+
+def _build_spans(names: Sequence[str], prices: Sequence[Callable[[Span], float]], spans: Sequence[Span]) -> Spans:
+    columns = np.array([[price(span) for price in prices] for span in spans], dtype=np.float64)
+    return Spans(tuple(names), columns.reshape(-1, len(names)), np.array([span.seconds for span in spans]))
+
+
+def _gather_reads(run: RecordedRun, loader: LoaderCost) -> Spans:
+    by_sample, by_token = replace(loader, sample_s=1), replace(loader, per_token_s=1)
+    spans = _in_time([rank.reads for rank in run.ranks])
+    return _build_spans(
+        ("sample_s", "per_token_s"),
+        (
+            lambda span: by_sample.compute_read_s(span.items, span.tokens),
+            lambda span: by_token.compute_read_s(span.items, span.tokens),
+        ),
+        spans,
+    )
+
+
+def _gather_collations(run: RecordedRun, loader: LoaderCost) -> Spans:
+    by_step, by_token = replace(loader, collate_step_s=1), replace(loader, collate_per_token_s=1)
+    spans = _in_time([rank.collations for rank in run.ranks])
+    return _build_spans(
+        ("collate_step_s", "collate_per_token_s"),
+        (
+            lambda span: by_step.compute_collate_s(span.items, span.tokens),
+            lambda span: by_token.compute_collate_s(span.items, span.tokens),
+        ),
+        spans,
+    )
+
+
+def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> Spans:
+    """Of every exchange the shortest wait of any rank: that of the last to post, who waited for the network alone."""
+    ranks = len(run.ranks)
+
+    def compute_s(model: NetworkCost, steps: int | None) -> float:
+        return model.compute_offer_s(ranks) if steps is None else model.compute_counts_s(ranks, steps)
+
+    by_message, by_byte = replace(network, alpha_s=1), replace(network, beta_s=1)
+    exchanges = list(zip(*(rank.exchanges for rank in run.ranks), strict=False))
+    columns = np.array(
+        [[compute_s(by_message, first.steps), compute_s(by_byte, first.steps)] for first, *_ in exchanges],
+        dtype=np.float64,
+    )
+    seconds = [min(answered.seconds for answered in exchange) for exchange in exchanges]
+    return Spans(("alpha_s", "beta_s"), columns.reshape(-1, 2), np.array(seconds))

@@ -1,0 +1,83 @@
+"""``odb-ref calibrate``: the cost models that fit recorded runs, with their error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from odb_ref.core.errors import UsageError
+from simulator.calibrate import Calibration, calibrate
+from simulator.commands.replay import print_replays, replay_all
+from simulator.cost_files import write_costs
+from simulator.costs import Transport
+from simulator.options import check_writable
+from simulator.recorded import load_runs
+from simulator.replay import Replay
+from simulator.terminal import print_table
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``calibrate``."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="fit the cost model to recorded runs",
+        description="Fits the time of a step, of reading, of collating and of an exchange to recorded runs whose traces "
+        "carry times, on one half of them; states the error on the other half, and that of simulating each run with the "
+        "fitted model.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
+    parser.add_argument("--json", metavar="FILE", help="write numbers and errors")
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="W", help="loader workers of a rank; 1: the loader as a whole (1)"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=[str(transport) for transport in Transport],
+        default=str(Transport.REDUCE),
+        help="how the ranks exchanged (reduce)",
+    )
+    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Exit status 0; bad input raises UsageError."""
+    if options.workers < 1:
+        raise UsageError(f"--workers must be at least 1, got {options.workers}")
+    check_writable(options.out, options.json)
+    runs = load_runs(options.traces, depth_steps=options.depth)
+    calibration = calibrate(runs, workers=options.workers, transport=Transport(options.transport))
+    replays = replay_all(runs, calibration.costs)
+    _print_calibration(calibration)
+    print_replays(replays, is_priced=True)
+    if options.out is not None:
+        write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
+        print(f"{options.out} holds the cost model")
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(_encode(calibration, replays), indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object]:
+    return {
+        "costs": asdict(calibration.costs),
+        "fit": calibration.to_json(),
+        "replays": [{"is_equal": item.is_equal, **asdict(item)} for item in replays],
+    }
+
+
+def _print_calibration(calibration: Calibration) -> None:
+    rows = []
+    for fit in calibration.fits:
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in fit.values.items())
+        errors = [f"{fit.median_error:.1%}", f"{fit.p90_error:.1%}", f"{fit.total_error:+.1%}"]
+        counts = [f"{fit.spans_fitted:,}", f"{fit.spans_held:,}"]
+        rows.append([fit.component, *counts, *(["-"] * 3 if fit.reason else errors), fit.reason or numbers])
+    print_table(
+        f"Cost model; held back: {calibration.held_back}",
+        ["component", "spans fitted", "held back", "median error", "90 % within", "error of the sum", "numbers"],
+        rows,
+    )

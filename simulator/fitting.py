@@ -1,0 +1,140 @@
+"""Regression of times on what they would cost: few numbers, none negative, pauses ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+FEWEST_SPANS: Final = 8
+"""With fewer spans in either half nothing is fitted."""
+_ROUNDS: Final = 60
+_SMALLEST: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The times of one component: ``columns`` is what each would be if one number were 1 and the others 0."""
+
+    names: tuple[str, ...]
+    columns: Matrix
+    """Shape (spans, numbers)."""
+    seconds: Matrix
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def select(self, rows: slice[int, int, None]) -> Spans:
+        """Some of the spans."""
+        return Spans(self.names, self.columns[rows], self.seconds[rows])
+
+    def keep(self, names: Sequence[str]) -> Spans:
+        """The same spans with fewer numbers to fit."""
+        return Spans(tuple(names), self.columns[:, [self.names.index(name) for name in names]], self.seconds)
+
+    def compute_errors(self, values: dict[str, float]) -> Matrix:
+        """Predicted less measured, in seconds; a number that is not in ``values`` is 0."""
+        predicted: Matrix = self.columns @ np.array([values.get(name, 0.0) for name in self.names])
+        return predicted - self.seconds
+
+
+def join_spans(parts: Sequence[Spans]) -> Spans:
+    """The spans of all parts, which have the same numbers."""
+    return Spans(
+        parts[0].names,
+        np.concatenate([part.columns for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A component's numbers, and how they do on spans that they were not fitted to."""
+
+    component: str
+    values: dict[str, float]
+    """By name; empty when it is not fitted."""
+    spans_fitted: int
+    spans_held: int
+    median_error: float = 0.0
+    """Median relative error of a span, held-back half."""
+    p90_error: float = 0.0
+    """Of ten spans nine have a smaller relative error."""
+    total_error: float = 0.0
+    """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
+    reason: str = ""
+    """Why it is not fitted; empty when it is."""
+
+
+def fit_values(spans: Spans) -> dict[str, float]:
+    """The numbers, none negative, that make the sum of absolute errors least.
+
+    Least absolute deviations follow the median: an evaluation or a checkpoint between two steps moves nothing. There are
+    at most a handful of numbers, so every set of those that are not 0 is tried.
+    """
+    best: dict[str, float] = dict.fromkeys(spans.names, 0.0)
+    least = float(np.abs(spans.seconds).sum())
+    subsets = chain.from_iterable(combinations(spans.names, size) for size in range(1, len(spans.names) + 1))
+    for names in subsets:
+        kept = spans.keep(names)
+        if not kept.columns.any(axis=0).all():
+            continue
+        solution = _solve_least_deviations(kept.columns, kept.seconds)
+        if (solution < 0).any():
+            continue
+        values = dict(zip(names, solution.tolist(), strict=True))
+        error = float(np.abs(spans.compute_errors(values)).sum())
+        if error < least * (1 - _SMALLEST):
+            best, least = {**dict.fromkeys(spans.names, 0.0), **values}, error
+    return best
+
+
+def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
+    scale = np.abs(columns).max(axis=0)
+    scaled = columns / scale
+    weights = np.ones(len(seconds))
+    floor = max(float(np.median(seconds)) * 1e-4, _SMALLEST)
+    solution: Matrix = np.zeros(columns.shape[1])
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights)
+        found = np.linalg.lstsq(scaled * root[:, None], seconds * root, rcond=None)[0]
+        has_settled = np.allclose(found, solution, rtol=1e-9, atol=0)
+        solution = found
+        if has_settled:
+            break
+        weights = 1 / np.maximum(np.abs(scaled @ solution - seconds), floor)
+    settled: Matrix = solution / scale
+    return settled
+
+
+def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans) -> Fit:
+    """The fit with its errors on the held-back spans."""
+    errors = held.compute_errors(values)
+    relative = np.abs(errors) / np.maximum(held.seconds, _SMALLEST)
+    return Fit(
+        component,
+        values,
+        len(fitted),
+        len(held),
+        median_error=float(np.median(relative)),
+        p90_error=float(np.quantile(relative, 0.9)),
+        total_error=float(errors.sum() / max(held.seconds.sum(), _SMALLEST)),
+    )
+
+
+def fit_component(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
+    """Fits ``fitted`` and judges on ``held``; where there are too few spans the fit says ``why_few`` and has no values."""
+    if min(len(fitted), len(held)) < FEWEST_SPANS:
+        reason = f"{len(fitted) + len(held)} spans, needs {2 * FEWEST_SPANS}: {why_few}"
+        return Fit(component, {}, len(fitted), len(held), reason=reason)
+    if not fitted.columns.any():
+        return Fit(
+            component, {}, len(fitted), len(held), reason="the model says it costs nothing, whatever the numbers"
+        )
+    return judge(component, fit_values(fitted), fitted, held)
