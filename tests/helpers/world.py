@@ -38,7 +38,7 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import NONE, reduce_offers
+from odb_ref.core.offer import reduce_offers
 from odb_ref.core.rules import get_rule
 from odb_ref.core.state import Phase
 from odb_ref.core.trace import TraceWriter
@@ -47,7 +47,7 @@ from odb_ref.core.types import ZERO_COUNTS, Sample, Step
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: ``kind`` is fail, stop or kill; it happens to ``rank`` after ``after`` things have happened."""
+    """What goes wrong: ``kind`` is fail, stop, kill, or urge (for nothing); it happens to ``rank`` after ``after`` things have happened."""
 
     kind: str
     rank: int
@@ -173,6 +173,9 @@ class World:
         rank = self.ranks[fault.rank]
         if rank.is_dead or rank.finish is not None or rank.has_left:
             return
+        if fault.kind == "urge":
+            rank.pending.append(Urged())
+            return
         if fault.kind == "kill":
             rank.is_dead = self.is_broken = True
             for number, other in enumerate(self.ranks):
@@ -187,6 +190,9 @@ class World:
         else:
             rank.pending = [item for item in rank.pending if not isinstance(item, Read | Collate)]
             self._perform(fault.rank, rank.machine.handle(LocalFailed("broken sample")))
+        for number, other in enumerate(self.ranks):
+            if number != fault.rank:
+                other.pending.append(Urged())
 
     def _act(self, number: int, index: int) -> None:
         rank = self.ranks[number]
@@ -238,11 +244,6 @@ class World:
         kind = type(effect)
         key = (kind, self.numbers.get((number, kind), 0))
         self.numbers[number, kind] = key[1] + 1
-        if isinstance(effect, PostOffer) and min(effect.offer.failed_rank, effect.offer.stop_rank) != NONE:
-            # Only now: urged before the offer that says why, a rank would post one that is not ready to a round that goes on.
-            for other, rank in enumerate(self.ranks):
-                if other != number:
-                    rank.pending.append(Urged())
         posts = self.posts.setdefault(key, {})
         posts[number] = effect
         if len(posts) < len(self.ranks):

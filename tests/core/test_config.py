@@ -1,0 +1,83 @@
+"""The configuration: what makes no sense is refused, what must be shared is in the fingerprint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import UsageError
+from odb_ref.core.rules import get_rule
+from odb_ref.core.types import Mode
+
+GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "window_samples": 16}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 0}, "world_size must be at least 1, got 0"),
+        ({"budget_tokens": 0}, "budget_tokens must be at least 1, got 0"),
+        ({"window_samples": -3}, "window_samples must be at least 1, got -3"),
+        ({"depth_steps": 0}, "depth_steps must be at least 1, got 0"),
+        ({"max_age_rounds": 0}, "max_age_rounds must be at least 1, got 0"),
+        ({"ramp_rounds": -1}, "ramp_rounds must not be negative, got -1"),
+        ({"rank": 4}, r"rank must lie in 0\.\.3, got 4"),
+        ({"rank": -1}, r"rank must lie in 0\.\.3, got -1"),
+        ({"quota_samples": 5}, "quota_samples needs mode='quota'"),
+        ({"mode": Mode.QUOTA, "quota_samples": 0}, "quota_samples must be at least 1, got 0"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Config(**(GOOD | changes))
+
+
+CHANGES: dict[str, Any] = {
+    "world_size": 5,
+    "budget_tokens": 101,
+    "window_samples": 17,
+    "mode": Mode.QUOTA,
+    "max_age_rounds": 5,
+    "ramp_rounds": 1,
+    "rule": get_rule("paper"),
+    "tag": "seed 2",
+}
+LOCAL = {"rank": 2, "depth_steps": 3}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_must_be_shared_is_in_the_fingerprint(name: str) -> None:
+    assert Config(**(GOOD | {name: CHANGES[name]})).fingerprint != Config(**GOOD).fingerprint
+
+
+def test_the_quota_is_in_the_fingerprint() -> None:
+    ones = [Config(**GOOD, mode=Mode.QUOTA, quota_samples=quota).fingerprint for quota in (None, 1, 2)]
+    assert len(set(ones)) == 3
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_what_a_rank_may_choose_for_itself_is_not(name: str) -> None:
+    assert Config(**(GOOD | {name: LOCAL[name]})).fingerprint == Config(**GOOD).fingerprint
+
+
+def test_every_field_is_either_shared_or_local() -> None:
+    given = {item.name for item in fields(Config) if item.init}
+    assert given == CHANGES.keys() | LOCAL.keys() | {"quota_samples"}
+
+
+def test_the_fingerprint_is_56_bits_and_stays_the_same() -> None:
+    config = Config(**GOOD)
+    assert 0 <= config.fingerprint < 2**56
+    assert json.loads(config.shared_json)["rule"] == "odb"
+    assert config.fingerprint == Config(**GOOD).fingerprint
+
+
+def test_the_first_windows_are_smaller_by_halves() -> None:
+    config = Config(**GOOD, ramp_rounds=3)
+    assert [config.compute_window_samples(round_) for round_ in range(6)] == [2, 4, 8, 16, 16, 16]
+    tiny = Config(**(GOOD | {"window_samples": 3}), ramp_rounds=9)
+    assert [tiny.compute_window_samples(round_) for round_ in range(10)] == [1] * 9 + [3]

@@ -1,0 +1,72 @@
+"""Grouping against brute force: the fewest groups, none over the budget, whatever order the samples come in."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.types import Sample, compute_padded_tokens, compute_real_tokens
+
+LENGTHS = st.lists(st.integers(1, 20), max_size=30)
+
+
+def make_samples(lengths: list[int]) -> list[Sample]:
+    return [Sample(7 * position, position, length, 0) for position, length in enumerate(lengths)]
+
+
+def search_fewest(lengths: tuple[int, ...], budget: int) -> int:
+    """Every partition: the group of the first sample, with each subset of the others, and the best of the rest."""
+    if not lengths:
+        return 0
+    first, *others = lengths
+    best = len(lengths)
+    for mask in range(2 ** len(others)):
+        group = [first, *(length for i, length in enumerate(others) if mask >> i & 1)]
+        if len(group) == 1 or len(group) * max(group) <= budget:
+            rest = tuple(length for i, length in enumerate(others) if not mask >> i & 1)
+            best = min(best, 1 + search_fewest(rest, budget))
+    return best
+
+
+@given(st.lists(st.integers(1, 12), max_size=7), st.integers(1, 30))
+def test_no_partition_has_fewer_groups(lengths: list[int], budget: int) -> None:
+    assert len(compute_groups(make_samples(lengths), budget)) == search_fewest(tuple(lengths), budget)
+
+
+@given(LENGTHS, st.integers(1, 60))
+def test_groups_partition_the_samples_and_fit_the_budget(lengths: list[int], budget: int) -> None:
+    samples = make_samples(lengths)
+    groups = compute_groups(samples, budget)
+    assert sorted(sample.position for group in groups for sample in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or compute_padded_tokens(group) <= budget
+        assert group[0].length == max(sample.length for sample in group)
+        assert compute_padded_tokens(group) >= compute_real_tokens(group)
+    longest = [group[0].length for group in groups]
+    assert longest == sorted(longest)
+
+
+@given(LENGTHS, st.integers(1, 60), st.randoms(use_true_random=False))
+def test_the_order_in_which_samples_come_does_not_matter(lengths: list[int], budget: int, rng: random.Random) -> None:
+    samples = make_samples(lengths)
+    shuffled = samples.copy()
+    rng.shuffle(shuffled)
+    assert compute_groups(shuffled, budget) == compute_groups(samples, budget)
+
+
+def test_a_sample_longer_than_the_budget_travels_alone() -> None:
+    groups = compute_groups(make_samples([3, 50, 2, 50]), 10)
+    assert [[sample.length for sample in group] for group in groups] == [[3, 2], [50], [50]]
+
+
+def test_ties_in_length_fall_to_the_position() -> None:
+    (group,) = compute_groups(make_samples([4, 4, 4]), 12)
+    assert [sample.position for sample in group] == [2, 1, 0]
+
+
+def test_no_samples_make_no_group() -> None:
+    assert compute_groups([], 10) == ()
+    assert compute_padded_tokens(()) == 0

@@ -1,0 +1,72 @@
+"""The offer: a join-semilattice, whose reduction is an elementwise maximum on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.errors import PeerError, UsageError
+from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, Reduction, combine, reduce_offers
+
+VALUES = st.integers(0, 9) | st.just(NONE)
+OFFERS = st.builds(Offer, **{item.name: VALUES for item in fields(Offer)})
+
+
+@given(OFFERS, OFFERS, OFFERS)
+def test_combine_is_associative_commutative_and_idempotent(a: Offer, b: Offer, c: Offer) -> None:
+    assert combine(combine(a, b), c) == combine(a, combine(b, c))
+    assert combine(a, b) == combine(b, a)
+    assert combine(a, a) == a
+
+
+@given(st.lists(OFFERS, min_size=1, max_size=6))
+def test_the_agreement_is_the_minimum_or_maximum_of_each_field(offers: list[Offer]) -> None:
+    agreement = reduce_offers(offers)
+    for item in fields(Offer):
+        pick = min if item.metadata["reduction"] is Reduction.MIN else max
+        assert getattr(agreement, item.name) == pick(getattr(offer, item.name) for offer in offers)
+
+
+@given(st.lists(OFFERS, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_the_agreement_does_not_depend_on_order_or_shape(offers: list[Offer], rng: object) -> None:
+    shuffled = offers.copy()
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    tree = shuffled[0]
+    for offer in shuffled[1:]:
+        tree = combine(offer, tree)
+    assert tree == reduce_offers(offers)
+
+
+@given(OFFERS)
+def test_the_wire_is_read_back(offer: Offer) -> None:
+    wire = offer.to_wire()
+    assert len(wire) == WIRE_SIZE
+    assert Offer.from_wire(wire) == offer
+    assert all(-(2**63) <= value < 2**63 for value in wire), "fits an int64 tensor"
+
+
+@given(OFFERS, OFFERS)
+def test_an_elementwise_maximum_of_wires_is_the_combination(a: Offer, b: Offer) -> None:
+    assert Offer.from_wire([max(pair) for pair in zip(a.to_wire(), b.to_wire(), strict=True)]) == combine(a, b)
+
+
+def test_fields_are_named_after_their_reduction() -> None:
+    for item in fields(Offer):
+        if item.name.endswith("_max"):
+            assert item.metadata["reduction"] is Reduction.MAX, item.name
+        else:
+            assert item.metadata["reduction"] is Reduction.MIN, item.name
+
+
+@pytest.mark.parametrize("size", [0, WIRE_SIZE - 1, WIRE_SIZE + 1])
+def test_a_wire_of_another_size_is_a_peers_error(size: int) -> None:
+    with pytest.raises(PeerError, match=f"expected {WIRE_SIZE} integers, got {size}"):
+        Offer.from_wire([0] * size)
+
+
+def test_no_offers_have_no_agreement() -> None:
+    with pytest.raises(UsageError, match="at least one"):
+        reduce_offers([])

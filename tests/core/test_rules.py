@@ -1,0 +1,79 @@
+"""Target rules stay within their bounds, and a rule that does not is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.errors import InvariantError, RuleError, UsageError
+from odb_ref.core.offer import NONE, Offer, reduce_offers
+from odb_ref.core.rules import RULES, TargetRule, compute_bounds, compute_checked_target, get_rule
+
+
+def make_offer(samples: int, groups: int, due: int, is_ended: bool) -> Offer:
+    return Offer(
+        round_min=0, round_max=0, fingerprint_min=0, fingerprint_max=0, ready_min=1, failed_rank=NONE, stop_step=NONE,
+        stop_rank=NONE, samples_min=samples, samples_max=samples, groups_min=NONE if is_ended else groups,
+        groups_max=groups, due_max=due,
+    )  # fmt: skip
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> Offer:
+    """What one rank can offer: due <= groups <= samples, no samples without groups, a reading rank holds some."""
+    is_ended = draw(st.booleans())
+    samples = draw(st.integers(0 if is_ended else 1, 20))
+    groups = draw(st.integers(min(1, samples), samples))
+    return make_offer(samples, groups, draw(st.integers(0, groups)), is_ended)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@given(ranks=st.lists(offers(), min_size=1, max_size=5))
+def test_a_shipped_rule_stays_within_its_bounds(rule: TargetRule, ranks: list[Offer]) -> None:
+    agreement = reduce_offers(ranks)
+    if agreement.samples_max == 0:
+        return  # nobody asks for a target
+    low, high = compute_bounds(agreement)
+    assert low <= high
+    assert low <= compute_checked_target(rule, agreement) <= high
+
+
+def test_the_paper_takes_the_most_groups_and_odb_the_fewest_of_a_reading_rank() -> None:
+    reading = reduce_offers([make_offer(9, 5, 0, False), make_offer(9, 3, 0, False), make_offer(9, 1, 0, True)])
+    assert get_rule("paper").compute_target(reading) == 5
+    assert get_rule("odb").compute_target(reading) == 3
+    ended = reduce_offers([make_offer(9, 5, 0, True), make_offer(9, 1, 0, True)])
+    assert get_rule("odb").compute_target(ended) == 5
+    due = reduce_offers([make_offer(9, 5, 4, False), make_offer(9, 3, 0, False)])
+    assert get_rule("odb").compute_target(due) == 4
+
+
+@dataclass(frozen=True)
+class Always:
+    answer: int
+    name: str = "always"
+
+    def compute_target(self, agreement: Offer) -> int:
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [-1, 0, 1, 6])
+def test_a_rule_outside_its_bounds_is_named(answer: int) -> None:
+    with pytest.raises(RuleError, match=rf"'always' answered {answer}, outside 2\.\.5") as caught:
+        compute_checked_target(Always(answer), make_offer(5, 3, 2, False))
+    assert isinstance(caught.value, InvariantError)
+    assert caught.value.invariant == "RULE-BOUNDS"
+
+
+def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:
+    with pytest.raises(UsageError, match="no target rule 'best'; there are odb, paper"):
+        get_rule("best")
+
+
+def test_rules_are_target_rules_with_the_name_they_are_found_by() -> None:
+    for name, rule in RULES.items():
+        assert isinstance(rule, TargetRule)
+        assert rule.name == name

@@ -1,0 +1,138 @@
+"""The trace codec: what is written is read back, for every event, and effects name samples by position."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import (
+    Collate,
+    Deliver,
+    Effect,
+    Finish,
+    Outcome,
+    OutcomeKind,
+    PostCounts,
+    PostOffer,
+    PostReport,
+    Read,
+)
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    Report,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.trace import TraceError, TraceWriter, decode_event, encode_effect, encode_event, read_trace
+from odb_ref.core.types import Sample, Step, StepCounts
+
+N = st.integers(0, 2**40)
+OFFERS = st.builds(Offer, **{item.name: N | st.just(NONE) for item in fields(Offer)})
+SAMPLES = st.builds(Sample, N, N, N, N)
+COUNTS = st.lists(st.builds(StepCounts, N, N, N), max_size=4).map(tuple)
+REPORTS = st.builds(Report, N, st.text(), N, st.text())
+EVENTS: dict[type, st.SearchStrategy[Event]] = {
+    SamplesRead: st.builds(SamplesRead, st.lists(SAMPLES, max_size=4).map(tuple), st.booleans()),
+    Collated: st.builds(Collated, N),
+    Agreed: st.builds(Agreed, OFFERS),
+    Counted: st.builds(Counted, COUNTS),
+    Reported: st.builds(Reported, st.lists(REPORTS, max_size=3).map(tuple)),
+    StepTaken: st.just(StepTaken()),
+    ConsumerStopped: st.just(ConsumerStopped()),
+    LocalFailed: st.builds(LocalFailed, st.text()),
+    Urged: st.just(Urged()),
+    PeerLost: st.builds(PeerLost, st.none() | N, st.text()),
+}
+
+
+def test_every_event_has_a_strategy() -> None:
+    assert set(get_args(Event)) == EVENTS.keys()
+
+
+@given(st.one_of(*EVENTS.values()))
+def test_an_event_is_read_back_through_json(event: Event) -> None:
+    assert decode_event(json.loads(json.dumps(encode_event(event)))) == event
+
+
+STEP = Step(3, 1, (Sample(70, 7, 5, 2), Sample(40, 4, 3, 1)), StepCounts(4, 9, 6))
+REPORT = Report(1, "why", 2, "{}")
+OFFER = Offer(**{item.name: index for index, item in enumerate(fields(Offer))})
+EFFECTS: dict[type, tuple[Effect, object]] = {
+    Read: (Read(5), {"kind": "read", "count": 5}),
+    PostOffer: (
+        PostOffer(OFFER),
+        {"kind": "post_offer", "offer": {item.name: index for index, item in enumerate(fields(Offer))}},
+    ),
+    PostCounts: (PostCounts((StepCounts(1, 2, 3),)), {"kind": "post_counts", "counts": [[1, 2, 3]]}),
+    PostReport: (
+        PostReport(REPORT),
+        {"kind": "post_report", "report": {"rank": 1, "cause": "why", "round": 2, "config": "{}"}},
+    ),
+    Collate: (
+        Collate(1, (STEP,)),
+        {"kind": "collate", "round": 1, "steps": [{"number": 3, "positions": [7, 4], "counts": [4, 9, 6]}]},
+    ),
+    Deliver: (Deliver(STEP), {"kind": "deliver", "number": 3}),
+    Finish: (
+        Finish(Outcome(OutcomeKind.FAILED, 1, "why"), 4),
+        {"kind": "finish", "outcome": {"kind": "failed", "rank": 1, "cause": "why"}, "step_limit": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Effect))
+def test_an_effect_is_written_as_the_format_says(kind: type) -> None:
+    effect, expected = EFFECTS[kind]
+    assert json.loads(json.dumps(encode_effect(effect))) == expected
+
+
+def test_a_file_is_read_back(tmp_path: Path) -> None:
+    config = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="x")
+    path = tmp_path / "t.ndjson"
+    with TraceWriter(path, config, driver="test", epoch=4) as writer:
+        writer.record(0, None, (Read(3),))
+        writer.record(1, StepTaken(), (Deliver(STEP),), time_s=1.23456789)
+    header, records = read_trace(path)
+    assert (header.world_size, header.driver, header.epoch) == (2, "test", 4)
+    assert header.config == json.loads(config.shared_json)
+    first, second = records
+    assert (first.rank, first.event, first.time_s) == (0, None, None)
+    assert first.effects == ({"kind": "read", "count": 3},)
+    assert (second.rank, second.event, second.time_s) == (1, {"kind": "step_taken"}, 1.234568)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"kind": "nonsense"},
+        {"kind": "collated"},
+        {"kind": "collated", "round": "1"},
+        {"kind": "collated", "round": True},
+        {"kind": "samples_read", "samples": 5},
+        {"kind": "samples_read", "samples": [[1, 2, 3]]},
+        {"kind": "agreed", "agreement": {}},
+        {"kind": "agreed"},
+        {"kind": "counted", "counts": [[1, 2, "x"]]},
+        {"kind": "local_failed"},
+    ],
+)
+def test_malformed_events_are_refused(data: dict[str, object]) -> None:
+    with pytest.raises(TraceError):
+        decode_event(data)  # type: ignore[arg-type]
