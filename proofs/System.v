@@ -1,0 +1,462 @@
+(** N ranks, the exchange between them, their sources and their trainers: every schedule.
+
+    The exchange is a collective: it completes when every rank has put its next message in, and fails to complete when
+    their kinds or sizes differ. Each rank then receives the result in its own time. A trainer runs a collective of its
+    own in every step: it enters with the step it takes, and leaves when every rank has taken that step. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank.
+Import ListNotations.
+
+(** ** The reduction *)
+
+Fixpoint offers_of (ms : list msg) : option (list offer) :=
+  match ms with
+  | [] => Some []
+  | MOffer o :: r => match offers_of r with Some os => Some (o :: os) | None => None end
+  | _ => None
+  end.
+
+Fixpoint counts_of (n : nat) (ms : list msg) : option (list (list counts)) :=
+  match ms with
+  | [] => Some []
+  | MCounts cs :: r => if length cs =? n then match counts_of n r with Some x => Some (cs :: x) | None => None end else None
+  | _ => None
+  end.
+
+Fixpoint reports_of (ms : list msg) : option (list report) :=
+  match ms with
+  | [] => Some []
+  | MReport x :: r => match reports_of r with Some rs => Some (x :: rs) | None => None end
+  | _ => None
+  end.
+
+Fixpoint add_lists (a b : list counts) : list counts :=
+  match a, b with x :: a', y :: b' => add_counts x y :: add_lists a' b' | _, _ => [] end.
+
+(** [None]: messages of different kinds or sizes met in one collective. *)
+Definition reduce (ms : list msg) : option result :=
+  match ms with
+  | [] => None
+  | MOffer o :: r => match offers_of r with Some os => Some (Agreed (fold_left combine_offers os o)) | None => None end
+  | MCounts cs :: r => match counts_of (length cs) r with Some x => Some (Counted (fold_left add_lists x cs)) | None => None end
+  | MReport _ :: _ => match reports_of ms with Some rs => Some (Reported rs) | None => None end
+  end.
+
+(** What an agreement is of the offers it was made of. *)
+Record agreement_of (a : offer) (os : list offer) : Prop := {
+  ag_round : forall o, In o os -> o_round_min a <= o_round_min o /\ o_round_max o <= o_round_max a;
+  ag_print : forall o, In o os -> o_print_min a <= o_print_min o /\ o_print_max o <= o_print_max a;
+  ag_ready : forall o, In o os -> o_ready a = true -> o_ready o = true;
+  ag_failed : forall o, In o os -> o_failed o <> None -> o_failed a <> None;
+  ag_stop : forall o, In o os -> o_stop_rank o <> None -> o_stop_rank a <> None;
+  ag_samples : forall o, In o os -> o_samples_min a <= o_samples_min o /\ o_samples_max o <= o_samples_max a;
+  ag_groups : forall o, In o os -> o_groups_max o <= o_groups_max a;
+  ag_due : forall o, In o os -> o_due_max o <= o_due_max a;
+  at_ready : o_ready a = false -> exists o, In o os /\ o_ready o = false;
+  at_failed : forall q, o_failed a = Some q -> exists o, In o os /\ o_failed o = Some q;
+  at_stop : forall q, o_stop_rank a = Some q -> exists o, In o os /\ o_stop_rank o = Some q;
+  at_samples : exists o, In o os /\ o_samples_max o = o_samples_max a;
+  at_samples_min : exists o, In o os /\ o_samples_min o = o_samples_min a;
+  at_groups : exists o, In o os /\ o_groups_max o = o_groups_max a;
+  at_due : exists o, In o os /\ o_due_max o = o_due_max a;
+  at_groups_min : forall g, o_groups_min a = Some g -> exists o, In o os /\ o_groups_min o = Some g;
+  at_round_min : exists o, In o os /\ o_round_min o = o_round_min a;
+  at_round_max : exists o, In o os /\ o_round_max o = o_round_max a;
+  at_print_min : exists o, In o os /\ o_print_min o = o_print_min a;
+  at_print_max : exists o, In o os /\ o_print_max o = o_print_max a }.
+
+Lemma min_opt_none : forall a b, a <> None \/ b <> None -> min_opt a b <> None.
+Proof. intros [x|] [y|] [H|H]; simpl; congruence. Qed.
+
+Lemma min_opt_some : forall a b x, min_opt a b = Some x -> a = Some x \/ b = Some x.
+Proof.
+  intros [a|] [b|] x H; simpl in H; auto. injection H as <-. destruct (Nat.min_dec a b) as [-> | ->]; auto.
+Qed.
+
+Lemma fold_offers : forall os o, agreement_of (fold_left combine_offers os o) (o :: os).
+Proof.
+  induction os as [|p os IH]; intros o; simpl.
+  - constructor; simpl; intros; repeat match goal with H : _ \/ False |- _ => destruct H as [<-|[]] end; eauto; try (exists o; auto; fail); split; auto.
+  - specialize (IH (combine_offers o p)). set (a := fold_left combine_offers os (combine_offers o p)) in *. clearbody a.
+    destruct IH as [H1 H2 H3 H4 H5 H6 H7 H8 T1 T2 T3 T4 T5 T6 T7 T8 T9 T10 T11 T12].
+    assert (Z : In (combine_offers o p) (combine_offers o p :: os)) by (left; reflexivity).
+    assert (Y : forall x, In x os -> In x (combine_offers o p :: os)) by (intros; right; assumption).
+    Ltac all_of Hx Z Y := let x := fresh in let I := fresh in intros x I;
+      destruct I as [I|[I|I]]; [subst x; specialize (Hx _ Z); simpl in Hx|subst x; specialize (Hx _ Z); simpl in Hx|apply Hx, Y, I].
+    Ltac one_of T o p := destruct T as [x [[X|X] E]]; [subst x; simpl in E|exists x; split; [right; right; exact X|exact E]].
+    constructor.
+    + all_of H1 Z Y; lia.
+    + all_of H2 Z Y; lia.
+    + all_of H3 Z Y; intros R; apply H3 in R; apply andb_true_iff in R; apply R.
+    + all_of H4 Z Y; intros R; apply H4, min_opt_none; auto.
+    + all_of H5 Z Y; intros R; apply H5, min_opt_none; auto.
+    + all_of H6 Z Y; lia.
+    + all_of H7 Z Y; lia.
+    + all_of H8 Z Y; lia.
+    + intros R. specialize (T1 R). one_of T1 o p. apply andb_false_iff in E as [E|E]; [exists o|exists p]; simpl; auto.
+    + intros q R. specialize (T2 q R). one_of T2 o p. apply min_opt_some in E as [E|E]; [exists o|exists p]; simpl; auto.
+    + intros q R. specialize (T3 q R). one_of T3 o p. apply min_opt_some in E as [E|E]; [exists o|exists p]; simpl; auto.
+    + one_of T4 o p. destruct (Nat.max_dec (o_samples_max o) (o_samples_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + one_of T5 o p. destruct (Nat.min_dec (o_samples_min o) (o_samples_min p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + one_of T6 o p. destruct (Nat.max_dec (o_groups_max o) (o_groups_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + one_of T7 o p. destruct (Nat.max_dec (o_due_max o) (o_due_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + intros g R. specialize (T8 g R). one_of T8 o p. apply min_opt_some in E as [E|E]; [exists o|exists p]; simpl; auto.
+    + one_of T9 o p. destruct (Nat.min_dec (o_round_min o) (o_round_min p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + one_of T10 o p. destruct (Nat.max_dec (o_round_max o) (o_round_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + one_of T11 o p. destruct (Nat.min_dec (o_print_min o) (o_print_min p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+    + one_of T12 o p. destruct (Nat.max_dec (o_print_max o) (o_print_max p)) as [D|D]; [exists o|exists p]; simpl; split; auto; lia.
+Qed.
+
+Lemma offers_of_map : forall ms os, offers_of ms = Some os -> ms = map MOffer os.
+Proof.
+  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; reflexivity|].
+  destruct (offers_of ms) as [x|]; [|discriminate]. injection H as <-. simpl. f_equal. apply IH. reflexivity.
+Qed.
+
+Lemma reduce_agreed : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\ agreement_of a os.
+Proof.
+  intros [|[o|c|r] ms] a H; simpl in H; try discriminate.
+  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [|apply fold_offers].
+    simpl. f_equal. apply offers_of_map, E.
+  - destruct (counts_of _ _); discriminate.
+  - destruct (reports_of ms); discriminate.
+Qed.
+
+Lemma reports_of_map : forall ms rs, reports_of ms = Some rs -> ms = map MReport rs.
+Proof.
+  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; reflexivity|].
+  destruct (reports_of ms) as [x|]; [|discriminate]. injection H as <-. simpl. f_equal. apply IH. reflexivity.
+Qed.
+
+Lemma reduce_reported : forall ms rs, reduce ms = Some (Reported rs) -> ms = map MReport rs /\ rs <> [].
+Proof.
+  intros [|[o|c|r] ms] rs H; simpl in H; try discriminate.
+  - destruct (offers_of ms); discriminate.
+  - destruct (counts_of _ _); discriminate.
+  - destruct (reports_of ms) as [x|] eqn:E; [|discriminate]. injection H as <-. split; [|discriminate].
+    simpl. f_equal. apply reports_of_map, E.
+Qed.
+
+Lemma counts_of_map : forall n ms cs, counts_of n ms = Some cs -> ms = map MCounts cs /\ Forall (fun c => length c = n) cs.
+Proof.
+  induction ms as [|[o|c|r] ms IH]; simpl; intros os H; try discriminate; [injection H as <-; split; [reflexivity|constructor]|].
+  destruct (length c =? n) eqn:L; [|discriminate]. apply Nat.eqb_eq in L.
+  destruct (counts_of n ms) as [x|]; [|discriminate]. injection H as <-. destruct (IH x eq_refl) as [-> F]. split; [reflexivity|constructor; assumption].
+Qed.
+
+Lemma add_lists_length : forall a b, length a = length b -> length (add_lists a b) = length a.
+Proof. induction a as [|x a IH]; intros [|y b] H; simpl in *; try discriminate; [reflexivity|]. rewrite IH; congruence. Qed.
+
+Lemma fold_add_length : forall l a, Forall (fun c => length c = length a) l -> length (fold_left add_lists l a) = length a.
+Proof.
+  induction l as [|c l IH]; simpl; intros a F; [reflexivity|]. inversion F; subst.
+  rewrite IH; rewrite add_lists_length; auto.
+Qed.
+
+Lemma reduce_counted : forall ms cs, reduce ms = Some (Counted cs) ->
+  exists l, ms = map MCounts l /\ Forall (fun c => length c = length cs) l /\
+  exists c0 l0, l = c0 :: l0 /\ cs = fold_left add_lists l0 c0.
+Proof.
+  intros [|[o|c|r] ms] cs H; simpl in H; try discriminate.
+  - destruct (offers_of ms); discriminate.
+  - destruct (counts_of (length c) ms) as [l|] eqn:E; [|discriminate]. injection H as <-. apply counts_of_map in E as [-> F].
+    exists (c :: l). rewrite fold_add_length by assumption. repeat split; eauto.
+  - destruct (reports_of ms); discriminate.
+Qed.
+
+(** ** The system *)
+
+Record sys := mkSys {
+  rank_of : nat -> state;
+  got : nat -> nat;
+  pending : nat -> bool;
+  log : list (list msg * result);
+  running : nat -> bool }.
+
+Definition update {A} (f : nat -> A) (i : nat) (v : A) : nat -> A := fun j => if j =? i then v else f j.
+
+Lemma update_same : forall A (f : nat -> A) i v, update f i v i = v.
+Proof. intros. unfold update. rewrite Nat.eqb_refl. reflexivity. Qed.
+Lemma update_other : forall A (f : nat -> A) i j v, j <> i -> update f i v j = f j.
+Proof. intros. unfold update. destruct (j =? i) eqn:E; [apply Nat.eqb_eq in E; contradiction|reflexivity]. Qed.
+
+Definition results (s : sys) : list result := map snd (log s).
+Definition message (s : state) : msg := match posted s with Some m => m | None => MCounts [] end.
+
+Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat).
+
+Section System.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+
+Definition start : sys := mkSys (fun r => initial (cfg r)) (fun _ => 0) (fun _ => false) [] (fun _ => false).
+
+(** When an event may happen to rank [r]. The cases that would change nothing are left out. *)
+Definition may (s : sys) (r : nat) (e : event) : Prop :=
+  match e with
+  | SamplesRead xs en =>
+      xs = firstn (length xs) (skipn (read (rank_of s r)) (input r)) /\
+      (en = true -> read (rank_of s r) + length xs = length (input r)) /\ (xs <> [] \/ en = true)
+  | Collated => True
+  | Got x => pending s r = false /\ nth_error (results s) (got s r) = Some x
+  | StepTaken => running s r = false
+  | ConsumerStopped => stopped (rank_of s r) = false /\ at_phase (rank_of s r) <> DONE
+  | LocalFailed _ => is_ending (rank_of s r) = false /\ failure (rank_of s r) = None
+  | Urged => is_ending (rank_of s r) = false /\ urged (rank_of s r) = false /\
+             exists q, q < N /\ must_end (rank_of s q) = true
+  end.
+
+Definition messages (s : sys) : list msg := map (fun r => message (rank_of s r)) (seq 0 N).
+
+Inductive step : sys -> label -> sys -> Prop :=
+| StepRank : forall s r e t, r < N -> may s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+    step s (LRank r e) (mkSys (update (rank_of s) r t)
+      (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
+      (if has_posted (rank_of s r) t then update (pending s) r true else pending s)
+      (log s)
+      (match e with StepTaken => update (running s) r true | _ => running s end))
+| StepExchange : forall s x, (forall r, r < N -> pending s r = true) -> reduce (messages s) = Some x ->
+    step s LExchange (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages s, x)]) (running s))
+| StepTrained : forall s r, r < N -> running s r = true ->
+    (forall q, q < N -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->
+    step s (LTrained r) (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false)).
+
+Inductive reachable : sys -> Prop :=
+| reach_start : reachable start
+| reach_step : forall s l t, reachable s -> step s l t -> reachable t.
+
+(** ** What is assumed *)
+
+Hypothesis some_rank : 1 <= N.
+Hypothesis configs_ok : forall r, r < N -> config_ok (cfg r).
+Hypothesis prints_differ : forall r q, r < N -> q < N -> c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q.
+
+(** ** The invariant of the system *)
+
+Definition hist_of (s : sys) (r : nat) : hist := history (cfg 0) (firstn (got s r) (results s)).
+
+Definition sync (s : sys) (r : nat) : Prop :=
+  (pending s r = true /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true) \/
+  (pending s r = false /\ S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\
+     exists ms x, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r))) \/
+  (pending s r = false /\ got s r = length (log s) /\ is_waiting (rank_of s r) = false).
+
+Definition msg_ok (r : nat) (m : msg) : Prop :=
+  match m with
+  | MOffer o => o_print_min o = c_print (cfg r) /\ o_print_max o = c_print (cfg r) /\ o_samples_min o = o_samples_max o /\
+      (o_ready o = false -> o_failed o <> None \/ o_stop_rank o <> None) /\
+      (forall q, o_failed o = Some q -> q = r) /\ (forall q, o_stop_rank o = Some q -> q = r)
+  | MReport x => r_rank x = r /\ r_print x = c_print (cfg r)
+  | MCounts _ => True
+  end.
+
+Definition entry_ok (p : list msg * result) : Prop :=
+  length (fst p) = N /\ reduce (fst p) = Some (snd p) /\ forall r m, nth_error (fst p) r = Some m -> msg_ok r m.
+
+Record invariant (s : sys) : Prop := {
+  g_core : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (hist_of s r) (rank_of s r);
+  g_tight : forall r, r < N -> tight (depth r) (rank_of s r);
+  g_sync : forall r, r < N -> sync s r;
+  g_log : Forall entry_ok (log s) }.
+
+Lemma initial_invariant : invariant start.
+Proof.
+  constructor; simpl; [| | |constructor].
+  - intros r H. pose proof (ok_window _ (configs_ok r H) 0). constructor; simpl; auto; try discriminate; try lia.
+    unfold kind_ok. reflexivity.
+  - intros r H. pose proof (ok_window _ (configs_ok r H) 0). constructor; simpl; auto; try discriminate; try lia; try easy.
+    intros _. split; [reflexivity|]. left. unfold is_ready. simpl. destruct (c_window (cfg r) 0); [lia|reflexivity].
+  - intros r H. right. right. auto.
+Qed.
+
+(** A rank that waits is not moved by anything but its answer. *)
+Lemma post_waiting : forall c r s, is_waiting s = true -> post c r s = s.
+Proof. intros c r s W. unfold post, is_waiting in *. destruct (at_phase s); congruence. Qed.
+
+Lemma post_phase : forall c r s, at_phase (post c r s) = at_phase s \/ (at_phase s = FILL /\ at_phase (post c r s) = OFFER).
+Proof. intros c r s. destruct (post_eq c r s) as [[-> _]|[P [_ ->]]]; auto. Qed.
+
+Lemma deliver_same : forall d s, at_phase (deliver d s) = at_phase s /\ posted (deliver d s) = posted s /\ taken (deliver d s) = taken s.
+Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. auto. Qed.
+
+Definition steady (s t : state) : Prop :=
+  (is_waiting s = true -> at_phase t = at_phase s /\ posted t = posted s) /\
+  (is_waiting s = false -> has_posted s t = is_waiting t).
+
+Lemma post_steady : forall c r s t, at_phase t = at_phase s -> posted t = posted s -> steady s (post c r t).
+Proof.
+  intros c r s t P M. split; intros W.
+  - rewrite post_waiting; [auto|]. unfold is_waiting in *. rewrite P. exact W.
+  - destruct (post_phase c r t) as [E|[E1 E2]]; unfold has_posted, is_waiting in *.
+    + rewrite E, P in *. destruct (at_phase s); auto; discriminate.
+    + rewrite E2, <- P, E1. reflexivity.
+Qed.
+
+Lemma steady_same : forall s t, at_phase t = at_phase s -> posted t = posted s -> steady s t.
+Proof. intros s t P M. split; [auto|]. intros W. unfold has_posted, is_waiting in *. rewrite P. destruct (at_phase s); auto; discriminate. Qed.
+
+Lemma steady_finish : forall s t, at_phase t = at_phase s -> at_phase t = DRAIN -> steady s (finish_when_drained t).
+Proof.
+  intros s t P D. split; intros W; unfold is_waiting in W; rewrite <- P, D in W; [discriminate|].
+  destruct (finish_eq t) as [p [-> [E|E]]]; rewrite ?D in E; subst p; unfold has_posted, is_waiting; simpl; reflexivity.
+Qed.
+
+Lemma transition_steady : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> steady s t.
+Proof.
+  intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
+  - destruct (_ || _); [discriminate|]. injection E as <-. apply post_steady; reflexivity.
+  - destruct (collated s); [discriminate|]. injection E as <-. apply post_steady; reflexivity.
+  - exfalso. eapply NG. reflexivity.
+  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
+    set (t1 := deliver d _). assert (T : at_phase t1 = at_phase s /\ posted t1 = posted s).
+    { destruct (deliver_same d (set_taken (taken s ++ [x]) (set_queue q s))) as [A [B _]]. unfold t1. rewrite A, B. auto. }
+    destruct T as [T1 T2]. destruct (at_phase t1) eqn:P; try (apply post_steady; congruence). apply steady_finish; congruence.
+  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E.
+    destruct (at_phase s) eqn:P; try (injection E as <-; apply steady_same; reflexivity);
+    (destruct (stopped s); injection E as <-; [apply steady_same; reflexivity|]); try (apply post_steady; reflexivity).
+    apply steady_finish; [reflexivity|exact P].
+  - destruct (_ || _); injection E as <-; [apply steady_same; reflexivity|apply post_steady; reflexivity].
+  - destruct (is_ending s); injection E as <-; [apply steady_same; reflexivity|apply post_steady; reflexivity].
+Qed.
+
+Lemma drain_phase : forall d o l s, at_phase (drain d o l s) = DRAIN \/ at_phase (drain d o l s) = DONE.
+Proof.
+  intros. unfold drain. destruct (finish_eq (deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit s with Some m => Nat.min l m | None => l end) s))))) as [p [-> [E|E]]];
+  simpl; auto. rewrite E. left. destruct (deliver_same d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit s with Some m => Nat.min l m | None => l end) s)))) as [A _]. exact A.
+Qed.
+
+Lemma got_posts : forall c r d s x t, transition c r d s (Got x) = Some t -> is_waiting s = true /\ has_posted s t = is_waiting t.
+Proof.
+  intros c r d s x t E. simpl in E. destruct x as [a|cs|rs]; destruct (at_phase s) eqn:P; try discriminate; (split; [unfold is_waiting; rewrite P; reflexivity|]).
+  - assert (Q : at_phase t <> OFFER); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
+    unfold agree in E. destruct (is_bad a); [injection E as <-; discriminate|]. destruct (negb _); [discriminate|].
+    destruct (o_stop_rank a); [injection E as <-; destruct (drain_phase d (Stopped n match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end (set_groups [] s)) as [-> | ->]; discriminate|].
+    destruct (negb _); [discriminate|]. destruct (target c a).
+    + injection E as <-. match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
+    + destruct (c_align _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
+  - assert (Q : at_phase t <> COUNT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
+    unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
+    match goal with |- at_phase (post ?c ?r ?u) <> _ => destruct (post_phase c r u) as [-> |[_ ->]]; discriminate end.
+  - assert (Q : at_phase t <> REPORT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
+    destruct (failure_of rs); [|discriminate]. injection E as <-.
+    match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
+Qed.
+
+Lemma firstn_snoc : forall (A : Type) (l : list A) n x, nth_error l n = Some x -> firstn (S n) l = firstn n l ++ [x].
+Proof.
+  induction l as [|y l IH]; intros n x H; [destruct n; discriminate|]. destruct n; simpl in *; [injection H as ->; reflexivity|].
+  f_equal. apply IH, H.
+Qed.
+
+Lemma results_nth : forall s i p, nth_error (log s) i = Some p -> nth_error (results s) i = Some (snd p).
+Proof. intros. unfold results. apply map_nth_error. assumption. Qed.
+
+Lemma log_entry : forall s i p, invariant s -> nth_error (log s) i = Some p -> entry_ok p.
+Proof. intros s i p I H. apply nth_error_In in H. pose proof (g_log s I) as F. rewrite Forall_forall in F. auto. Qed.
+
+(** An agreement that is not bad was made by ranks of one configuration. *)
+Lemma good_agreement : forall ms a r, entry_ok (ms, Agreed a) -> is_bad a = false -> r < N -> cfg r = cfg 0.
+Proof.
+  intros ms a r [L [R M]] B H. simpl in *. destruct (reduce_agreed _ _ R) as [os [-> A]]. rewrite map_length in L.
+  assert (X : forall q, q < N -> c_print (cfg q) = o_print_min a).
+  { intros q Hq. destruct (nth_error os q) as [o|] eqn:E; [|apply nth_error_None in E; lia].
+    assert (In o os) by (eapply nth_error_In; eauto). destruct (ag_print _ _ A o H0) as [P1 P2].
+    specialize (M q (MOffer o)). rewrite (map_nth_error MOffer _ _ E) in M. destruct (M eq_refl) as [M1 [M2 _]].
+    unfold is_bad in B. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
+  apply prints_differ; [assumption|lia|]. rewrite !X; [reflexivity|lia|assumption].
+Qed.
+
+Lemma sync_message : forall s r x, invariant s -> r < N -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
+  is_waiting (rank_of s r) = true /\ S (got s r) = length (log s) /\
+  exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
+Proof.
+  intros s r x I H P E. destruct (g_sync s I r H) as [[P' _]|[[_ [G [W [ms [y [L M]]]]]]|[_ [G _]]]].
+  - congruence.
+  - split; [assumption|]. split; [assumption|]. exists ms. rewrite (results_nth _ _ _ L) in E. injection E as <-. auto.
+  - exfalso. assert (nth_error (results s) (got s r) <> None) by congruence. apply nth_error_Some in H0. unfold results in H0. rewrite map_length in H0. lia.
+Qed.
+
+Lemma may_admissible : forall s r e, invariant s -> r < N -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
+Proof.
+  intros s r e I H M. destruct e as [xs en| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
+  destruct (sync_message s r _ I H P E) as [W [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
+  - intros B. eapply good_agreement; eauto.
+  - intros R o Po. destruct EO as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+    unfold message in M. rewrite Po in M. apply (ag_ready _ _ A); [|exact R].
+    apply nth_error_In in M. apply in_map_iff in M as [o' [Eo Io]]. injection Eo as ->. exact Io.
+Qed.
+
+Lemma messages_nth : forall s r, r < N -> nth_error (messages s) r = Some (message (rank_of s r)).
+Proof.
+  intros s r H. unfold messages. apply (map_nth_error (fun q => message (rank_of s q))).
+  assert (X : nth_error (seq 0 N) r = Some (nth r (seq 0 N) 0)) by (apply nth_error_nth'; rewrite seq_length; exact H).
+  rewrite X, seq_nth by exact H. reflexivity.
+Qed.
+
+Lemma messages_length : forall s, length (messages s) = N.
+Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
+
+(** What a waiting rank has put into the exchange. *)
+Lemma waiting_message : forall s r, invariant s -> r < N -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
+Proof.
+  intros s r I H W. pose proof (g_core s I r H) as K. unfold is_waiting in W. unfold message. destruct (at_phase (rank_of s r)) eqn:P; try discriminate.
+  - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
+  - rewrite (k_count _ _ _ _ _ _ K P). exact Logic.I.
+  - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. simpl. auto.
+Qed.
+
+Lemma steady_message : forall s t, posted t = posted s -> message t = message s.
+Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
+
+Theorem every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
+Proof.
+  intros s l t I S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk].
+  - pose proof (may_admissible s r e I H M) as A.
+    destruct (every_transition_keeps_the_invariant_of_a_rank (cfg r) (cfg 0) r (depth r) (input r) (hist_of s r) (configs_ok r H)
+      (history_numbered _ _) _ e t (g_core s I r H) (g_tight s I r H) A E) as [K T].
+    constructor; simpl.
+    + intros q Hq. unfold hist_of. simpl. change (results _) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
+      * rewrite !update_same. destruct e; try exact K. rewrite update_same. destruct M as [M1 M2].
+        rewrite (firstn_snoc _ _ _ _ M2), history_snoc. exact K.
+      * rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
+        apply (g_core s I q Hq).
+    + intros q Hq. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; exact T|rewrite update_other by assumption; apply (g_tight s I q Hq)].
+    + intros q Hq. unfold sync. simpl. destruct (Nat.eq_dec q r) as [->|NE].
+      * rewrite update_same.
+        assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+        destruct Cases as [[y ->]|NG].
+        -- destruct M as [M1 M2]. destruct (sync_message s r _ I H M1 M2) as [W [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
+           rewrite HP, update_same. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same|right; right]; repeat split; auto; lia.
+        -- replace (match e with Got _ => _ | _ => _ end r) with (got s r) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+           destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 S2]. destruct (is_waiting (rank_of s r)) eqn:W.
+           ++ destruct (S1 eq_refl) as [S3 S4]. assert (HP : has_posted (rank_of s r) t = false).
+              { unfold has_posted, is_waiting in *. rewrite S3. destruct (at_phase (rank_of s r)); auto; discriminate. }
+              assert (Wt : is_waiting t = true) by (unfold is_waiting in *; rewrite S3; exact W).
+              rewrite HP, Wt, (steady_message _ _ S4). pose proof (g_sync s I r H) as Y. unfold sync in Y. rewrite W in Y. exact Y.
+           ++ rewrite (S2 eq_refl). destruct (g_sync s I r H) as [Y|[Y|Y]]; [destruct Y as [_ [_ Y]]; congruence|destruct Y as [_ [_ [Y _]]]; congruence|].
+              destruct Y as [Y1 [Y2 _]]. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same; auto|right; right; auto].
+      * rewrite update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
+        replace ((if has_posted (rank_of s r) t then update (pending s) r true else pending s) q) with (pending s q).
+        -- apply (g_sync s I q Hq).
+        -- destruct (has_posted _ _); [rewrite update_other by assumption|]; reflexivity.
+    + apply (g_log s I).
+  - assert (G : forall r, r < N -> got s r = length (log s) /\ is_waiting (rank_of s r) = true).
+    { intros r H. specialize (P r H). destruct (g_sync s I r H) as [Y|[Y|Y]]; [tauto|destruct Y; congruence|destruct Y; congruence]. }
+    constructor; simpl.
+    + intros r H. unfold hist_of. simpl. unfold results. simpl. rewrite map_app, firstn_app. destruct (G r H) as [G1 _].
+      replace (got s r - length (map snd (log s))) with 0 by (rewrite map_length; lia). simpl. rewrite app_nil_r. apply (g_core s I r H).
+    + apply (g_tight s I).
+    + intros r H. right. left. simpl. destruct (G r H) as [G1 G2]. rewrite app_length. simpl. repeat split; auto; [lia|].
+      exists (messages s), x. split; [|apply messages_nth, H]. rewrite nth_error_app2 by lia. rewrite G1, Nat.sub_diag. reflexivity.
+    + apply Forall_app. split; [apply (g_log s I)|]. constructor; [|constructor]. repeat split; simpl; [apply messages_length|exact R|].
+      intros r m Hm. assert (Hr : r < N) by (rewrite <- (messages_length s); apply nth_error_Some; congruence).
+      rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply waiting_message; [assumption|assumption|]. apply G, Hr.
+  - constructor; simpl; try apply I. 
+Qed.
+
+Theorem reachable_invariant : forall s, reachable s -> invariant s.
+Proof. induction 1; [apply initial_invariant|eapply every_step_keeps_the_invariant; eauto]. Qed.
+
+End System.
