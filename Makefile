@@ -16,7 +16,7 @@ $(READY): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "odb-ref needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,plots,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,plots,bench,dev]'
 	@touch $@
 
 demo: $(READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
@@ -35,7 +35,7 @@ proofs: ## Check the Coq development and audit it (installs Coq where apt-get an
 	$(MAKE) -C proofs
 
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
-	$(BIN)/python -m simulator.bench
+	$(BIN)/python -m tests.bench
 
 clean: ## Remove what was made
 	rm -rf .venv $(DEMO_OUT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
