@@ -8,7 +8,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -31,6 +31,7 @@ from odb_ref.torch.transport import make_transport
 from odb_ref.torch.workbench import CollateFn, OnIdle
 
 Choice = TypeVar("Choice", bound=StrEnum)
+Element = TypeVar("Element")
 
 
 def _choose(kind: type[Choice], value: str, name: str) -> Choice:
@@ -64,7 +65,7 @@ class ODBDataLoader:
 
     def __init__(
         self,
-        dataset: Dataset[object],
+        dataset: Dataset[Element],
         *,
         token_budget: int,
         window: int = 1024,
@@ -74,10 +75,10 @@ class ODBDataLoader:
         policy: str | TargetRule = "odb",
         max_age_rounds: int = 4,
         ramp_rounds: int = 3,
-        length_fn: LengthFn | None = None,
-        supervised_fn: LengthFn | None = None,
+        length_fn: Callable[[Element], int] | None = None,
+        supervised_fn: Callable[[Element], int] | None = None,
         causal_shift: bool = True,
-        collate_fn: CollateFn | None = None,
+        collate_fn: Callable[[list[Element]], object] | None = None,
         shuffle: bool = False,
         sampler: Iterable[object] | None = None,
         shard: str = "auto",
@@ -101,9 +102,10 @@ class ODBDataLoader:
         timeout_s: float = 60.0,
         trace: str | Path | None = None,
     ) -> None:
-        self.dataset = dataset
+        self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
-        self.collate_fn: CollateFn = collate_fn or default_collate
+        # What the data set yields is what these functions take: past this point samples are opaque.
+        self.collate_fn = cast(CollateFn, collate_fn or default_collate)
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.token_budget = token_budget
@@ -139,8 +141,8 @@ class ODBDataLoader:
         if timeout_s <= 0:
             raise UsageError(f"timeout_s must be positive, got {timeout_s}")
         self._trace = trace
-        length = length_fn or get_length
-        self._measure = Measure(length, supervised_fn or SupervisedCounter(length, causal_shift))
+        length = cast(LengthFn, length_fn or get_length)
+        self._measure = Measure(length, cast(LengthFn, supervised_fn or SupervisedCounter(length, causal_shift)))
         self._options = LoaderOptions(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -212,6 +214,26 @@ class ODBDataLoader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds."""
+        driver, channel = self._driver, self._session.channel
+        if driver is None or channel is None:
+            return {}
+        counters = driver.metrics
+        padded = counters.padded_tokens
+        return {
+            "odb/steps": counters.steps,
+            "odb/idle_steps": counters.idle_steps,
+            "odb/samples": counters.samples,
+            "odb/tokens": counters.real_tokens,
+            "odb/padding_ratio": 1 - counters.real_tokens / padded if padded else 0.0,
+            "odb/fill": counters.real_tokens / (counters.steps * self.token_budget) if counters.steps else 0.0,
+            "odb/data_wait_s": counters.data_wait_s,
+            "odb/first_step_s": counters.first_step_s,
+            "odb/exchange_s": channel.exchange_s,
+            "odb/exchanges": channel.exchanges,
+        }
 
     # Parts -----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,247 @@
+"""Trains a small model on real text, with two ranks that hold very different amounts of it; twice.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 -m odb_ref.torch.demo_train --out DIR [--text PATH]
+
+Once with `ODBDataLoader`, once with a plain DataLoader: fixed batches, as large as the longest text allows under the same
+token budget, and DDP's Join for the uneven end. Writes a trace for each rank, and the figures as ``train.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Subset
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.demo_texts import ByteTexts, read_docstrings, read_json_lines
+from odb_ref.torch.info import StepInfo, pop_step_info
+from odb_ref.torch.loader import ODBDataLoader
+from odb_ref.torch.measure import IGNORE_INDEX
+
+TOKEN_BUDGET: Final = 4096
+MAX_TOKENS: Final = 1024
+WINDOW: Final = 256
+FIRST_SHARE: Final = 0.65
+"""Rank 0 holds this share of the texts; the other ranks share the rest."""
+WIDTH: Final = 48
+SHOWN_STEPS: Final = 10
+
+
+class ByteModel(nn.Module):
+    """A causal transformer of one layer over bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(257, WIDTH, padding_idx=0)
+        self.places = nn.Embedding(MAX_TOKENS, WIDTH)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(WIDTH, 257)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits for the next byte: (samples, tokens, 257)."""
+        length = ids.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        hidden = self.tokens(ids) + self.places(torch.arange(length))
+        logits: Tensor = self.head(self.layer(hidden, src_mask=mask, is_causal=True))
+        return logits
+
+
+Batch = dict[str, Tensor]
+
+
+def collate(samples: Sequence[Batch]) -> Batch:
+    """A padded batch."""
+    return {
+        "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORE_INDEX),
+    }
+
+
+def compute_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The sum over the batch's supervised tokens: unlike a mean it is defined where there is none."""
+    logits = model(batch["input_ids"])
+    loss: Tensor = cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), reduction="sum")
+    return loss
+
+
+@dataclass(slots=True)
+class Run:
+    """What one rank notes of a training run, step by step."""
+
+    losses: list[float] = field(default_factory=list)
+    """Contributions to the global mean loss: their sum over ranks is the loss of the step."""
+    padded_tokens: list[int] = field(default_factory=list)
+    real_tokens: int = 0
+    samples: int = 0
+    idle_steps: int = 0
+    data_wait_s: float = 0.0
+    train_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def _make_model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(ByteModel())
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def train_odb(loader: ODBDataLoader) -> Run:
+    """One epoch over `ODBDataLoader`."""
+    model, optimizer = _make_model()
+    world_size = dist.get_world_size()
+    run = Run()
+    dist.barrier()
+    began, began_cpu = time.monotonic(), time.process_time()
+    for batch in loader:
+        info: StepInfo = pop_step_info(batch)
+        if not isinstance(batch, dict):
+            raise TypeError("collate returns a dict")
+        loss = compute_loss(model, batch) * info.loss_scale
+        _train_step(model, optimizer, loss)
+        run.losses.append(loss.item() / world_size)
+        run.padded_tokens.append(info.padded_tokens)
+        run.real_tokens += info.local_tokens
+        run.samples += info.local_samples
+        run.idle_steps += info.is_idle
+    run.train_s, run.cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+    run.data_wait_s = loader.metrics()["odb/data_wait_s"]
+    return run
+
+
+def train_fixed(loader: Iterable[Batch]) -> Run:
+    """One epoch over a plain DataLoader, with DDP's Join for ranks that run dry early."""
+    model, optimizer = _make_model()
+    run = Run()
+    dist.barrier()
+    began, began_cpu = time.monotonic(), time.process_time()
+    with model.join():
+        batches = iter(loader)
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            run.data_wait_s += time.monotonic() - asked
+            if batch is None:
+                break
+            supervised = int((batch["labels"][:, 1:] != IGNORE_INDEX).sum())
+            loss = compute_loss(model, batch) / max(1, supervised)
+            _train_step(model, optimizer, loss)
+            run.losses.append(loss.item())
+            run.padded_tokens.append(batch["input_ids"].numel())
+            run.real_tokens += int((batch["input_ids"] != 0).sum())
+            run.samples += batch["input_ids"].shape[0]
+    run.train_s, run.cpu_s = time.monotonic() - began, time.process_time() - began_cpu
+    return run
+
+
+def summarize(runs: Sequence[Run], prefix: str = "") -> dict[str, float]:
+    """Figures over all ranks. ``efficiency`` and ``excess`` compare with the tokens of the fullest rank of each step."""
+    steps = max(len(run.padded_tokens) for run in runs)
+    columns = [[run.padded_tokens[step] for run in runs if step < len(run.padded_tokens)] for step in range(steps)]
+    critical = sum(map(max, columns))
+    padded = sum(map(sum, columns))
+    real = sum(run.real_tokens for run in runs)
+    wall_s = max(run.train_s for run in runs)
+    figures = {
+        "steps": steps,
+        "samples": sum(run.samples for run in runs),
+        "idle_steps": sum(steps - len(run.padded_tokens) + run.idle_steps for run in runs),
+        "padding_ratio": 1 - real / padded,
+        "efficiency": real / (len(runs) * critical),
+        "excess": critical / max(run.real_tokens for run in runs) - 1,
+        "data_wait_share": sum(run.data_wait_s for run in runs) / sum(run.train_s for run in runs),
+        "train_s": wall_s,
+        "cpu_s": sum(run.cpu_s for run in runs),
+    }
+    return {prefix + key: value for key, value in figures.items()}
+
+
+def _compute_losses(runs: Sequence[Run]) -> tuple[float, float]:
+    """The mean loss over the first and over the last steps."""
+    losses = [sum(column) for column in zip(*(run.losses for run in runs), strict=True)]
+    count = min(SHOWN_STEPS, len(losses))
+    return sum(losses[:count]) / count, sum(losses[-count:]) / count
+
+
+def _compute_shard(count: int, rank: int, world_size: int) -> range:
+    first = count if world_size == 1 else round(count * FIRST_SHARE)
+    rest = range(first, count)
+    return range(first) if rank == 0 else rest[rank - 1 :: world_size - 1]
+
+
+def _gather(run: Run) -> list[Run]:
+    runs: list[Run | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(runs, run)
+    return [item for item in runs if item is not None]
+
+
+def main() -> None:
+    """Both runs, and their figures.
+
+    Raises: UsageError when the texts cannot be read, or are fewer than the ranks.
+    """
+    parser = argparse.ArgumentParser(description="Train two uneven ranks on real text.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for traces and train.json")
+    parser.add_argument("--text", type=Path, help="JSON lines; default: the standard library's docstrings")
+    parser.add_argument("--samples", type=int, default=1600, help="texts to read")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    texts = read_docstrings(args.samples) if args.text is None else read_json_lines(args.text, args.samples)
+    if len(texts) < 2 * world_size:
+        raise UsageError(f"{args.text or 'the standard library'}: {len(texts)} texts, too few for {world_size} ranks")
+    shard = Subset(ByteTexts(texts, MAX_TOKENS), _compute_shard(len(texts), rank, world_size))
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    with ODBDataLoader(
+        shard,
+        shard="given",
+        shuffle=True,
+        token_budget=TOKEN_BUDGET,
+        window=WINDOW,
+        collate_fn=collate,
+        loss_reduction="sum",
+        trace=args.out / "train-rank{rank}.ndjson",
+    ) as loader:
+        odb = _gather(train_odb(loader))
+    batch_size = TOKEN_BUDGET // MAX_TOKENS
+    generator = torch.Generator().manual_seed(0)
+    plain = DataLoader(shard, batch_size, shuffle=True, collate_fn=collate, generator=generator)
+    fixed = _gather(train_fixed(plain))
+
+    if rank == 0:
+        first, last = _compute_losses(odb)
+        figures: dict[str, float] = {"ranks": world_size, "token_budget": TOKEN_BUDGET, "window": WINDOW}
+        figures |= summarize(odb) | {"loss_first": first, "loss_last": last}
+        figures |= {"fixed_batch_size": batch_size} | summarize(fixed, "fixed_")
+        # On a machine that is busy otherwise, the processor time says more than the wall clock.
+        figures["speedup_cpu"] = figures["fixed_cpu_s"] / figures["cpu_s"]
+        figures["speedup"] = figures["fixed_train_s"] / figures["train_s"]
+        (args.out / "train.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    dist.barrier()
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
