@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
     parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
-    parser.add_argument("--urge-on-failure", action="store_true", help="ranks may be urged after a failure, too")
+    parser.add_argument("--free-urges", action="store_true", help="urge at any moment, for nothing")
     parser.add_argument("--max-states", type=int, help="stop after about so many states")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph in DOT, with action labels")
@@ -106,7 +106,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         losses=options.losses,
         is_single_reads=options.single_reads,
         is_eager_end=options.eager_end,
-        is_urged_on_failure=options.urge_on_failure,
+        is_urged_freely=options.free_urges,
     )
 
 

@@ -18,7 +18,7 @@ class Bounds:
     ``failures``, ``stops`` and ``losses`` bound how many reads or collations fail, how many consumers leave early and how
     many processes are killed. A read is answered whole, or sample by sample with ``is_single_reads``. The source says
     that it has ended with its last sample when ``is_eager_end`` is true, else when asked for more than it has. A rank is
-    urged at any moment after another has stopped; after one has failed, too, with ``is_urged_on_failure``.
+    urged at any moment after another's consumer has left, or with ``is_urged_freely`` at any moment, for nothing.
 
     Raises: UsageError when a value makes no sense.
     """
@@ -37,7 +37,7 @@ class Bounds:
     losses: int = 0
     is_single_reads: bool = False
     is_eager_end: bool = False
-    is_urged_on_failure: bool = False
+    is_urged_freely: bool = False
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -54,6 +54,11 @@ class Bounds:
     def ranks(self) -> int:
         """How many ranks take part."""
         return len(self.lengths)
+
+    @property
+    def longest_shard(self) -> int:
+        """The most samples of any rank."""
+        return max(map(len, self.lengths))
 
     @property
     def total_samples(self) -> int:

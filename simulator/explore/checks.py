@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.offer import NONE
+from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
 from simulator.explore.bounds import Bounds
 from simulator.explore.rank import Rank, Violation
@@ -32,6 +33,7 @@ class Progress:
     is_left: bool
     is_gone: bool
     is_done: bool
+    is_draining: bool
     has_step: bool
 
 
@@ -51,6 +53,7 @@ def compute_progress(rank: Rank) -> Progress:
         is_left=rank.is_left,
         is_gone=rank.is_gone,
         is_done=rank.is_done,
+        is_draining=state.phase is Phase.DRAIN,
         has_step=rank.has_step and not rank.is_left and not rank.is_gone,
     )
 
@@ -142,16 +145,15 @@ def check_together(ranks: Sequence[Progress]) -> None:
 def check_sink(ranks: Sequence[Progress]) -> None:
     """What must hold where nothing can happen any more: every loader is done, and every consumer done, gone or stranded.
 
-    A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone.
+    A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone. No loader
+    can help it; one that still has steps for it is in DRAIN, and holds up nobody else.
     Raises: Violation.
     """
-    for i, rank in enumerate(ranks):
-        if not rank.is_done:
-            raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
     least = min(rank.taken for rank in ranks)
-    # Without its exchange, or a peer's process, nothing can keep a consumer out of a collective that has no end.
     is_stranding = any(rank.is_gone or (rank.is_left and rank.taken == least) for rank in ranks)
     for i, rank in enumerate(ranks):
+        if not rank.is_done and not (rank.is_draining and is_stranding):
+            raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
         if (rank.has_step or rank.taken > least) and not is_stranding:
             raise Violation("FREE", f"deadlock: the consumer of rank {i} waits for ever in step {rank.taken - 1}")
 

@@ -307,10 +307,10 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     """The rank's share of the termination measure: a natural number that falls whenever something happens to it.
 
     A world's measure is the sum over its ranks, and every transition of the world happens to one rank, so it falls on
-    every transition. With N the samples of all ranks together it is the sum of
+    every transition. With n the samples of the longest shard and N those of all ranks together it is the sum of
 
-    - 5 (N + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: each round plans at least one
-      sample, so no rank passes round N + 1;
+    - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
+      samples emits one, so no rank passes round n + 1;
     - N - taken steps: each step holds at least one sample on some rank;
     - samples not read, and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
@@ -322,7 +322,7 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     total = bounds.total_samples
     weight = _PHASE_WEIGHT[state.phase]
     return (
-        (5 * (total + 1 - state.round) + weight if weight else 0)
+        (5 * (bounds.longest_shard + 1 - state.round) + weight if weight else 0)
         + (total - len(rank.taken))
         + (len(bounds.lengths[config.rank]) - state.read_samples)
         + (not state.is_ended)
@@ -336,5 +336,5 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
 
 
 def compute_bound(bounds: Bounds) -> int:
-    """No world of these bounds makes more transitions: W (6 N + 15) + N, of W ranks and N samples. Spec: TERM."""
-    return bounds.ranks * (6 * bounds.total_samples + 15) + bounds.total_samples
+    """No world makes more transitions: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all. Spec: TERM."""
+    return bounds.ranks * (5 * bounds.longest_shard + bounds.total_samples + 15) + bounds.total_samples

@@ -85,7 +85,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
             "losses": bounds.losses,
             "is_single_reads": bounds.is_single_reads,
             "is_eager_end": bounds.is_eager_end,
-            "is_urged_on_failure": bounds.is_urged_on_failure,
+            "is_urged_freely": bounds.is_urged_freely,
         },
         "schedule": [[action.rank, action.act.name.lower()] for action in scenario.schedule],
     }
@@ -148,7 +148,7 @@ def _decode_bounds(data: Mapping[str, Json]) -> Bounds:
         losses=integer("losses"),
         is_single_reads=data["is_single_reads"] is True,
         is_eager_end=data["is_eager_end"] is True,
-        is_urged_on_failure=data["is_urged_on_failure"] is True,
+        is_urged_freely=data["is_urged_freely"] is True,
     )
 
 

@@ -36,6 +36,9 @@ SMALL: Final[dict[str, Bounds]] = {
     "reads in parts": Bounds(
         lengths=compute_lengths((3, 2), _MIXED), is_single_reads=True, is_eager_end=True, failures=1, stops=1
     ),
+    "urges for nothing": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=2, stops=1, is_urged_freely=True
+    ),
     "three ranks": _bounds(3, 2, 0, failures=1, stops=1),
 }
 
@@ -46,7 +49,6 @@ FULL: Final[dict[str, Bounds]] = {
         window_samples=3,
         depth_steps=2,
         is_single_reads=True,
-        is_urged_on_failure=True,
         failures=2,
         stops=2,
         losses=1,

@@ -66,8 +66,8 @@ class Shared(NamedTuple):
     stops: int = 0
     losses: int = 0
     """How much has gone wrong so far."""
-    urging: int = 0
-    """The ranks that give others a reason to be urged."""
+    left: int = 0
+    """The ranks whose consumers have left: a reason to urge each other rank."""
     gone: int = 0
 
 
@@ -148,7 +148,7 @@ class Space:
                     if taken[rank] != least:
                         continue
                 elif act == _URGE:
-                    if not shared.urging & others:
+                    if not (shared.left & others or bounds.is_urged_freely):
                         continue
                 elif act == _LOSE:
                     if not shared.gone & others:
@@ -266,12 +266,11 @@ class Space:
             owed = shared.owed & ~bit
             return shared._replace(owed=owed, answer=shared.answer if owed else 0)
         if act == _STOP:
-            return shared._replace(stops=shared.stops + 1, urging=shared.urging | bit)
+            return shared._replace(stops=shared.stops + 1, left=shared.left | bit)
         if act == _DIE:
             return shared._replace(losses=shared.losses + 1, gone=shared.gone | bit)
         if act in _FAILURES:
-            urging = shared.urging | bit if self.bounds.is_urged_on_failure else shared.urging
-            return shared._replace(failures=shared.failures + 1, urging=urging)
+            return shared._replace(failures=shared.failures + 1)
         return shared
 
     def _settle(self, shared: Shared, ranks: list[int]) -> int:

@@ -1,0 +1,120 @@
+"""Random worlds for Hypothesis, and the state machine that drives one under a random schedule."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from odb_ref.core.rules import RULES
+from odb_ref.core.types import Mode
+from simulator.explore.bounds import Bounds
+from simulator.explore.rank import ACTS, Act, Core, Violation, compute_bound
+from simulator.explore.scenario import Scenario, encode_scenario
+from simulator.explore.search import make_space
+from simulator.explore.world import Action, Space, World, decode
+
+_FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE})
+
+
+@st.composite
+def bounds(draw: st.DrawFn, *, max_ranks: int = 4, max_shard: int = 7, has_faults: bool = True) -> Bounds:
+    """Worlds of up to ``max_ranks`` ranks with up to ``max_shard`` samples each, some of them longer than the budget."""
+    mode = draw(st.sampled_from(Mode))
+    faults = st.integers(0, 2 if has_faults else 0)
+    lengths = st.lists(st.integers(1, 9), max_size=max_shard).map(tuple)
+    return Bounds(
+        lengths=tuple(draw(st.lists(lengths, min_size=1, max_size=max_ranks))),
+        budget_tokens=draw(st.integers(1, 16)),
+        window_samples=draw(st.integers(1, 6)),
+        depth_steps=draw(st.integers(1, 3)),
+        mode=mode,
+        quota_samples=draw(st.none() | st.integers(1, 20)) if mode is Mode.QUOTA else None,
+        max_age_rounds=draw(st.integers(1, 4)),
+        ramp_rounds=draw(st.integers(0, 2)),
+        rule=draw(st.sampled_from(sorted(RULES.values(), key=lambda rule: rule.name))),
+        failures=draw(faults),
+        stops=draw(faults),
+        losses=draw(faults),
+        is_single_reads=draw(st.booleans()),
+        is_eager_end=draw(st.booleans()),
+        is_urged_freely=draw(st.booleans()),
+    )
+
+
+class WorldMachine(RuleBasedStateMachine):
+    """One world. Every rule lets something happen; what is left at the end of an example then runs to its end.
+
+    A failing example is printed with its schedule as a scenario for ``odb-ref explore --replay``.
+    """
+
+    core = Core()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.space: Space | None = None
+        self.world: World = ()
+        self.bounds: Bounds | None = None
+        self.schedule: list[Action] = []
+
+    @initialize(chosen=bounds())
+    def begin(self, chosen: Bounds) -> None:
+        self.bounds = chosen
+        self.space, self.world = make_space(chosen, self.core)
+
+    def _codes(self) -> list[int]:
+        return self.space.enabled(self.world) if self.space is not None else []
+
+    def _has(self, *, is_fault: bool) -> bool:
+        return any((code % ACTS in _FAULTS) is is_fault for code in self._codes())
+
+    def _apply(self, code: int) -> None:
+        assert self.space is not None and self.bounds is not None
+        self.schedule.append(decode(code))
+        before = self.space.compute_measure(self.world)
+        try:
+            self.world = self.space.apply(self.world, code)
+            self.space.check(self.world)
+            assert self.space.compute_measure(self.world) < before, "the measure does not fall"
+            assert len(self.schedule) <= compute_bound(self.bounds), "more transitions than the bound"
+            if not self._codes():
+                self.space.check_sink(self.world)
+        except (Violation, AssertionError):
+            scenario = Scenario(bounds=self.bounds, schedule=tuple(self.schedule), rule=self.bounds.rule.name)
+            note(json.dumps(encode_scenario(scenario)))
+            raise
+
+    @precondition(lambda self: self._has(is_fault=False))
+    @rule(pick=st.integers(0, 2**16), count=st.integers(1, 8))
+    def go_on(self, pick: int, count: int) -> None:
+        """Anything but a fault, anywhere, a few times."""
+        for _ in range(count):
+            codes = [code for code in self._codes() if code % ACTS not in _FAULTS]
+            if not codes:
+                return
+            self._apply(codes[pick % len(codes)])
+
+    @precondition(lambda self: self._has(is_fault=False))
+    @rule(rank=st.integers(0, 3))
+    def go_on_alone(self, rank: int) -> None:
+        """One rank as far as it gets while the others stand still: as unfair as a schedule can be."""
+        while codes := [code for code in self._codes() if code // ACTS == rank and code % ACTS not in _FAULTS]:
+            self._apply(codes[0])
+
+    @precondition(lambda self: self._has(is_fault=True))
+    @rule(pick=st.integers(0, 2**16))
+    def go_wrong(self, pick: int) -> None:
+        """A failure, a consumer that leaves, or a killed process."""
+        codes = [code for code in self._codes() if code % ACTS in _FAULTS]
+        self._apply(codes[pick % len(codes)])
+
+    @precondition(lambda self: not self._codes())
+    @rule()
+    def rest(self) -> None:
+        """Nothing can happen any more."""
+
+    def teardown(self) -> None:
+        while codes := [code for code in self._codes() if code % ACTS not in _FAULTS]:
+            self._apply(codes[-1])
