@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from odb_ref.core.types import Mode
+from simulator.conditions import STEADY, Conditions
 from simulator.costs import Costs, Seconds
 from simulator.lengths import Integers
 from simulator.metrics import StepRow, Totals, compute_totals
@@ -73,6 +74,8 @@ def simulate_plan(
     *,
     budget_tokens: int,
     depth_steps: int,
+    conditions: Conditions = STEADY,
+    seed: int = 0,
     mode: Mode = Mode.JOIN,
     quota_samples: int | None = None,
     timeline: Timeline | None = None,
@@ -91,6 +94,8 @@ def simulate_plan(
         + loader.collate_per_token_s * batches.padded,
         0.0,
     )
+    compute_s = _stretch(compute_s, conditions.slow_ranks, conditions.jitter, seed)
+    load_s = _stretch(load_s, conditions.slow_loaders, conditions.jitter, seed + 1)
     ranks = len(plans)
     loaded_s = np.zeros(ranks)
     taken_s = np.zeros((ranks, steps))
@@ -126,6 +131,16 @@ def simulate_plan(
         rounds=0,
         exchange_s=0.0,
     )
+
+
+def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: float, seed: int) -> Seconds:
+    """``seconds``, of shape (ranks, steps), with slow ranks and jitter."""
+    factors = np.ones((len(seconds), 1))
+    for rank, factor in slow:
+        factors[rank] = factor
+    if jitter:
+        return seconds * factors * np.random.default_rng(seed).lognormal(0, jitter, seconds.shape)
+    return seconds * factors
 
 
 def _build_row(

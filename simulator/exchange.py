@@ -21,17 +21,25 @@ Answer = Agreed | Counted | Reported
 class Exchange:
     """Takes one post of each rank, waits as long as the network needs, and answers all ranks with the combination.
 
-    One event serves all ranks, since a collective ends for all of them at once; the ranks are answered in order.
+    Without jitter one event serves all ranks, since a collective then ends for all of them at once, and they are answered
+    in order; with jitter, each learns at a time of its own. ``stretch`` draws how long a latency takes on one rank.
     """
 
-    __slots__ = ("_answer_all", "_cost", "_env", "_missing", "_posts", "count_rounds", "seconds")
+    __slots__ = ("_answer", "_cost", "_env", "_missing", "_posts", "_stretch", "count_rounds", "seconds")
 
     def __init__(
-        self, env: simpy.Environment, cost: NetworkCost, ranks: int, answer_all: Callable[[Answer], None]
+        self,
+        env: simpy.Environment,
+        cost: NetworkCost,
+        ranks: int,
+        *,
+        answer: Callable[[int, Answer], None],
+        stretch: Callable[[float], float] | None = None,
     ) -> None:
         self._env = env
         self._cost = cost
-        self._answer_all = answer_all
+        self._answer = answer
+        self._stretch = stretch
         self._posts: list[Post | None] = [None] * ranks
         self._missing = ranks
         self.count_rounds = 0
@@ -56,11 +64,20 @@ class Exchange:
         answer = combine_posts(posts)
         latency_s = self._compute_latency_s(answer)
         self.seconds += latency_s
-        yield self._env.timeout(latency_s)
+        self.count_rounds += isinstance(answer, Counted)
         self._posts = [None] * len(posts)
         self._missing = len(posts)
-        self.count_rounds += isinstance(answer, Counted)
-        self._answer_all(answer)
+        if self._stretch is not None:
+            for rank in range(len(posts)):
+                self._env.process(self._answer_later(rank, answer, self._stretch(latency_s)))
+            return
+        yield self._env.timeout(latency_s)
+        for rank in range(len(posts)):
+            self._answer(rank, answer)
+
+    def _answer_later(self, rank: int, answer: Answer, latency_s: float) -> Generator[simpy.Event, object, None]:
+        yield self._env.timeout(latency_s)
+        self._answer(rank, answer)
 
     def _compute_latency_s(self, answer: Answer) -> float:
         ranks = len(self._posts)

@@ -6,14 +6,17 @@ Every figure of a `Summary` has its formula in GLOSSARY.md.
 from __future__ import annotations
 
 from dataclasses import asdict, astuple, dataclass, fields
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.types import Group, compute_padded_tokens, compute_real_tokens
 
-_FLUSH_IDS = 1 << 20
+_FLUSH_IDS: Final = 1 << 20
+COMPLETE: Final = Outcome(OutcomeKind.COMPLETE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,10 @@ class Summary:
     wall_time_s: float
     samples_per_s: float
     tokens_per_s: float
+    outcome: str
+    outcome_rank: int | None
+    outcome_cause: str
+    abort_s: float | None
 
     def to_json(self) -> dict[str, str | int | float | None]:
         """The keys and values of ``--json``."""
@@ -263,7 +270,14 @@ class Settings:
     batch_size: int | None = None
 
 
-def compute_summary(settings: Settings, totals: Totals, wall_time_s: float) -> Summary:
+def compute_summary(
+    settings: Settings,
+    totals: Totals,
+    *,
+    wall_time_s: float,
+    outcome: Outcome = COMPLETE,
+    abort_s: float | None = None,
+) -> Summary:
     """The figures of a run; formulas in GLOSSARY.md. A ratio of nothing is 0."""
     asked = {item.name: getattr(settings, item.name) for item in fields(settings)}
     rank_seconds = totals.ranks * totals.sim_time_s
@@ -290,6 +304,10 @@ def compute_summary(settings: Settings, totals: Totals, wall_time_s: float) -> S
         wall_time_s=wall_time_s,
         samples_per_s=_ratio(totals.samples_emitted, totals.sim_time_s),
         tokens_per_s=_ratio(totals.real_tokens, totals.sim_time_s),
+        outcome=str(outcome.kind),
+        outcome_rank=outcome.rank,
+        outcome_cause=outcome.cause,
+        abort_s=abort_s,
     )
 
 

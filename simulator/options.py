@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
-from simulator.costs import Costs, LoaderCost, NetworkCost, Transport
+from simulator.conditions import Conditions, parse_factor
+from simulator.cost_files import load_costs
+from simulator.costs import Costs, Transport
 from simulator.lengths import load_lengths
 from simulator.runs import Run
 from simulator.workload import Sharding, build_workload
@@ -38,12 +41,33 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ramp", type=int, default=2, metavar="R", help="rounds with a smaller window at the start (2)"
     )
-    parser.add_argument("--workers", type=int, default=4, metavar="W", help="loader workers of a rank (4)")
+    parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
+    parser.add_argument("--workers", type=int, metavar="W", help="loader workers of a rank (4)")
     parser.add_argument(
         "--transport",
         choices=[str(transport) for transport in Transport],
-        default=str(Transport.REDUCE),
-        help="how the exchange is priced: reduce grows with the logarithm of the ranks, gather with the ranks",
+        help="how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks",
+    )
+    parser.add_argument(
+        "--jitter",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="spread of every duration, as standard deviation of its ln",
+    )
+    parser.add_argument(
+        "--slow-rank",
+        action="append",
+        default=[],
+        metavar="RANK:F",
+        help="this rank computes F times as long (repeatable)",
+    )
+    parser.add_argument(
+        "--slow-loader",
+        action="append",
+        default=[],
+        metavar="RANK:F",
+        help="this rank loads F times as long (repeatable)",
     )
 
 
@@ -71,10 +95,22 @@ def build_run(options: argparse.Namespace, policy: str) -> Run:
         ramp_rounds=options.ramp,
         sharding=sharding,
         seed=options.seed,
-        costs=Costs(
-            network=NetworkCost(transport=Transport(options.transport)), loader=LoaderCost(workers=options.workers)
+        costs=_build_costs(options),
+        conditions=Conditions(
+            jitter=options.jitter,
+            slow_ranks=tuple(map(parse_factor, options.slow_rank)),
+            slow_loaders=tuple(map(parse_factor, options.slow_loader)),
         ),
     )
+
+
+def _build_costs(options: argparse.Namespace) -> Costs:
+    costs = Costs() if options.cost_model is None else load_costs(options.cost_model)
+    if options.workers is not None:
+        costs = replace(costs, loader=replace(costs.loader, workers=options.workers))
+    if options.transport is not None:
+        costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
+    return costs
 
 
 def check_writable(*paths: str | None) -> None:

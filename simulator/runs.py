@@ -12,8 +12,9 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import RULES, TargetRule, get_rule
 from odb_ref.core.types import Mode
 from simulator.baselines import simulate_plan
+from simulator.conditions import STEADY, Conditions
 from simulator.costs import Costs
-from simulator.metrics import Settings, StepRow, Summary, compute_summary
+from simulator.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
 from simulator.plans import FIXED_SIZE, PLANNERS, compute_batch_size
 from simulator.timeline import Timeline
 from simulator.workload import Sharding, Workload
@@ -42,11 +43,15 @@ class Run:
     sharding: Sharding = Sharding.EVEN
     seed: int = 0
     costs: Costs = field(default_factory=Costs)
+    conditions: Conditions = STEADY
     rule: TargetRule | None = None
 
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES:
             raise UsageError(f"no policy {self.policy!r}; there are {', '.join(POLICIES)}")
+        if self.conditions.faults and not self.is_protocol:
+            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot be told of a fault")
+        self.conditions.check_ranks(self.workload.ranks)
         self.build_config()
 
     @property
@@ -95,17 +100,20 @@ def run(
     """
     begin_s = time.perf_counter()
     batch_size: int | None = None
+    outcome, abort_s = COMPLETE, None
     if what.is_protocol:
         world = World(
             what.build_config(),
             what.workload,
             what.costs,
+            conditions=what.conditions,
+            seed=what.seed,
             observer=observer,
             timeline=timeline,
             on_progress=on_progress,
         )
-        world.run()
-        rows, totals = world.recorder.rows, world.recorder.compute_totals()
+        outcome = world.run()
+        rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.abort_s
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, what.budget_tokens)
@@ -115,6 +123,8 @@ def run(
             what.costs,
             budget_tokens=what.budget_tokens,
             depth_steps=what.depth_steps,
+            conditions=what.conditions,
+            seed=what.seed,
             mode=what.mode,
             quota_samples=what.quota_samples,
             timeline=timeline,
@@ -134,4 +144,5 @@ def run(
         seed=what.seed,
         samples_total=what.workload.samples_total,
     )
-    return Result(compute_summary(settings, totals, time.perf_counter() - begin_s), rows)
+    wall_time_s = time.perf_counter() - begin_s
+    return Result(compute_summary(settings, totals, wall_time_s=wall_time_s, outcome=outcome, abort_s=abort_s), rows)

@@ -18,6 +18,7 @@ workload, configuration and costs give the same trace, byte for byte (REPLAY).
 from __future__ import annotations
 
 import gc
+import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,15 +34,17 @@ from odb_ref.core.effects import (
     Effect,
     Finish,
     Outcome,
+    OutcomeKind,
     PostCounts,
     PostOffer,
     PostReport,
     Read,
 )
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.events import Collated, Event, SamplesRead, StepTaken
+from odb_ref.core.events import Collated, ConsumerStopped, Event, LocalFailed, PeerLost, SamplesRead, StepTaken, Urged
 from odb_ref.core.machine import Machine
 from odb_ref.core.types import Step, compute_padded_tokens
+from simulator.conditions import STEADY, Conditions, Fault, FaultKind
 from simulator.costs import Costs
 from simulator.exchange import Answer, Exchange
 from simulator.metrics import Recorder
@@ -62,6 +65,8 @@ class World:
         workload: Workload,
         costs: Costs,
         *,
+        conditions: Conditions = STEADY,
+        seed: int = 0,
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
         on_progress: Callable[[int], None] | None = None,
@@ -69,12 +74,22 @@ class World:
         self.env = simpy.Environment(initial_time=0.0)
         self.workload = workload
         self.costs = costs
+        self.conditions = conditions
         self.timeline = timeline
-        self.exchange = Exchange(self.env, costs.network, workload.ranks, self._answer_all)
+        self._random = random.Random(seed)
+        self.exchange = Exchange(
+            self.env,
+            costs.network,
+            workload.ranks,
+            answer=self._answer,
+            stretch=self.stretch if conditions.jitter else None,
+        )
         self.recorder = Recorder(
             ranks=workload.ranks, samples_total=workload.samples_total, budget_tokens=config.budget_tokens
         )
         self.trainers = Trainers(self, on_progress)
+        self._fault_s: float | None = None
+        self._finished_s = 0.0
         observe = None
         if observer is not None:
             timed = observer
@@ -96,9 +111,12 @@ class World:
             self.env.run()
         self.recorder.rounds = self.exchange.count_rounds
         self.recorder.exchange_s = self.exchange.seconds
-        outcomes = {rank.outcome for rank in self.ranks}
+        survivors = [rank for rank in self.ranks if not rank.is_gone]
+        if not survivors:
+            return Outcome(OutcomeKind.LOST, 0, "no rank is left")
+        outcomes = {rank.outcome for rank in survivors}
         if None in outcomes:
-            stuck = next(rank for rank in self.ranks if rank.outcome is None)
+            stuck = next(rank for rank in survivors if rank.outcome is None)
             state = stuck.machine.state
             raise InvariantError(
                 "FREE", f"nothing can happen and rank {stuck.number} is in phase {state.phase}, round {state.round}"
@@ -108,15 +126,47 @@ class World:
         (outcome,) = (outcome for outcome in outcomes if outcome is not None)
         return outcome
 
-    def _answer_all(self, answer: Answer) -> None:
-        for rank in self.ranks:
-            rank.answer(answer)
+    @property
+    def abort_s(self) -> float | None:
+        """Seconds from the first fault to the moment the last surviving rank's loader has ended; None without a fault.
+
+        0 when all loaders had ended before it.
+        """
+        return None if self._fault_s is None else max(0.0, self._finished_s - self._fault_s)
+
+    def stretch(self, seconds: float) -> float:
+        """``seconds`` times the jitter of this occasion."""
+        jitter = self.conditions.jitter
+        return seconds * self._random.lognormvariate(0, jitter) if jitter else seconds
+
+    def note_fault(self) -> None:
+        """A fault acts now."""
+        self._fault_s = self.env.now if self._fault_s is None else self._fault_s
+
+    def note_finish(self) -> None:
+        """A rank's loader has ended."""
+        self._finished_s = self.env.now
+
+    def _answer(self, rank: int, answer: Answer) -> None:
+        self.ranks[rank].answer(answer)
 
 
 class Rank:
     """One rank: performs what its machine asks for, and turns what comes of it into events."""
 
-    __slots__ = ("_posted_s", "_read_samples", "_world", "machine", "number", "outcome", "queue")
+    __slots__ = (
+        "_collate_fault",
+        "_posted_s",
+        "_read_fault",
+        "_read_samples",
+        "_slowness",
+        "_world",
+        "is_gone",
+        "machine",
+        "number",
+        "outcome",
+        "queue",
+    )
 
     def __init__(self, world: World, machine: Machine) -> None:
         self._world = world
@@ -124,9 +174,14 @@ class Rank:
         self._posted_s = 0.0
         self.machine = machine
         self.number = machine.config.rank
+        self._slowness = dict(world.conditions.slow_loaders).get(self.number, 1.0)
+        self._read_fault = world.conditions.find_fault(FaultKind.READ, self.number)
+        self._collate_fault = world.conditions.find_fault(FaultKind.COLLATE, self.number)
         self.queue: deque[Step] = deque()
         """Delivered steps that the trainer has not taken."""
         self.outcome: Outcome | None = None
+        self.is_gone = False
+        """True when the process is no more: it hears and says nothing."""
 
     def begin(self) -> None:
         """Starts the epoch."""
@@ -134,7 +189,8 @@ class Rank:
 
     def handle(self, event: Event) -> None:
         """Tells the machine and does what it asks for."""
-        self._perform(self.machine.handle(event))
+        if not self.is_gone:
+            self._perform(self.machine.handle(event))
 
     def answer(self, answer: Answer) -> None:
         """A collective of the loaders has ended."""
@@ -158,6 +214,7 @@ class Rank:
                     world.exchange.post(self.number, effect)
                 case Finish():
                     self.outcome = effect.outcome
+                    world.note_finish()
                     world.trainers.notice(self.number)
                 case _:
                     assert_never(effect)
@@ -166,9 +223,13 @@ class Rank:
         world, start_s = self._world, self._world.env.now
         span = world.workload.compute_span(self.number, self._read_samples, count)
         samples, tokens = span.stop - span.start, int(world.workload.tokens[span].sum())
-        yield world.env.timeout(world.costs.loader.compute_read_s(samples, tokens))
+        seconds = world.costs.loader.compute_read_s(samples, tokens) * self._slowness
+        yield world.env.timeout(world.stretch(seconds))
         if world.timeline is not None:
             world.timeline.add(self.number, "reader", "fill", start_s, world.env.now)
+        if self._read_fault is not None and self._read_samples + samples > self._read_fault:
+            self._fail(Fault(FaultKind.READ, self.number, self._read_fault))
+            return
         read = world.workload.read_samples(self.number, self._read_samples, count)
         self._read_samples += len(read)
         is_ended = self._read_samples == world.workload.compute_shard_size(self.number)
@@ -177,20 +238,44 @@ class Rank:
     def _collate(self, effect: Collate) -> Process:
         world, start_s = self._world, self._world.env.now
         padded = sum([compute_padded_tokens(step.group) for step in effect.steps])
-        yield world.env.timeout(world.costs.loader.compute_collate_s(len(effect.steps), padded))
+        seconds = world.costs.loader.compute_collate_s(len(effect.steps), padded) * self._slowness
+        yield world.env.timeout(world.stretch(seconds))
         if world.timeline is not None:
             world.timeline.add(self.number, "collator", "collate", start_s, world.env.now)
-        self.handle(Collated(effect.round))
+        if self._collate_fault is not None and effect.round >= self._collate_fault:
+            self._fail(Fault(FaultKind.COLLATE, self.number, self._collate_fault))
+        else:
+            self.handle(Collated(effect.round))
+
+    def _fail(self, fault: Fault) -> None:
+        self._world.note_fault()
+        self.handle(LocalFailed(fault.cause))
 
 
 class Trainers:
     """The training processes of all ranks, in step: each takes a batch, computes, and waits for all in a collective."""
 
-    __slots__ = ("_on_progress", "_waiting", "_wakened", "_waking", "_world", "compute_s", "data_wait_s", "takes")
+    __slots__ = (
+        "_departed",
+        "_leaving",
+        "_on_progress",
+        "_slowness",
+        "_waiting",
+        "_wakened",
+        "_waking",
+        "_world",
+        "compute_s",
+        "data_wait_s",
+        "takes",
+    )
 
     def __init__(self, world: World, on_progress: Callable[[int], None] | None) -> None:
         self._world = world
         self._on_progress = on_progress
+        self._slowness = dict(world.conditions.slow_ranks)
+        self._leaving = [fault for fault in world.conditions.faults if fault.kind in (FaultKind.STOP, FaultKind.KILL)]
+        self._departed: set[int] = set()
+        """Ranks whose trainer is gone: no step can end any more."""
         self._waiting: set[int] = set()
         """Ranks that want their next step and do not have it."""
         self._wakened: list[int] = []
@@ -212,8 +297,9 @@ class Trainers:
         env, ranks, costs = self._world.env, len(self._world.ranks), self._world.costs
         while True:
             start_s, number = env.now, len(self._world.recorder.rows)
-            self._waiting = set(range(ranks))
-            self._wakened = list(range(ranks))
+            self._depart(number)
+            self._waiting = set(range(ranks)) - self._departed
+            self._wakened = sorted(self._waiting) if self._departed else list(range(ranks))
             self.compute_s = self.data_wait_s = 0.0
             self.takes.clear()
             leavers: list[int] = []
@@ -232,6 +318,8 @@ class Trainers:
                 if self._waiting and not self._wakened:
                     self._waking = env.event()
                     yield self._waking
+            if self._departed:
+                return  # whoever has taken the step waits in its collective for one that has left
             if leavers and self.takes:
                 taker = self.takes[0][1]
                 raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
@@ -241,6 +329,38 @@ class Trainers:
             end_s = slowest_s + costs.gpu.sync_s
             yield env.timeout(end_s - env.now)
             self._end_step(round_, start_s)
+
+    def _depart(self, number: int) -> None:
+        """Those leave who leave before step ``number``; the others learn of it."""
+        world = self._world
+        for fault in self._leaving:
+            if fault.at != number:
+                continue
+            world.note_fault()
+            self._departed.add(fault.rank)
+            if fault.kind is FaultKind.KILL:
+                world.ranks[fault.rank].is_gone = True
+            else:
+                world.ranks[fault.rank].handle(ConsumerStopped())
+            world.env.process(self._spread(fault))
+
+    def _spread(self, fault: Fault) -> Process:
+        """A stop is known to all within a message; of one that is gone they learn when their deadline has passed.
+
+        By then their own trainers, held in a collective that cannot end, have given up too.
+        """
+        world = self._world
+        others = [rank for rank in world.ranks if rank.number != fault.rank]
+        if fault.kind is FaultKind.STOP:
+            yield world.env.timeout(world.costs.network.alpha_s)
+            for rank in others:
+                rank.handle(Urged())
+        yield world.env.timeout(world.conditions.deadline_s)
+        for rank in others:
+            if rank.outcome is None and not rank.is_gone:
+                if fault.kind is FaultKind.KILL:
+                    rank.handle(PeerLost(fault.rank, fault.cause))
+                rank.handle(ConsumerStopped())
 
     def _take(self, rank: int, number: int, start_s: float) -> Step | None:
         """The step that ``rank`` takes now; None when none is there."""
@@ -253,14 +373,15 @@ class Trainers:
             raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
         self._waiting.discard(rank)
         now = world.env.now
-        compute_s = world.costs.gpu.compute_group_s(step.group)
+        compute_s = world.stretch(world.costs.gpu.compute_group_s(step.group) * self._slowness.get(rank, 1.0))
         self.compute_s += compute_s
         self.data_wait_s += now - start_s
         self.takes.append((now + compute_s, rank))
         if world.timeline is not None:
             world.timeline.add(rank, "trainer", "wait for data", start_s, now)
             world.timeline.add(rank, "trainer", "idle" if step.is_idle else "compute", now, now + compute_s)
-        world.recorder.take(rank, step.group)
+        if not self._departed:
+            world.recorder.take(rank, step.group)
         world.ranks[rank].handle(StepTaken())
         return step
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.trace import TraceWriter
+from simulator.conditions import parse_fault
 from simulator.metrics import StepRow, Summary, list_step_columns, list_step_values
 from simulator.options import add_run_options, build_run, check_writable
 from simulator.runs import POLICIES, Result, Run, run
@@ -27,6 +29,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--policy", choices=POLICIES, default="odb", help="target rule, or standard: fixed batches (odb)"
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KIND:RANK:AT",
+        help="read:RANK:SAMPLE or collate:RANK:ROUND raises, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies (repeatable)",
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=60.0, metavar="S", help="seconds ranks wait for a dead one (60)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
@@ -37,6 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run_command(options: argparse.Namespace) -> int:
     """Exit status 0; bad input raises UsageError."""
     what = build_run(options, options.policy)
+    faults = tuple(map(parse_fault, options.fault))
+    what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
     if options.trace is not None and not what.is_protocol:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
     check_writable(options.json, options.trace, options.steps_csv, options.perfetto)

@@ -1,0 +1,194 @@
+"""Jitter, slow ranks and faults: timing never changes a batch, and a fault ends every rank alike."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odb_ref.core.effects import Deliver, Effect, OutcomeKind
+from odb_ref.core.errors import UsageError
+from odb_ref.core.events import Event
+from odb_ref.core.types import Mode
+from simulator.cli import main
+from simulator.conditions import Conditions, Fault, FaultKind
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, Transport
+from simulator.lengths import Lengths, load_lengths
+from simulator.metrics import Summary
+from simulator.runs import Run, run
+from simulator.workload import Sharding, build_workload
+
+Batches = dict[int, list[tuple[int, ...]]]
+load_once = cache(load_lengths)
+
+
+def simulate(what: Run) -> tuple[Summary, Batches]:
+    """The figures, and the positions of every delivered step of every rank."""
+    batches: Batches = defaultdict(list)
+
+    def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
+        for effect in effects:
+            if isinstance(effect, Deliver):
+                batches[rank].append(tuple(sample.position for sample in effect.step.group))
+
+    return run(what, observer=observe).summary, batches
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    tokens = np.array(draw(st.lists(st.integers(1, 40), min_size=1, max_size=60)))
+    ranks = draw(st.integers(1, min(6, len(tokens))))
+    sharding = draw(st.sampled_from(list(Sharding)))
+    mode = draw(st.sampled_from(list(Mode)))
+    return Run(
+        workload=build_workload(Lengths("test", tokens, tokens), ranks=ranks, sharding=sharding),
+        policy=draw(st.sampled_from(["odb", "paper"])),
+        budget_tokens=draw(st.integers(1, 120)),
+        window_samples=draw(st.integers(1, 12)),
+        depth_steps=draw(st.integers(1, 4)),
+        mode=mode,
+        quota_samples=draw(st.none() | st.integers(1, 60)) if mode is Mode.QUOTA else None,
+        max_age_rounds=draw(st.integers(1, 4)),
+        ramp_rounds=draw(st.integers(0, 3)),
+    )
+
+
+def seconds() -> st.SearchStrategy[float]:
+    return st.sampled_from([0.0, 1e-4, 0.1, 10.0])
+
+
+def costs() -> st.SearchStrategy[Costs]:
+    return st.builds(
+        Costs,
+        gpu=st.builds(GpuCost, fixed_s=seconds(), per_token_s=seconds(), sync_s=seconds()),
+        network=st.builds(NetworkCost, alpha_s=seconds(), transport=st.sampled_from(list(Transport))),
+        loader=st.builds(LoaderCost, workers=st.integers(1, 3), sample_s=seconds(), collate_step_s=seconds()),
+    )
+
+
+def conditions(faults: st.SearchStrategy[tuple[Fault, ...]]) -> st.SearchStrategy[Conditions]:
+    slow = st.lists(st.tuples(st.just(0), st.sampled_from([0.1, 3.0, 100.0])), max_size=1).map(tuple)
+    return st.builds(
+        Conditions, jitter=st.sampled_from([0.0, 0.2, 1.5]), slow_ranks=slow, slow_loaders=slow, faults=faults
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(what=runs(), costs=costs(), conditions=conditions(st.just(())), depth=st.integers(1, 4), seed=st.integers(0, 9))
+def test_timing_never_changes_a_batch(what: Run, costs: Costs, conditions: Conditions, depth: int, seed: int) -> None:
+    summary, batches = simulate(what)
+    other = replace(what, costs=costs, conditions=conditions, depth_steps=depth, seed=seed)
+    other_summary, other_batches = simulate(other)
+    assert batches == other_batches
+    assert summary.critical_tokens == other_summary.critical_tokens
+    assert summary.samples_emitted == summary.samples_unique == sum(len(b) for own in batches.values() for b in own)
+    assert summary.outcome == other_summary.outcome == OutcomeKind.COMPLETE
+
+
+faults = st.tuples(st.builds(Fault, st.sampled_from(list(FaultKind)), st.just(0), st.integers(0, 20)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(what=runs(), costs=costs(), conditions=conditions(faults))
+def test_a_fault_ends_every_rank_alike_and_changes_no_earlier_batch(
+    what: Run, costs: Costs, conditions: Conditions
+) -> None:
+    _, steady = simulate(what)
+    summary, batches = simulate(replace(what, costs=costs, conditions=conditions))
+    for rank, own in batches.items():
+        assert own == steady[rank][: len(own)]
+    assert summary.samples_emitted == summary.samples_unique
+    assert summary.steps <= len(steady[0])
+    if summary.outcome != OutcomeKind.COMPLETE:
+        assert summary.outcome_rank == 0
+        assert summary.outcome_cause
+    if summary.abort_s is None:
+        assert summary.steps == len(steady[0]), "the run ended before the fault"
+        assert summary.outcome == OutcomeKind.COMPLETE
+
+
+KINDS = {
+    "read:3:40": (OutcomeKind.FAILED, "read fault at 40"),
+    "collate:3:1": (OutcomeKind.FAILED, "collate fault at 1"),
+    "stop:3:9": (OutcomeKind.STOPPED, "its consumer left after 9 steps"),
+    "kill:3:9": (OutcomeKind.LOST, "kill fault at 9"),
+}
+
+
+@pytest.mark.parametrize("fault", list(KINDS))
+def test_each_fault_is_named_on_every_rank_and_passes_the_check(
+    fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, figures = tmp_path / "t.ndjson", tmp_path / "figures.json"
+    arguments = ["simulate", "gsm8k", "--ranks", "8", "--token-budget", "2048", "--window", "64", "--jitter", "0.3"]
+    arguments += ["--fault", fault, "--deadline", "5", "--trace", str(trace), "--json", str(figures)]
+    assert main(arguments) == 0
+    summary = json.loads(figures.read_text())
+    kind, cause = KINDS[fault]
+    assert (summary["outcome"], summary["outcome_rank"], summary["outcome_cause"]) == (kind, 3, cause)
+    assert summary["abort_s"] == pytest.approx(5) if kind is OutcomeKind.LOST else summary["abort_s"] < 1
+    if kind in (OutcomeKind.STOPPED, OutcomeKind.LOST):
+        assert summary["steps"] == 9
+    assert main(["check", str(trace)]) == 0
+
+
+def test_a_slow_rank_slows_every_step_and_a_slow_loader_starves_the_trainers() -> None:
+    workload = build_workload(load_once("gsm8k"), ranks=4, samples=1000)
+    for policy in ("odb", "standard"):
+        base = run(Run(workload=workload, policy=policy, budget_tokens=2048, window_samples=64)).summary
+        slow, starved = (
+            run(Run(workload=workload, policy=policy, budget_tokens=2048, window_samples=64, conditions=one)).summary
+            for one in (Conditions(slow_ranks=((2, 3.0),)), Conditions(slow_loaders=((2, 1000.0),)))
+        )
+        assert 2 < slow.sim_time_s / base.sim_time_s < 3
+        assert slow.trainer_wait_share > base.trainer_wait_share + 0.2
+        assert starved.sim_time_s > 5 * base.sim_time_s
+        assert starved.data_wait_share > base.data_wait_share
+
+
+@pytest.mark.parametrize("policy", ["odb", "standard"])
+def test_jitter_is_a_function_of_the_seed(policy: str) -> None:
+    workload = build_workload(load_once("gsm8k"), ranks=4, samples=400)
+    times = [
+        run(
+            Run(workload=workload, policy=policy, budget_tokens=2048, seed=seed, conditions=Conditions(jitter=jitter))
+        ).summary.sim_time_s
+        for seed, jitter in ((1, 0.2), (1, 0.2), (2, 0.2), (1, 0.0))
+    ]
+    assert times[0] == times[1]
+    assert len(set(times)) == 3
+
+
+BAD = {
+    "--fault": ["stop", "stop:1", "stop:x:1", "stop:1:x", "melt:1:1", "stop:1:1:1", "stop:9:1", "stop:1:-1"],
+    "--slow-rank": ["1", "1:x", "x:2", "1:0", "1:-2", "1:nan", "9:2", "-1:2"],
+    "--slow-loader": ["1:inf", "4:1"],
+    "--jitter": ["-1", "nan", "9", "x"],
+    "--deadline": ["-1", "inf"],
+    "--cost-model": ["/no/such/file.json"],
+}
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option, values in BAD.items() for value in values])
+def test_nonsense_is_refused_on_one_line(option: str, value: str, capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main(["simulate", "gsm8k", "--ranks", "4", "--token-budget", "2048", f"{option}={value}"])
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_baseline_cannot_be_told_of_a_fault() -> None:
+    workload = build_workload(load_once("gsm8k"), ranks=2, samples=10)
+    fault = Conditions(faults=(Fault(FaultKind.STOP, 0, 1),))
+    with pytest.raises(UsageError, match="does not run the protocol"):
+        Run(workload=workload, policy="gmt", budget_tokens=100, conditions=fault)
