@@ -1,0 +1,66 @@
+"""The core is pure: it can be imported where nothing but Python is installed, and reads no clock and no random numbers."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import odb_ref.core
+
+CORE = Path(odb_ref.core.__file__).parent
+MODULES = sorted(CORE.rglob("*.py"))
+
+
+def test_the_core_imports_neither_torch_nor_simpy_nor_numpy() -> None:
+    names = [".".join(("odb_ref.core", *path.relative_to(CORE).with_suffix("").parts)) for path in MODULES]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {[name.removesuffix('.__init__') for name in names]!r}: importlib.import_module(name)\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    foreign = {name for name in done.stdout.split() if not name.startswith(("_", "sitecustomize"))}
+    assert foreign == {"odb_ref"}
+
+
+FORBIDDEN = {"time", "random", "threading", "asyncio", "socket", "os", "datetime", "secrets", "multiprocessing"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(CORE)))
+def test_the_core_has_no_clock_no_threads_and_no_randomness(path: Path) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported.add(node.module.partition(".")[0])
+    assert imported & FORBIDDEN == set()
+
+
+def test_only_the_trace_and_the_checker_touch_files() -> None:
+    using = {
+        str(path.relative_to(CORE))
+        for path in MODULES
+        if any(
+            isinstance(node, ast.ImportFrom) and node.module == "pathlib"
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+    }
+    assert using == {"trace.py", "check/job.py", "check/stream.py", "check/replay.py"}
+
+
+def test_the_checker_is_independent_of_what_it_checks() -> None:
+    """Only `replay` may drive the machine; the rest may share nothing but types, the offer's reduction and the trace."""
+    allowed = {"types", "offer", "trace", "effects", "errors", "check"}
+    for path in (CORE / "check").glob("*.py"):
+        imported = {
+            node.module.split(".")[2]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("odb_ref.core.")
+        }
+        if path.name != "replay.py":
+            assert imported <= allowed, path
