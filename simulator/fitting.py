@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 
-FEWEST_SPANS: Final = 8
+FEWEST_SPANS: Final = 4
 """With fewer spans in either half nothing is fitted."""
 _ROUNDS: Final = 60
 _SMALLEST: Final = 1e-9

@@ -5,6 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from simulator.commands import calibrate, check, compare, explore, replay, simulate
+from simulator.commands import calibrate, check, compare, explore, replay, simulate, sweep
 
-ALL: Final[tuple[ModuleType, ...]] = (simulate, compare, replay, calibrate, check, explore)
+ALL: Final[tuple[ModuleType, ...]] = (simulate, compare, sweep, replay, calibrate, check, explore)
