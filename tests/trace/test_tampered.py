@@ -88,6 +88,16 @@ def read_past_a_gap(trace: Tampered) -> None:
             step["positions"] = [position + (position >= 38) for position in step["positions"]]
 
 
+def read_more_than_asked_for(trace: Tampered) -> None:
+    trace.effects("read", 1)[1]["count"] -= 1
+
+
+def read_a_sample_again(trace: Tampered) -> None:
+    first, *_, last = trace.events("samples_read", 2)
+    trace.effects("read", 2)[-1]["count"] += 1
+    last["samples"].append(first["samples"][0])
+
+
 def emit_a_sample_again(trace: Tampered) -> None:
     collates = trace.effects("collate", 0)
     again = next(step["positions"][0] for step in collates[0]["steps"] if step["positions"])
@@ -112,6 +122,10 @@ def raise_the_quota(trace: Tampered) -> None:
     trace.header["config"]["quota_samples"] = 10_000
 
 
+def call_a_join_a_quota(trace: Tampered) -> None:
+    trace.header["config"]["mode"] = "quota"
+
+
 def lose_the_end_of_the_file(trace: Tampered) -> None:
     del trace.records[len(trace.records) // 2 :]
 
@@ -119,6 +133,11 @@ def lose_the_end_of_the_file(trace: Tampered) -> None:
 def lose_a_finish(trace: Tampered) -> None:
     record, effect = next(trace.iterate("finish", 1))
     record["effects"].remove(effect)
+
+
+def finish_twice(trace: Tampered) -> None:
+    record, effect = next(trace.iterate("finish", 1))
+    record["effects"].append(effect)
 
 
 def lose_the_last_step_taken(trace: Tampered) -> None:
@@ -132,6 +151,16 @@ def end_one_rank_otherwise(trace: Tampered) -> None:
 def end_all_ranks_otherwise(trace: Tampered) -> None:
     for effect in trace.effects("finish"):
         effect["outcome"]["rank"] = 0
+
+
+def end_one_rank_a_round_early(trace: Tampered) -> None:
+    own = [record for record in trace.records if record["rank"] == 2]
+    last = next(i for i, record in enumerate(own) if any(item["kind"] == "post_report" for item in record["effects"]))
+    late = [effect for record in own[last:] for effect in record["effects"]]
+    for record in own[last:]:
+        if record["event"] != {"kind": "step_taken"}:
+            trace.drop(record)
+    own[last - 1]["effects"] += [effect for effect in late if effect["kind"] != "deliver"]
 
 
 def complete_in_spite_of_a_failure(trace: Tampered) -> None:
@@ -167,6 +196,14 @@ def say_ready_before_collated(trace: Tampered) -> None:
     later["effects"] += record["effects"]  # its offer goes out nevertheless
 
 
+def collate_another_round(trace: Tampered) -> None:
+    trace.effects("collate", 0)[1]["round"] += 1
+
+
+def say_that_another_round_is_collated(trace: Tampered) -> None:
+    trace.events("collated", 0)[1]["round"] += 1
+
+
 def agree_before_all_have_offered(trace: Tampered) -> None:
     for rank in trace.ranks:
         for number, record in enumerate(trace.answers("agreed", rank)):
@@ -193,6 +230,16 @@ def blame_another_rank_for_the_stop(trace: Tampered) -> None:
 def take_a_step_after_leaving(trace: Tampered) -> None:
     place = next(i for i, record in enumerate(trace.records) if record["event"] == {"kind": "consumer_stopped"})
     trace.records.insert(place + 1, {"rank": 2, "event": {"kind": "step_taken"}, "effects": []})
+
+
+def leave_before_the_last_steps(trace: Tampered) -> None:
+    stopped = trace.answers("consumer_stopped", 2)[0]
+    delivering = [item for item in trace.answers("step_taken", 2) if item["effects"]][-1]
+    trace.drop(stopped)
+    place = trace.drop(delivering)
+    trace.records[place:place] = [{**stopped, "effects": []}, delivering]
+    later = next(item for item in trace.records[place + 2 :] if item["rank"] == 2)
+    later["effects"] += stopped["effects"]
 
 
 def allow_more_steps_than_the_leaver_took(trace: Tampered) -> None:
@@ -265,25 +312,33 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (offer_more_samples_than_held, "CONSERVE", JOIN, ()),
     (form_a_step_of_a_sample_never_read, "CONSERVE", JOIN, ()),
     (read_past_a_gap, "CONSERVE", JOIN, ()),
+    (read_more_than_asked_for, "CONSERVE", JOIN, ()),
+    (read_a_sample_again, "ONCE", JOIN, ()),
     (emit_a_sample_again, "ONCE", JOIN, ()),
     (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
     (do_not_end_the_source, "COVER", JOIN, ()),
     (lower_the_quota, "QUOTA", QUOTA, ()),
     (raise_the_quota, "QUOTA", QUOTA, ()),
+    (call_a_join_a_quota, "QUOTA", JOIN, ()),
     (lose_the_end_of_the_file, "FREE", JOIN, ()),
     (lose_a_finish, "FREE", JOIN, ()),
+    (finish_twice, "FREE", JOIN, ()),
     (lose_the_last_step_taken, "FREE", JOIN, ()),
     (end_one_rank_otherwise, "ABORT", JOIN, FAIL),
     (end_all_ranks_otherwise, "ABORT", JOIN, FAIL),
+    (end_one_rank_a_round_early, "ABORT", JOIN, FAIL),
     (complete_in_spite_of_a_failure, "ABORT", JOIN, FAIL),
     (keep_a_failure_to_oneself, "ABORT", JOIN, ()),
     (lose_a_peer_without_notice, "ABORT", JOIN, ()),
     (deliver_when_formed, "RELEASE", JOIN, ()),
     (say_ready_before_collated, "RELEASE", JOIN, ()),
+    (collate_another_round, "RELEASE", JOIN, ()),
+    (say_that_another_round_is_collated, "RELEASE", JOIN, ()),
     (agree_before_all_have_offered, "RELEASE", JOIN, ()),
     (take_before_delivery, "RELEASE", JOIN, ()),
     (blame_another_rank_for_the_stop, "STOP", JOIN, STOP),
     (take_a_step_after_leaving, "STOP", JOIN, STOP),
+    (leave_before_the_last_steps, "STOP", JOIN, STOP),
     (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
     (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
     (put_two_groups_into_one, "BUDGET", JOIN, ()),
@@ -315,6 +370,22 @@ def test_replay_sees_a_swap_that_no_property_can_see(tmp_path: Path) -> None:
     swap_two_like_samples(trace)
     assert check(trace, tmp_path / "swapped") == set()
     assert check(trace, tmp_path / "swapped", is_replayed=True) == {"REPLAY"}
+
+
+def test_a_shorter_limit_than_the_plan_violates_align(tmp_path: Path) -> None:
+    trace = run(tmp_path / "t", JOIN)
+    for effect in trace.effects("finish"):
+        effect["step_limit"] -= 1
+    # Its last step is then also taken beyond the limit.
+    assert check(trace, tmp_path / "t") == {"ALIGN", "STOP"}
+
+
+def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
+    trace = run(tmp_path / "t", JOIN)
+    trace.records = [
+        record for record in trace.records if not record["event"] or record["event"]["kind"] != "samples_read"
+    ]
+    assert {"TERM", "CONSERVE"} <= check(trace, tmp_path / "t")
 
 
 # Wrong protocols: the machine itself is changed, its trace is honest.
