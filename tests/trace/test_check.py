@@ -202,6 +202,31 @@ def test_no_malformed_trace_crashes_the_checker(data: st.DataObject, tmp_path: P
         assert str(tmp_path / "bad") in str(error)
 
 
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_order_of_records_crashes_the_checker(data: st.DataObject, tmp_path: Path) -> None:
+    """Records lost, doubled and moved: a verdict, and when one is lost of those that matter, a bad one."""
+    path = tmp_path / "whole"
+    if not path.exists():
+        run(path)
+    trace = Tampered(path)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(trace.records) - 1))
+        record = trace.records[place]
+        match data.draw(st.sampled_from(["lose", "double", "move", "give"])):
+            case "lose":
+                del trace.records[place]
+            case "double":
+                trace.records.insert(place, record)
+            case "move":
+                del trace.records[place]
+                trace.records.insert(data.draw(st.integers(0, len(trace.records))), record)
+            case "give":
+                trace.records[place] = record | {"rank": (record["rank"] + 1) % 3}
+    verdict = check_traces([trace.write(tmp_path / "bad")], is_replayed=data.draw(st.booleans()))
+    assert len(verdict.jobs) == 1
+
+
 # The command -------------------------------------------------------------------------------------------------------
 
 

@@ -251,18 +251,23 @@ class RankChecker:
     def _collate(self, number: int, steps: list[TracedStep]) -> None:
         what = f"collates round {number}, not round {self.round - 1}, which was counted last"
         self._expect(number == self.round - 1, Property.RELEASE, what)
+        number = self.round - 1
         self._judge_numbers(number, steps)
         due = number - self.settings.max_age_rounds
         for offset, step in enumerate(steps):
-            self._judge_step(number, offset, step, self._marks[due - 1] if due > 0 else 0)
+            self._judge_step(number, offset, step, self._get_mark(due - 1))
         checked = self._findings.checked
         for item in (Property.ONCE, Property.BUDGET, Property.WEIGHT, Property.AGE):
             checked[item] += len(steps)
         if self.held and due >= 0 and not self.settings.is_quota:
             oldest = next(iter(self.held))
-            if oldest < self._marks[due]:
+            if oldest < self._get_mark(due):
                 what = f"position {oldest} is carried for more than {self.settings.max_age_rounds} rounds"
                 self._violate(Property.AGE, what, round_=number)
+
+    def _get_mark(self, number: int) -> int:
+        """The samples read when round ``number`` was agreed on; 0 for a round that was not."""
+        return self._marks[number] if 0 <= number < len(self._marks) else 0
 
     def _judge_numbers(self, number: int, steps: list[TracedStep]) -> None:
         first = self.planned_steps
