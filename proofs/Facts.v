@@ -68,6 +68,11 @@ Proof.
   rewrite E in *. unfold steps_of in *. simpl in *. repeat split; auto.
 Qed.
 
+Lemma drain_same_plain : forall d o l s, steps_of (drain d o l s) = steps_of s /\ aligned (drain d o l s) = aligned s /\
+  window (drain d o l s) = window s /\ wanted (drain d o l s) = wanted s /\ failure (drain d o l s) = failure s /\
+  taken (drain d o l s) = taken s /\ plan (drain d o l s) = plan s /\ stopped (drain d o l s) = stopped s.
+Proof. intros. replace s with (set_groups (groups s) s) at 1 3 5 7 9 11 13 15 by (destruct s; reflexivity). apply drain_same. Qed.
+
 (** The four things an agreement can do. *)
 Inductive agreed (c : config) (rank : nat) (a : offer) (s t : state) : Prop :=
 | agreed_bad : is_bad a = true -> at_phase t = REPORT -> posted t = Some (MReport (mkReport rank (failure s) (round s) (c_print c))) ->
