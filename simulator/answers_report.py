@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.report import COLOURS, Report, make_figure
 from simulator.sweep import Answer, Point
+from simulator.tune import Tuning, compute_host_tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DIMENSIONS: Final[dict[str, Callable[[Point], int | str]]] = {
     "window": lambda point: point.window_samples,
-    "token budget": lambda point: point.budget_tokens,
+    "budget": lambda point: point.budget_tokens,
     "depth": lambda point: point.depth_steps,
     "ranks": lambda point: point.ranks,
     "policy": lambda point: point.policy,
 }
 HEADER: Final = [
     "ranks",
-    "token budget",
+    "budget",
     "policy",
     "window",
     "depth",
@@ -29,12 +32,15 @@ HEADER: Final = [
     "efficiency",
     "excess",
     "padding",
-    "first step s",
+    "first s",
     "sim s",
     "tokens/s",
 ]
 _MOST_LINES: Final = 12
 _MARKERS: Final = "os^Dv*PX"
+_DASHES: Final = ("-", "--", "-.", ":")
+_NEAREST_TICKS: Final = 0.45
+"""Values closer than this factor, as a power of two, share a label."""
 
 
 def build_row(answer: Answer) -> list[str]:
@@ -66,22 +72,22 @@ def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> Non
     varying = {name: get for name, get in DIMENSIONS.items() if len({get(point) for point in points}) > 1}
     numeric = [name for name in varying if name != "policy"] or ["window"]
     across = max(numeric, key=lambda name: len({DIMENSIONS[name](point) for point in points}))
-    lines: dict[str, list[Answer]] = {}
+    lines: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
-        key = ", ".join(
-            f"{get(answer.point)}" if name == "policy" else f"{name} {get(answer.point):,}"
-            for name, get in varying.items()
-            if name != across
-        )
-        lines.setdefault(key, []).append(answer)
+        others = [name for name in varying if name not in (across, "policy")]
+        key = ", ".join(f"{name} {DIMENSIONS[name](answer.point):,}" for name in others)
+        lines.setdefault((answer.point.policy, key), []).append(answer)
     report = Report(f"Sweep: {title}", f"{len(answers)} simulations of the same samples. Times are simulated.")
-    shown = dict(list(lines.items())[:_MOST_LINES])
-    figure, axes = make_figure(11.0, 4.2, columns=3)
-    for axis, (label, get) in zip(axes, _MEASURES.items(), strict=True):
-        for number, (key, line) in enumerate(shown.items()):
-            _plot_line(axis, line, across, get, label=key, marker=_MARKERS[number % len(_MARKERS)])
+    shown = list(lines.items())[:_MOST_LINES]
+    styles = {key: number for number, key in enumerate(dict.fromkeys(key for (_, key), _ in shown))}
+    colours = {policy: COLOURS.get(policy, f"C{n}") for n, policy in enumerate(dict.fromkeys(p for (p, _), _ in shown))}
+    figure, axes = make_figure(11.0, 4.4, columns=3)
+    for axis, (label, get) in zip(axes, _MEASURES.items(), strict=False):
+        for (policy, key), line in shown:
+            style = _Style(f"{policy}, {key}" if key else policy, colours[policy], styles[key])
+            _plot_line(axis, line, across, get, style)
         _label(axis, across, label, [int(DIMENSIONS[across](point)) for point in points])
-    if any(shown):
+    if len(shown) > 1:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     left_out = len(lines) - len(shown)
@@ -92,31 +98,125 @@ def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> Non
     report.write(path)
 
 
+_RATE: Final = "tokens per second and rank"
+_FIRST: Final = "seconds to the first step"
 _MEASURES: Final[dict[str, Callable[[Answer], float]]] = {
     "efficiency": lambda answer: answer.summary.efficiency,
     "excess": lambda answer: answer.summary.excess,
-    "tokens per simulated second": lambda answer: answer.summary.tokens_per_s,
+    _RATE: lambda answer: answer.summary.tokens_per_s / answer.point.ranks,
+    _FIRST: lambda answer: answer.first_step_s,
 }
 
 
-def _plot_line(
-    axis: Axes, line: Sequence[Answer], across: str, get: Callable[[Answer], float], *, label: str, marker: str
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Style:
+    label: str
+    colour: str
+    number: int
+    """Lines of the same number share marker and dashes."""
+
+
+def _plot_line(axis: Axes, line: Sequence[Answer], across: str, get: Callable[[Answer], float], style: _Style) -> None:
+    marker, dashes = _MARKERS[style.number % len(_MARKERS)], _DASHES[style.number % len(_DASHES)]
+    if across == "window" and not line[0].summary.rounds:
+        axis.axhline(get(line[0]), color=style.colour, linestyle=dashes, linewidth=1, label=style.label)
+        return
     ordered = sorted(line, key=lambda answer: int(DIMENSIONS[across](answer.point)))
     axis.plot(
         [int(DIMENSIONS[across](answer.point)) for answer in ordered],
         [get(answer) for answer in ordered],
         marker=marker,
-        label=label or None,
-        color=COLOURS.get(line[0].point.policy) if label in COLOURS else None,
+        linestyle=dashes,
+        color=style.colour,
+        label=style.label,
     )
 
 
 def _label(axis: Axes, across: str, label: str, values: Sequence[int]) -> None:
-    ticks = sorted(set(values))
+    ticks: list[int] = []
+    for value in sorted(set(values), reverse=True):
+        if not ticks or log2(ticks[-1] / value) > _NEAREST_TICKS:
+            ticks.append(value)
     if len(ticks) > 1:
         axis.set_xscale("log", base=2)
     axis.minorticks_off()
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45 if len(ticks) > 4 else 0)
     axis.set_xlabel(across)
     axis.set_title(label, fontsize=10)
+    if "token" in label:
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None:
+    """One page: the recommendation with its reasons, the trade-off curves, and everything that was tried.
+
+    Raises: UsageError when matplotlib is missing.
+    """
+    report = Report(f"Tuning: {title}", lead)
+    report.add_table(TUNE_HEADER, [build_tune_row(tuning.recommended, tuning), build_tune_row(tuning.best, tuning)])
+    for reason in tuning.reasons:
+        report.add_text(reason)
+    report.add_heading("What a window buys and costs")
+    figure, axes = make_figure(11.0, 3.6, columns=3)
+    windows = tuning.windows
+    chosen = tuning.recommended
+    for axis, label in zip(axes, ("efficiency", "excess", _FIRST), strict=True):
+        _plot_curve(axis, windows, "window", label, chosen)
+    report.add_figure(
+        figure,
+        f"At budget {chosen.point.budget_tokens:,} and depth {chosen.point.depth_steps}. A larger window groups better and "
+        "delays the first step. The ring is the recommendation.",
+    )
+    report.add_heading("Throughput")
+    figure, axes = make_figure(11.0, 3.6, columns=3)
+    curves = (("window", windows), ("budget", tuning.budgets), ("depth", tuning.depths))
+    for axis, (across, curve) in zip(axes, curves, strict=True):
+        _plot_curve(axis, curve, across, _RATE, chosen)
+    report.add_figure(figure, "Each curve changes one setting of the recommendation. The axes do not begin at 0.")
+    report.add_heading("Everything tried")
+    tried = sorted(tuning.tried, key=lambda answer: -answer.summary.tokens_per_s)
+    report.add_table(TUNE_HEADER, [build_tune_row(answer, tuning) for answer in tried])
+    report.write(path)
+
+
+TUNE_HEADER: Final = [
+    "setting",
+    "window",
+    "budget",
+    "depth",
+    "tokens/s",
+    "of best",
+    "efficiency",
+    "excess",
+    "first s",
+    "steps",
+    "host tokens",
+]
+
+
+def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
+    """A table row under `TUNE_HEADER`."""
+    point, summary = answer.point, answer.summary
+    names = [name for name, other in (("recommended", tuning.recommended), ("best", tuning.best)) if other is answer]
+    return [
+        " and ".join(names),
+        f"{point.window_samples:,}",
+        f"{point.budget_tokens:,}",
+        f"{point.depth_steps:,}",
+        f"{summary.tokens_per_s:,.0f}",
+        f"{summary.tokens_per_s / tuning.best.summary.tokens_per_s:.2%}",
+        f"{summary.efficiency:.3f}",
+        f"{summary.excess:.3f}",
+        f"{answer.first_step_s:.3f}",
+        f"{summary.steps:,}",
+        f"{compute_host_tokens(answer):,}",
+    ]
+
+
+def _plot_curve(axis: Axes, curve: Sequence[Answer], across: str, label: str, chosen: Answer) -> None:
+    get = _MEASURES[label]
+    values = [int(DIMENSIONS[across](answer.point)) for answer in curve]
+    _plot_line(axis, curve, across, get, _Style("", COLOURS["odb"], 0))
+    place = int(DIMENSIONS[across](chosen.point))
+    axis.plot(place, get(chosen), "o", ms=13, mfc="none", mec="#b3261e", mew=1.8, zorder=3)
+    _label(axis, across, label, values)
