@@ -8,6 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
@@ -16,6 +18,9 @@ from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
 from simulator.explore.bounds import Bounds
 from simulator.explore.rank import Rank, Violation
+
+_MOST_PARTITIONED: Final = 8
+"""Windows of more samples have too many partitions to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class RankChecks:
                 raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
             self._check_step(config, step)
         self._check_age(config, rank, steps)
+        self._check_fewest(config, rank)
 
     def _check_step(self, config: Config, step: Step) -> None:
         known = self.steps.setdefault((config.rank, step.number), step)
@@ -103,6 +109,12 @@ class RankChecks:
         if len(step.group) > 1 and tokens > config.budget_tokens:
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {tokens} padded tokens in {_name(step)}")
 
+    def _check_fewest(self, config: Config, rank: Rank) -> None:
+        groups = rank.state.groups
+        lengths = tuple(sorted(sample.length for group in groups for sample in group))
+        if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, config.budget_tokens):
+            raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
+
     def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
         for step in steps:
             for sample in step.group:
@@ -114,6 +126,21 @@ class RankChecks:
 
 def _name(step: Step) -> str:
     return f"positions {[sample.position for sample in step.group]}"
+
+
+@cache
+def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int) -> int:
+    """The fewest groups of any partition under the budget, by trying them all: exponential in the number of samples."""
+    if not lengths:
+        return 0
+    first, rest = lengths[0], lengths[1:]
+    best = len(lengths)
+    for picked in range(2 ** len(rest)):
+        group = (first, *(length for i, length in enumerate(rest) if picked >> i & 1))
+        if len(group) == 1 or len(group) * max(group) <= budget_tokens:
+            left = tuple(length for i, length in enumerate(rest) if not picked >> i & 1)
+            best = min(best, 1 + compute_fewest_groups(left, budget_tokens))
+    return best
 
 
 def check_together(ranks: Sequence[Progress]) -> None:
@@ -152,7 +179,7 @@ def check_sink(ranks: Sequence[Progress]) -> None:
     least = min(rank.taken for rank in ranks)
     is_stranding = any(rank.is_gone or (rank.is_left and rank.taken == least) for rank in ranks)
     for i, rank in enumerate(ranks):
-        if not rank.is_done and not (rank.is_draining and is_stranding):
+        if not rank.is_done and (rank.is_left or not (rank.is_draining and is_stranding)):
             raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
         if (rank.has_step or rank.taken > least) and not is_stranding:
             raise Violation("FREE", f"deadlock: the consumer of rank {i} waits for ever in step {rank.taken - 1}")
@@ -163,7 +190,12 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
 
     Raises: Violation.
     """
-    outcomes = [rank.finish.outcome for rank in ranks if rank.finish is not None and not rank.is_gone]
+    finishes = [rank.finish for rank in ranks if rank.finish is not None and not rank.is_gone]
+    outcomes = [finish.outcome for finish in finishes]
+    for i, rank in enumerate(ranks):
+        finish = rank.finish
+        if finish is not None and finish.outcome.kind is OutcomeKind.LOST and finish.step_limit > len(rank.taken):
+            raise Violation("ABORT", f"rank {i} gets a further step after a loss")
     causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]
     left = [i for i, rank in enumerate(ranks) if rank.is_left]
     gone = [i for i, rank in enumerate(ranks) if rank.is_gone]
@@ -173,6 +205,8 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
                 raise Violation("ABORT", f"nothing failed as the outcome says: {outcome}")
             case OutcomeKind.STOPPED if outcome.rank not in left:
                 raise Violation("STOP", f"nobody left as the outcome says: {outcome}")
+            case OutcomeKind.STOPPED:
+                _check_stopped(ranks, left)
             case OutcomeKind.LOST if outcome.rank not in gone:
                 raise Violation("ABORT", f"nobody is gone as the outcome says: {outcome}")
             case OutcomeKind.MISMATCH:
@@ -185,25 +219,50 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         raise Violation("ABORT", f"a failure is forgotten: {causes[0][1]}")
 
 
+def _check_stopped(ranks: Sequence[Rank], left: Sequence[int]) -> None:
+    """Nobody gets a step that a consumer who left has not taken."""
+    least = min(len(ranks[i].taken) for i in left)
+    for i, finish in enumerate(rank.finish for rank in ranks):
+        if finish is not None and finish.outcome.kind is OutcomeKind.STOPPED and finish.step_limit > least:
+            raise Violation("STOP", f"rank {i} gets steps below {finish.step_limit}, a consumer left after {least}")
+
+
 def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
-    """Every step of the epoch was planned alike and, where no consumer left, taken."""
-    if any(rank.is_gone or rank.is_left for rank in ranks):
+    """Join mode planned every sample once; where nobody left, all consumers took every step, and the same ones."""
+    if any(rank.is_gone for rank in ranks):
         return
-    if len({len(rank.taken) for rank in ranks}) > 1:
-        raise Violation("ALIGN", f"the ranks take {[len(rank.taken) for rank in ranks]} steps")
+    planned = [
+        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.state.outbox) for sample in step.group)
+        for rank in ranks
+    ]
+    whole = [positions == list(range(len(shard))) for positions, shard in zip(planned, bounds.lengths, strict=True)]
+    if bounds.mode is Mode.JOIN and not all(whole):
+        late = whole.index(False)
+        raise Violation("COVER", f"rank {late} has {len(bounds.lengths[late])} samples and emits {planned[late]}")
+    if any(rank.is_left for rank in ranks):
+        return
+    taken = [len(rank.taken) for rank in ranks]
+    if len(set(taken)) > 1:
+        raise Violation("ALIGN", f"the ranks take {taken} steps")
+    if taken[0] != ranks[0].state.planned_steps:
+        raise Violation("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
+    _check_counts(ranks)
+    if bounds.mode is Mode.QUOTA:
+        _check_quota(bounds, ranks, any(whole))
+
+
+def _check_counts(ranks: Sequence[Rank]) -> None:
+    """Every step's global counts are the sums over the ranks, and some rank has a sample in it."""
     for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
         counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
         if any(step.global_counts != counts for step in steps):
             raise Violation("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
         if not counts.samples:
             raise Violation("TERM", f"step {number} is idle on every rank")
-    emitted = [sorted(sample.position for step in rank.taken for sample in step.group) for rank in ranks]
-    whole = [positions == list(range(len(shard))) for positions, shard in zip(emitted, bounds.lengths, strict=True)]
-    if bounds.mode is Mode.JOIN:
-        if not all(whole):
-            late = whole.index(False)
-            raise Violation("COVER", f"rank {late} has {len(bounds.lengths[late])} samples and emits {emitted[late]}")
-        return
+
+
+def _check_quota(bounds: Bounds, ranks: Sequence[Rank], is_dry: bool) -> None:
+    """No rank idled, and the epoch closed at the quota or because a rank ran dry (``is_dry``)."""
     idle = next((i for i, rank in enumerate(ranks) if any(step.is_idle for step in rank.taken)), None)
     if idle is not None:
         raise Violation("QUOTA", f"rank {idle} idles in quota mode")
@@ -211,5 +270,5 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     quota = bounds.quota_samples
     if quota is not None and sum(totals[:-1]) >= quota:
         raise Violation("QUOTA", f"{totals} samples a step: the quota of {quota} was met before the last one")
-    if (quota is None or sum(totals) < quota) and not any(whole):
+    if (quota is None or sum(totals) < quota) and not is_dry:
         raise Violation("QUOTA", f"closed after {sum(totals)} samples, short of the quota, and no rank has run dry")

@@ -87,6 +87,8 @@ class Rank:
     state: State
     reading: int = 0
     """Samples being read: what a ``Read`` asked for and is not answered."""
+    is_exhausted: bool = False
+    """The source has said that it has ended."""
     collating: int | None = None
     """The round being collated."""
     post: Post | None = None
@@ -202,7 +204,7 @@ class RankDriver:
         if self.bounds.is_eager_end:
             is_ended = start + len(samples) == len(self.shard)
         left = 0 if is_ended else rank.reading - len(samples)
-        return replace(rank, reading=left), SamplesRead(samples, is_ended)
+        return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(samples, is_ended)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
         try:
@@ -221,6 +223,7 @@ class RankDriver:
         match effect:
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
+                self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
                 return replace(rank, reading=effect.count)
             case Collate():
                 self._require(rank.collating is None, "FREE", "a Collate while another is open")

@@ -53,15 +53,7 @@ FULL: Final[dict[str, Bounds]] = {
         stops=2,
         losses=1,
     ),
-    "three ranks, a million states": Bounds(
-        lengths=compute_lengths((14, 13, 12), _SINGLE),
-        budget_tokens=1,
-        window_samples=7,
-        depth_steps=6,
-        is_single_reads=True,
-        failures=2,
-    ),
-    "three ranks, failures and stops": _bounds(5, 3, 1, failures=2, stops=2, depth_steps=2),
+    "three ranks, a million states": _bounds(5, 3, 1, failures=2, stops=2, depth_steps=2),
     "four ranks": _bounds(2, 1, 1, 0, failures=1, stops=1),
 }
 

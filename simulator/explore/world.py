@@ -111,6 +111,7 @@ class Space:
         # What the ranks share, posts, answers and progress, by number.
         self._shared_numbers: dict[Shared, int] = {}
         self._shared: list[Shared] = []
+        self._shared_next: dict[tuple[int, int], int] = {}
         self._post_numbers: dict[Post, int] = {}
         self._post_list: list[Post | None] = [None]
         self._answer_numbers: dict[tuple[int, ...], int] = {}
@@ -125,7 +126,7 @@ class Space:
         Raises: Violation.
         """
         ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
-        world = (self._settle(Shared(), ranks), *ranks)
+        world = (self._settle(self._number_shared(Shared()), ranks), *ranks)
         self.check(world)
         return world
 
@@ -183,7 +184,13 @@ class Space:
         ranks = [*world[1:]]
         ranks[i] = after
         if act >= _STOP or act == _ANSWER or self._posts[after] != self._posts[rank]:
-            number = self._settle(self._share(self._shared[number], 1 << i, act), ranks)
+            if act >= _STOP or act == _ANSWER:
+                following = self._shared_next.get((number, code), _NEW)
+                if following < 0:
+                    following = self._number_shared(self._share(self._shared[number], 1 << i, act))
+                    self._shared_next[number, code] = following
+                number = following
+            number = self._settle(number, ranks)
         return (number, *ranks)
 
     def check(self, world: World) -> None:
@@ -273,12 +280,17 @@ class Space:
             return shared._replace(failures=shared.failures + 1)
         return shared
 
-    def _settle(self, shared: Shared, ranks: list[int]) -> int:
+    def _settle(self, number: int, ranks: list[int]) -> int:
         """The number of what is shared, after the exchange has answered if all ranks have posted."""
-        if not shared.owed:
-            posts = tuple([self._posts[rank] for rank in ranks])
-            if all(posts):
-                shared = shared._replace(owed=self._full, answer=self._answer(posts))
+        shared = self._shared[number]
+        if shared.owed:
+            return number
+        posts = tuple([self._posts[rank] for rank in ranks])
+        if not all(posts):
+            return number
+        return self._number_shared(shared._replace(owed=self._full, answer=self._answer(posts)))
+
+    def _number_shared(self, shared: Shared) -> int:
         number = self._shared_numbers.setdefault(shared, len(self._shared))
         if number == len(self._shared):
             self._shared.append(shared)
