@@ -114,13 +114,14 @@ class Driver:
 
     def begin(self) -> None:
         """Starts the epoch."""
-        self._channel.open(self.submit)
-        self._engine.begin(self._start.plan, self, self._start.read_ahead)
-        checkpoint = self._start.checkpoint
-        if checkpoint is not None and checkpoint.start.carried:
-            self._engine.read(len(checkpoint.start.carried))
-        else:
-            self._begin_machine(())
+        with self._condition:
+            self._channel.open(self.submit)
+            self._engine.begin(self._start.plan, self, self._start.read_ahead)
+            checkpoint = self._start.checkpoint
+            if checkpoint is not None and checkpoint.start.carried:
+                self._engine.read(len(checkpoint.start.carried))
+            else:
+                self._begin_machine(())
 
     def _begin_machine(self, carried: tuple[Sample, ...]) -> None:
         checkpoint = self._start.checkpoint

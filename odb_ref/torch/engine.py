@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -242,29 +243,33 @@ class _Epoch:
 
     def _read_all(self, source: Source, plan: ReadPlan) -> None:
         try:
-            samples = source.open(plan)
-            buffer: deque[ReadItem] = deque()
-            is_ended = False
-            while True:
-                # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
-                with self._condition:
-                    while self._is_open and not self._wanted and (is_ended or len(buffer) >= self._read_ahead):
-                        self._condition.wait()
-                    if not self._is_open:
-                        return
-                    count = self._wanted[0] if self._wanted else None
-                if count is not None and (is_ended or len(buffer) > count):
-                    items = [buffer.popleft() for _ in range(min(count, len(buffer)))]
-                    self._wanted.popleft()
-                    self._listener.on_read(items, is_ended and not buffer)
-                    continue
-                pulled = list(islice(samples, 1))
-                is_ended = not pulled
-                for position, item in pulled:
-                    self._bench.put(position, item)
-                    buffer.append(ReadItem(position, item.length, item.supervised))
+            self._read_from(source.open(plan))
         except Exception as error:  # whatever the data set raises
+            # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
+            traceback.clear_frames(error.__traceback__)
             self._listener.on_error(error)
+
+    def _read_from(self, samples: Iterator[tuple[int, Measured]]) -> None:
+        buffer: deque[ReadItem] = deque()
+        is_ended = False
+        while True:
+            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+            with self._condition:
+                while self._is_open and not self._wanted and (is_ended or len(buffer) >= self._read_ahead):
+                    self._condition.wait()
+                if not self._is_open:
+                    return
+                count = self._wanted[0] if self._wanted else None
+            if count is not None and (is_ended or len(buffer) > count):
+                items = [buffer.popleft() for _ in range(min(count, len(buffer)))]
+                self._wanted.popleft()
+                self._listener.on_read(items, is_ended and not buffer)
+                continue
+            pulled = list(islice(samples, 1))
+            is_ended = not pulled
+            for position, item in pulled:
+                self._bench.put(position, item)
+                buffer.append(ReadItem(position, item.length, item.supervised))
 
     def _collate_all(self) -> None:
         try:

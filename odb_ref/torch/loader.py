@@ -263,11 +263,13 @@ class ODBDataLoader:
         return ThreadEngine(source, self.collate_fn, self._on_idle, self._get_idle_sample(), self.pin_memory)
 
     def _get_idle_sample(self) -> Callable[[], object] | None:
-        if self._idle_sample is not None:
-            return lambda: self._idle_sample
-        if self._is_iterable or (isinstance(self.dataset, Sized) and not len(self.dataset)):
+        # These outlive the loader by a moment and must not keep it alive: they close over what they need, not over it.
+        dataset, idle_sample = self.dataset, self._idle_sample
+        if idle_sample is not None:
+            return lambda: idle_sample
+        if self._is_iterable or (isinstance(dataset, Sized) and not len(dataset)):
             return None
-        return lambda: self.dataset[0]
+        return lambda: dataset[0]
 
     def _make_start(self, epoch: int, rank: int, world_size: int) -> tuple[EpochStart, int | None]:
         """Where the epoch starts, and how many samples it has: of all ranks if that is known, else none."""

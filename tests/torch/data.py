@@ -1,0 +1,78 @@
+"""Data sets of known content for the adapter's tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, IterableDataset
+
+
+def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
+    """A sample whose content, length and mask are functions of its number."""
+    choose = random.Random(number)
+    length = choose.randint(2, longest)
+    ids = torch.tensor([choose.randint(1, 31) for _ in range(length)])
+    labels = ids.clone()
+    labels[: choose.randint(0, length - 1)] = -100
+    return {"number": number, "input_ids": ids, "labels": labels}
+
+
+class Numbers(Dataset[Any]):
+    """Samples ``start`` to ``start + count``; may misbehave at ``bad``, given as an index of its own."""
+
+    def __init__(
+        self, start: int, count: int, *, bad: int | None = None, fault: str = "", delay_s: float = 0.0
+    ) -> None:
+        self.start, self.count = start, count
+        self.bad, self.fault, self.delay_s = bad, fault, delay_s
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        sample = make_sample(self.start + index)
+        if index != self.bad:
+            return sample
+        match self.fault:
+            case "raise":
+                raise ValueError(f"bad row {index}")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "empty":
+                sample["input_ids"] = sample["input_ids"][:0]
+            case "no_ids":
+                del sample["input_ids"]
+            case "long":
+                sample["input_ids"] = torch.arange(1, 1001)
+                sample["labels"] = torch.arange(1, 1001)
+        return sample
+
+
+class Stream(IterableDataset[Any]):
+    """The same samples, one after another; each worker its share."""
+
+    def __init__(self, start: int, count: int) -> None:
+        self.start, self.count = start, count
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(first, self.count, step):
+            yield make_sample(self.start + index)
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "numbers": [sample["number"] for sample in samples],
+        "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
+    }

@@ -1,0 +1,191 @@
+"""One process: what the loader hands out, and how it takes misuse."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Sampler  # noqa: E402
+
+from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS = {"token_budget": 60, "window": 16, "collate_fn": collate}
+
+
+def flatten(batches: Iterable[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def read(loader: ODBDataLoader) -> list[list[int]]:
+    """The sample numbers of each batch."""
+    return [batch["numbers"] for batch in loader if not pop_step_info(batch).is_idle]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers: int) -> None:
+    with ODBDataLoader(Numbers(0, 100), num_workers=num_workers, **SETTINGS) as loader:
+        numbers = []
+        for batch in loader:
+            info = pop_step_info(batch)
+            assert batch["input_ids"].numel() == info.padded_tokens <= 60
+            assert info.local_tokens == sum(len(make_sample(number)["input_ids"]) for number in batch["numbers"])
+            numbers += batch["numbers"]
+    assert sorted(numbers) == list(range(100))
+    assert info.is_last
+    assert info.progress == 1.0
+    assert info.emitted_samples == 100
+
+
+def test_batches_do_not_depend_on_the_number_of_workers() -> None:
+    batches = []
+    for num_workers in (0, 1, 3):
+        with ODBDataLoader(Numbers(0, 80), shuffle=True, seed=3, num_workers=num_workers, **SETTINGS) as loader:
+            batches.append([read(loader), read(loader)])
+    assert batches[0] == batches[1] == batches[2]
+    assert batches[0][0] != batches[0][1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterable_data_sets_are_read_to_their_end(num_workers: int) -> None:
+    with ODBDataLoader(Stream(0, 70), num_workers=num_workers, **SETTINGS) as loader:
+        assert sorted(flatten(read(loader))) == list(range(70))
+
+
+def test_persistent_workers_read_each_epoch_in_its_own_order() -> None:
+    with ODBDataLoader(Numbers(0, 40), shuffle=True, num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+        epochs = [read(loader) for _ in range(3)]
+        loader.set_epoch(1)
+        again = read(loader)
+    assert all(sorted(flatten(epoch)) == list(range(40)) for epoch in epochs)
+    assert epochs[0] != epochs[1] == again
+
+
+def test_a_sampler_decides_what_is_read() -> None:
+    class Odd(Sampler):
+        def __iter__(self):
+            return iter(range(1, 40, 2))
+
+    with ODBDataLoader(Numbers(0, 40), sampler=Odd(), **SETTINGS) as loader:
+        assert sorted(flatten(read(loader))) == list(range(1, 40, 2))
+
+
+def test_a_sample_over_the_budget_travels_alone() -> None:
+    with ODBDataLoader(Numbers(0, 20, bad=7, fault="long"), **SETTINGS) as loader:
+        batches = read(loader)
+    assert [7] in batches
+    assert sorted(flatten(batches)) == list(range(20))
+
+
+def test_quota_mode_stops_at_the_quota() -> None:
+    with ODBDataLoader(Numbers(0, 100), mode="quota", quota=30, **SETTINGS) as loader:
+        batches = read(loader)
+    assert sum(map(len, batches[:-1])) < 30 <= sum(map(len, batches))
+
+
+def test_a_length_function_and_a_custom_batch_type() -> None:
+    texts = ["a" * (1 + number % 7) for number in range(30)]
+    loader = ODBDataLoader(texts, token_budget=14, window=8, length_fn=len, collate_fn=tuple)
+    with loader:
+        batches = []
+        for batch in loader:
+            info = pop_step_info(batch)
+            assert info.local_samples == len(batch)
+            batches.append(batch)
+    assert sorted(flatten(map(list, batches))) == sorted(texts)
+
+
+def test_step_info_is_found_by_identity_and_only_once() -> None:
+    with ODBDataLoader(Numbers(0, 9), **SETTINGS) as loader:
+        batch = next(iter(loader))
+        with pytest.raises(UsageError, match="no batch of an ODBDataLoader"):
+            pop_step_info(dict(batch))
+        assert pop_step_info(batch).step == 0
+        with pytest.raises(UsageError, match="taken before"):
+            pop_step_info(batch)
+
+
+def test_a_loader_has_no_length() -> None:
+    with pytest.raises(TypeError, match="no length"):
+        len(ODBDataLoader(Numbers(0, 9), **SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token_budget": 0}, "budget_tokens"),
+        ({"window": 0}, "window_samples"),
+        ({"mode": "both"}, "mode must be one of"),
+        ({"quota": 5}, "quota_samples needs"),
+        ({"policy": "best"}, "no target rule"),
+        ({"on_idle": "wait"}, "on_idle must be one of"),
+        ({"accumulation_steps": 0}, "accumulation_steps"),
+        ({"sampler": [1], "shuffle": True}, "exclude each other"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"shard": "mine"}, "shard"),
+    ],
+)
+def test_misuse_is_refused_at_once(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ODBDataLoader(Numbers(0, 9), **(SETTINGS | options))
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("raise", "ValueError: bad row 3"), ("empty", "length of a sample is 0"), ("no_ids", "has no input_ids")],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_bad_sample_ends_the_epoch_with_its_cause(fault: str, cause: str, num_workers: int) -> None:
+    with ODBDataLoader(Numbers(0, 9, bad=3, fault=fault), num_workers=num_workers, **SETTINGS) as loader:
+        with pytest.raises(JobError, match=f"rank 0 failed: .*{cause}") as caught:
+            read(loader)
+        assert caught.value.rank == 0
+
+
+def test_a_failing_collate_fn_ends_the_epoch_with_its_cause() -> None:
+    def fail(samples: list[object]) -> object:
+        raise KeyError("pixel_values")
+
+    with (
+        ODBDataLoader(Numbers(0, 9), **(SETTINGS | {"collate_fn": fail})) as loader,
+        pytest.raises(JobError, match="rank 0 failed: KeyError: 'pixel_values'"),
+    ):
+        read(loader)
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5, None, "7", True])
+def test_nonsense_from_length_fn_ends_the_epoch_with_its_cause(length: object) -> None:
+    options = SETTINGS | {"length_fn": lambda sample: length}
+    with (
+        ODBDataLoader(Numbers(0, 9), **options) as loader,
+        pytest.raises(JobError, match="the length of a sample is"),
+    ):
+        read(loader)
+
+
+def test_a_break_is_followed_by_a_whole_epoch() -> None:
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        for _ in loader:
+            break
+        assert sorted(flatten(read(loader))) == list(range(60))
+
+
+def test_a_dropped_loader_leaves_no_thread() -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        loader = ODBDataLoader(Numbers(0, 60), **SETTINGS)
+        for _ in loader:
+            break
+        del loader
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name in ("odb-exchange", "odb-read", "odb-collate"):
+            thread.join(5)
+    assert threading.active_count() <= before + 1  # the reaper stays
