@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odb_ref.core.check import Status, Verdict
-from odb_ref.core.trace import Json
+from odb_ref.core.events import SamplesRead
+from odb_ref.core.trace import JsonObject, decode_event, read_trace
 from simulator.metrics import StepRow, Summary
 from simulator.report import COLOURS, Report, make_figure
 from simulator.runs import Result
@@ -18,9 +19,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BINS = 60
+_RANK_COLOURS = ("#1f6f8b", "#c27c0e", "#5b8c5a", "#8d5a97")
+_TRAINING_FIGURES = {
+    "steps": ",",
+    "samples": ",",
+    "idle_steps": ",",
+    "padding_ratio": ".3f",
+    "efficiency": ".3f",
+    "excess": ".3f",
+    "data_wait_share": ".3f",
+    "train_s": ".1f",
+    "cpu_s": ".1f",
+}
 
 
-def write_report(path: Path, results: Sequence[Result], train: dict[str, Json], verdict: Verdict) -> None:
+def write_report(
+    path: Path, results: Sequence[Result], train: JsonObject, train_traces: Sequence[Path], verdict: Verdict
+) -> None:
     """Writes the page.
 
     Raises: UsageError when matplotlib is missing.
@@ -63,8 +78,12 @@ def write_report(path: Path, results: Sequence[Result], train: dict[str, Json], 
         f"(mean of {_BINS} stretches). What is missing is padding, and waiting for the slowest rank.",
     )
     report.add_heading("Training")
-    report.add_text("Two processes, gloo, uneven shards of real text; the full figures are in summary.json.")
-    _add_training(report, train)
+    report.add_text(
+        f"{train.get('ranks')} processes over gloo train a small model on real text with uneven shards; budget "
+        f"{train.get('token_budget')} padded tokens, window {train.get('window')} samples. Fixed batches hold "
+        f"{train.get('fixed_batch_size')} samples, the most whose padded size fits the same budget."
+    )
+    _add_training(report, train, train_traces)
     report.add_heading("Check")
     report.add_table(
         ["trace", "steps", "properties that hold", "not applicable", "violated"],
@@ -128,6 +147,52 @@ def _compute_fill(rows: Sequence[StepRow], ranks: int) -> tuple[list[float], lis
     return [float(stretch.mean() + 0.5) / len(rows) for stretch in stretches], filled
 
 
-def _add_training(report: Report, train: dict[str, Json]) -> None:
-    rows = [[key, f"{value:,.4g}" if isinstance(value, float) else str(value)] for key, value in train.items()]
-    report.add_table(["figure", "value"], rows)
+def _add_training(report: Report, train: JsonObject, traces: Sequence[Path]) -> None:
+    report.add_table(["", "odb", "fixed batches"], list_training_rows(train))
+    report.add_figure(
+        _plot_training(traces),
+        "What each rank trained on, step by step. The shards are uneven: the rank that has run dry goes on taking every "
+        "step, with weight 0, until the other is done.",
+    )
+
+
+def list_training_rows(train: JsonObject) -> list[list[str]]:
+    """The figures of the training run beside those of fixed batches, for a table."""
+    rows = []
+    for key, style in _TRAINING_FIGURES.items():
+        values = [train.get(key), train.get(f"fixed_{key}")]
+        rows.append([key, *(format(value, style) if isinstance(value, int | float) else "-" for value in values)])
+    return rows
+
+
+def _plot_training(traces: Sequence[Path]) -> Figure:
+    figure, (axis,) = make_figure()
+    width = 0.9 / len(traces)
+    for rank, path in enumerate(traces):
+        tokens = _read_padded_tokens(path)
+        places = np.arange(len(tokens)) + (rank + 0.5) * width
+        axis.bar(places, tokens, width, color=_RANK_COLOURS[rank % len(_RANK_COLOURS)], label=f"rank {rank}")
+    axis.set_xlabel("step")
+    axis.set_ylabel("padded tokens")
+    axis.margins(x=0.01)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(traces), frameon=False)
+    return figure
+
+
+def _read_padded_tokens(path: Path) -> list[int]:
+    """The padded tokens of each step of one rank, from its trace; 0 where it idles."""
+    lengths: list[int] = []
+    steps: list[int] = []
+    for record in read_trace(path)[1]:
+        if record.event is not None:
+            match decode_event(record.event):
+                case SamplesRead(samples):
+                    lengths += [sample.length for sample in samples]
+        for effect in record.effects:
+            match effect:
+                case {"kind": "collate", "steps": list(plan)}:
+                    groups = [step["positions"] for step in plan]
+                    steps += [
+                        len(group) * max((lengths[position] for position in group), default=0) for group in groups
+                    ]
+    return steps

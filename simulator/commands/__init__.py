@@ -5,6 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from simulator.commands import calibrate, check, compare, demo, explore, replay, simulate, sweep, tune
+from simulator.commands import calibrate, check, compare, demo, explore, published, replay, simulate, sweep, tune
 
-ALL: Final[tuple[ModuleType, ...]] = (demo, simulate, compare, sweep, tune, replay, calibrate, check, explore)
+ALL: Final[tuple[ModuleType, ...]] = (demo, simulate, compare, sweep, tune, replay, calibrate, published, check, explore)

@@ -14,7 +14,7 @@ from typing import Final
 from odb_ref.core.check import Property, Status, Verdict, check_traces
 from odb_ref.core.errors import UsageError
 from odb_ref.core.trace import Json, TraceWriter
-from simulator.demo_report import write_report
+from simulator.demo_report import list_training_rows, write_report
 from simulator.lengths import load_lengths
 from simulator.metrics import Summary
 from simulator.runs import Result, Run, run
@@ -60,8 +60,9 @@ def run_command(options: argparse.Namespace) -> int:
     summaries = [result.summary for result in results]
     _print_simulation(summaries)
     train = _train(out, options.text)
-    traces += [out / f"train-rank{rank}.ndjson" for rank in range(TRAINING_RANKS)]
-    verdict = check_traces(traces)
+    print_table("trained", ["", "odb", "fixed batches"], list_training_rows(train))
+    train_traces = [out / f"train-rank{rank}.ndjson" for rank in range(TRAINING_RANKS)]
+    verdict = check_traces([*traces, *train_traces])
     _print_verdict(verdict)
     figures: dict[str, Json] = {
         "simulation": [summary.to_json() for summary in summaries],
@@ -70,7 +71,7 @@ def run_command(options: argparse.Namespace) -> int:
         "wall_time_s": round(time.perf_counter() - begin_s, 1),
     }
     (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    write_report(out / "report.html", results, train, verdict)
+    write_report(out / "report.html", results, train, train_traces, verdict)
     print(f"\n{out / 'report.html'} holds the plots, {out / 'summary.json'} all figures.")
     return 0 if verdict.is_ok else 1
 
