@@ -36,7 +36,7 @@ Record config_ok (c : config) : Prop := {
 
 Inductive kind := NOffer | NCount (t : nat) | NReport | NClosed (o : outcome_kind) (lim : nat).
 
-Definition shared_step : Type := nat * nat * counts.
+Notation shared_step := (nat * nat * counts)%type.
 Definition shared (s : step) : shared_step := (s_number s, s_round s, s_counts s).
 
 Record hist := mkHist { h_kind : kind; h_round : nat; h_steps : list shared_step; h_released : nat }.

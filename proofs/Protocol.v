@@ -1,0 +1,275 @@
+(** The properties of the protocol, for every number of ranks, input, schedule and target rule within the bounds. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps.
+Import ListNotations.
+
+(** ** Histories only grow *)
+
+Lemma h_step_grows : forall c h x, h_released h <= length (h_steps h) ->
+  (exists ext, h_steps (h_step c h x) = h_steps h ++ ext /\ Forall (fun y => h_round h <= snd (fst y)) ext /\
+     (h_round (h_step c h x) = h_round h -> ext = []) /\ Forall (fun y => snd (fst y) < h_round (h_step c h x)) ext) /\
+  h_round h <= h_round (h_step c h x) /\ h_released h <= h_released (h_step c h x) <= length (h_steps (h_step c h x)).
+Proof.
+  intros c h x L. assert (Z : forall k r, (exists ext, h_steps h = h_steps h ++ ext /\ Forall (fun y : shared_step => h_round h <= snd (fst y)) ext /\
+     (h_round (mkHist k (h_round h) (h_steps h) r) = h_round h -> ext = []) /\ Forall (fun y => snd (fst y) < h_round h) ext)).
+  { intros. exists []. rewrite app_nil_r. repeat split; constructor. }
+  unfold h_step. destruct (h_kind h) eqn:K; destruct x; simpl; try (split; [apply (Z NOffer 0)|lia]).
+  - destruct (is_bad a); simpl; [split; [apply (Z NOffer 0)|lia]|]. destruct (o_stop_rank a); simpl; (split; [apply (Z NOffer 0)|lia]).
+  - split; [|rewrite app_length; lia]. eexists. split; [reflexivity|].
+    assert (F : forall cs n rd, Forall (fun y : shared_step => snd (fst y) = rd) (make_shared n rd cs)) by (induction cs0; simpl; intros; constructor; auto).
+    repeat split; [eapply Forall_impl; [|apply F]; simpl; intros; lia|lia|eapply Forall_impl; [|apply F]; simpl; intros; lia].
+  - destruct (failure_of rs); simpl; (split; [apply (Z NOffer 0)|lia]).
+Qed.
+
+Lemma history_released : forall c rs, h_released (history c rs) <= length (h_steps (history c rs)).
+Proof. intros. unfold history. apply fold_ind; [simpl; lia|]. intros h x L. apply (h_step_grows c h x L). Qed.
+
+Lemma history_grows : forall c m l,
+  (exists ext, h_steps (history c (l ++ m)) = h_steps (history c l) ++ ext /\ Forall (fun y => h_round (history c l) <= snd (fst y)) ext) /\
+  h_round (history c l) <= h_round (history c (l ++ m)) /\ h_released (history c l) <= h_released (history c (l ++ m)).
+Proof.
+  intros c m l. induction m as [|x m IH] using rev_ind.
+  - rewrite app_nil_r. split; [exists []; rewrite app_nil_r; split; [reflexivity|constructor]|lia].
+  - destruct IH as [[e1 [E1 F1]] [R1 L1]]. rewrite app_assoc, history_snoc. set (h := history c (l ++ m)) in *.
+    destruct (h_step_grows c h x (history_released _ _)) as [[e2 [E2 [F2 _]]] [R2 [L2 _]]].
+    split; [|lia]. exists (e1 ++ e2). rewrite E2, E1, app_assoc. split; [reflexivity|]. apply Forall_app. split; [exact F1|].
+    eapply Forall_impl; [|exact F2]. simpl. intros; lia.
+Qed.
+
+(** A step planned in an earlier round has an earlier round's number. *)
+Lemma history_rounds : forall c rs, Forall (fun y => snd (fst y) < h_round (history c rs)) (h_steps (history c rs)).
+Proof.
+  intros. induction rs as [|x rs IH] using rev_ind; [constructor|]. rewrite history_snoc.
+  destruct (h_step_grows c (history c rs) x (history_released _ _)) as [[e [E [_ [_ F]]]] [R _]]. rewrite E. apply Forall_app. split; [|exact F].
+  eapply Forall_impl; [|exact IH]. simpl. intros; lia.
+Qed.
+
+Lemma history_complete : forall c rs l, h_kind (history c rs) = NClosed Complete l ->
+  l = length (h_steps (history c rs)) /\ h_released (history c rs) = length (h_steps (history c rs)).
+Proof.
+  intros c rs. unfold history. apply (fold_ind _ _ (h_step c) (fun h => forall l, h_kind h = NClosed Complete l -> l = length (h_steps h) /\ h_released h = length (h_steps h))).
+  - simpl. discriminate.
+  - intros h x IH l. unfold h_step. destruct (h_kind h) eqn:K; destruct x; simpl; rewrite ?K; try discriminate; try (intros E; apply IH; exact E).
+    + destruct (is_bad a); simpl; [discriminate|]. destruct (o_stop_rank a); simpl; [discriminate|]. destruct (target c a); [|discriminate]. intros E. injection E as <-. auto.
+    + destruct (failure_of rs0) as [o|] eqn:F; simpl; [|congruence]. intros E. injection E as -> <-. exfalso. apply (failure_not_complete _ F).
+Qed.
+
+Section Protocol.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Notation reachable := (System.reachable N cfg depth input).
+Notation invariant := (System.invariant N cfg depth input).
+Notation step := (System.step N cfg depth input).
+Notation hist_of := (System.hist_of cfg).
+Notation whole := (Facts.whole cfg).
+
+Lemma hist_order : forall s r q, got s r <= got s q ->
+  (exists ext, h_steps (hist_of s q) = h_steps (hist_of s r) ++ ext /\ Forall (fun y => h_round (hist_of s r) <= snd (fst y)) ext) /\
+  h_round (hist_of s r) <= h_round (hist_of s q) /\ h_released (hist_of s r) <= h_released (hist_of s q).
+Proof.
+  intros s r q L. unfold System.hist_of. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
+Qed.
+
+Lemma shared_nth : forall s r j x, reachable s -> r < N -> nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (h_steps (hist_of s r)) j = Some (shared x).
+Proof.
+  intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
+Qed.
+
+(** ALIGN: step [j] is the same step on all ranks: same number, same round, same global counts. *)
+Theorem rounds_are_aligned : forall s r q j x y, reachable s -> r < N -> q < N ->
+  nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (steps_of (rank_of s q)) j = Some y ->
+  s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
+Proof.
+  intros s r q j x y R Hr Hq Hx Hy. pose proof (invariant_of N cfg depth input ok s R) as I.
+  assert (Nx : s_number x = j) by (eapply step_number; [apply (g_core _ _ _ _ _ I r Hr)|apply history_numbered|exact Hx]).
+  assert (Ny : s_number y = j) by (eapply step_number; [apply (g_core _ _ _ _ _ I q Hq)|apply history_numbered|exact Hy]).
+  apply (shared_nth s r j x R Hr) in Hx. apply (shared_nth s q j y R Hq) in Hy.
+  assert (E : shared x = shared y).
+  { destruct (le_ge_dec (got s r) (got s q)) as [L|L].
+    - destruct (hist_order s r q L) as [[ext [E _]] _]. rewrite E in Hy. rewrite nth_error_app1 in Hy by (apply nth_error_Some; congruence). congruence.
+    - destruct (hist_order s q r L) as [[ext [E _]] _]. rewrite E in Hx. rewrite nth_error_app1 in Hx by (apply nth_error_Some; congruence). congruence. }
+  unfold shared in E. injection E as E1 E2 E3. auto.
+Qed.
+
+Definition steps_in_round (k : nat) (s : state) : list Machine.step := filter (fun x => s_round x =? k) (steps_of s).
+
+Lemma steps_in_round_shared : forall k xs, length (filter (fun x => s_round x =? k) xs) = length (filter (fun y => snd (fst y) =? k) (map shared xs)).
+Proof. induction xs as [|x xs IH]; simpl; [reflexivity|]. destruct (s_round x =? k); simpl; congruence. Qed.
+
+(** ALIGN: in every round all ranks make the same number of steps. *)
+Theorem every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, reachable s -> r < N -> q < N ->
+  k < round (rank_of s r) -> k < round (rank_of s q) -> length (steps_in_round k (rank_of s r)) = length (steps_in_round k (rank_of s q)).
+Proof.
+  intros s r q k R Hr Hq Lr Lq. pose proof (invariant_of N cfg depth input ok s R) as I.
+  pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+  unfold steps_in_round. rewrite !steps_in_round_shared. rewrite (k_steps _ _ _ _ _ _ Kr), (k_steps _ _ _ _ _ _ Kq).
+  rewrite (k_round _ _ _ _ _ _ Kr) in Lr. rewrite (k_round _ _ _ _ _ _ Kq) in Lq.
+  assert (Z : forall a b, got s a <= got s b -> k < h_round (hist_of s a) ->
+    length (filter (fun y => snd (fst y) =? k) (h_steps (hist_of s a))) = length (filter (fun y => snd (fst y) =? k) (h_steps (hist_of s b)))).
+  { intros a b L La. destruct (hist_order s a b L) as [[ext [E F]] _]. rewrite E, filter_app, app_length.
+    replace (filter (fun y => snd (fst y) =? k) ext) with (@nil shared_step); [simpl; lia|]. symmetry. clear E. induction F as [|y ext Hy F IH]; simpl; [reflexivity|].
+    destruct (snd (fst y) =? k) eqn:Q; [apply Nat.eqb_eq in Q; lia|exact IH]. }
+  destruct (le_ge_dec (got s r) (got s q)) as [L|L]; [apply Z; assumption|symmetry; apply Z; assumption].
+Qed.
+
+(** CONSERVE: emitted, planned, carried and unread samples are the rank's input. *)
+Theorem nothing_is_lost : forall s r, reachable s -> r < N ->
+  Permutation (samples_of (steps_of (rank_of s r)) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
+Proof.
+  intros s r R H. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. pose proof (k_cons _ _ _ _ _ _ K) as C.
+  rewrite <- (firstn_skipn (read (rank_of s r)) (input r)) at 2. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. exact C.
+Qed.
+
+Definition emitted (s : sys) (r : nat) : list sample := samples_of (taken (rank_of s r)).
+
+(** ONCE: positions are the identity of a sample inside a rank. *)
+Theorem no_sample_is_emitted_twice : forall s r, reachable s -> r < N -> NoDup (map pos (input r)) ->
+  NoDup (map pos (samples_of (steps_of (rank_of s r)))) /\ NoDup (map pos (emitted s r)).
+Proof.
+  intros s r R H ND. pose proof (nothing_is_lost s r R H) as P. apply (Permutation_map pos) in P. symmetry in P.
+  apply (Permutation_NoDup P) in ND. rewrite map_app in ND.
+  assert (A : forall (a b : list nat), NoDup (a ++ b) -> NoDup a).
+  { induction a as [|x a IH]; simpl; intros b D; [constructor|]. inversion D; subst. constructor; [intros F; apply H2, in_or_app; auto|eauto]. }
+  apply A in ND. split; [exact ND|]. unfold emitted, steps_of, samples_of in *. rewrite map_app, concat_app, map_app in ND. apply A in ND. exact ND.
+Qed.
+
+Lemma ended_current : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true -> hist_of s r = whole s /\ got s r = length (log s).
+Proof.
+  intros s r R H E. pose proof (invariant_of N cfg depth input ok s R) as I.
+  destruct (hist_cases N cfg depth input s r I H) as [[G W]|[_ [_ [W _]]]]; [auto|]. unfold is_ending, is_waiting in *. destruct (at_phase (rank_of s r)); discriminate.
+Qed.
+
+Lemma ended_outcome : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+  exists o l, h_kind (whole s) = NClosed o l /\ ended_as (rank_of s r) = Some o.
+Proof.
+  intros s r R H E. destruct (ended_current s r R H E) as [<- _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H)) as K.
+  unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
+Qed.
+
+(** COVER: when a rank closes, join mode, its trainer has been given each of its samples exactly once. *)
+Theorem join_mode_covers : forall s r, reachable s -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+  at_phase (rank_of s r) = DONE -> ended_as (rank_of s r) = Some Complete -> stopped (rank_of s r) = false ->
+  Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r).
+Proof.
+  intros s r R H Jm Nq P O St. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite P; reflexivity).
+  destruct (ended_current s r R H En) as [Wh _]. destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
+  pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
+  assert (D : dry s r).
+  { destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|congruence|apply Q, H]. unfold quota_met, is_quota_met in Q. rewrite Nq in Q. discriminate. }
+  destruct D as [D1 D2]. assert (Rd : read (rank_of s r) = length (input r)).
+  { apply (k_ended _ _ _ _ _ _ K). destruct (k_window _ _ _ _ _ _ K) as [W|W]; [exact W|]. rewrite D1, D2 in W. simpl in W. lia. }
+  destruct (history_complete (cfg 0) (results s) l Hk) as [Hl Hr].
+  pose proof (k_steps _ _ _ _ _ _ K) as Ks. apply (f_equal (@length shared_step)) in Ks. rewrite map_length in Ks.
+  pose proof (k_released _ _ _ _ _ _ K) as Kr. fold (whole s) in Hr, Hl. rewrite Hr, <- Ks in Kr. unfold steps_of, released_of in *. rewrite !app_length in *.
+  assert (Pl : plan (rank_of s r) = []) by (destruct (plan (rank_of s r)); [reflexivity|simpl in *; lia]).
+  assert (Ob : outbox (rank_of s r) = []).
+  { destruct (t_done _ _ (g_tight _ _ _ _ _ I r H) P) as [X|[l' [X1 X2]]]; [exact X|]. rewrite (k_free _ _ _ _ _ _ K St), Hk in X1. injection X1 as <-.
+    destruct (outbox (rank_of s r)); [reflexivity|]. simpl in *. lia. }
+  pose proof (k_cons _ _ _ _ _ _ K) as C. unfold steps_of in C. rewrite Pl, Ob, D1, (k_aligned _ _ _ _ _ _ K), Rd, firstn_all in C by (rewrite P; discriminate).
+  simpl in C. rewrite !app_nil_r in C. exact C.
+Qed.
+
+(** RELEASE: a released step is one of which every rank holds its own batch, collated and ready. *)
+Theorem release_needs_every_rank_ready : forall s r q j, reachable s -> r < N -> q < N -> j < length (released_of (rank_of s r)) ->
+  j < length (released_of (rank_of s q)) \/ (j < length (steps_of (rank_of s q)) /\ collated (rank_of s q) = true).
+Proof.
+  intros s r q j R Hr Hq L. pose proof (invariant_of N cfg depth input ok s R) as I.
+  pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+  rewrite (k_released _ _ _ _ _ _ Kr) in L. rewrite (k_released _ _ _ _ _ _ Kq).
+  destruct (le_lt_dec (got s r) (got s q)) as [G|G]; [left; destruct (hist_order s r q G) as [_ [_ X]]; lia|].
+  destruct (hist_cases N cfg depth input s r I Hr) as [[Gr Wr]|[_ [Gr _]]].
+  2:{ destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[_ [Gq _]]]; lia. }
+  destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[_ [Gq [W [ms [x [El [Em Ew]]]]]]]]; [lia|].
+  rewrite Wr, Ew in L. unfold h_step in L. destruct (h_kind (hist_of s q)) eqn:K; destruct x as [a|cs|rs]; simpl in L; auto;
+    try (destruct (failure_of rs); simpl in L; auto; fail).
+  destruct (is_bad a) eqn:B; simpl in L; [left; exact L|]. destruct (o_stop_rank a) eqn:Sr; simpl in L; [left; exact L|]. right.
+  pose proof (log_entry N cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+  assert (Ra : o_ready a = true).
+  { destruct (o_ready a) eqn:Ra; [reflexivity|]. exfalso. destruct (at_ready _ _ A Ra) as [o [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
+    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
+    - apply (ag_failed _ _ A o Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
+    - apply (ag_stop _ _ A o Ho) in F. contradiction. }
+  pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite K in Ph. unfold is_waiting in W. destruct Ph as [Ph|Ph]; [rewrite Ph in W; discriminate|].
+  destruct (k_offer _ _ _ _ _ _ Kq Ph) as [o [Po O]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+  destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [C _]. split; [|exact C]. rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ Kq). exact L.
+Qed.
+
+(** The global counts of a step are the sums over the batches that the ranks hold. *)
+Theorem global_counts_are_the_sums_over_all_ranks : forall s r j x, reachable s -> r < N -> nth_error (steps_of (rank_of s r)) j = Some x ->
+  s_counts x = sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 N)).
+Proof.
+  intros s r j x R H E. destruct (reachable_second N cfg depth input ok s R) as [I S]. apply (shared_nth s r j x R H) in E.
+  destruct (hist_cases N cfg depth input s r I H) as [[_ W]|[_ [_ [_ [ms [y [_ [_ W]]]]]]]].
+  - rewrite W in E. apply (n_true _ _ _ S j (shared x) E).
+  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- W in X.
+    apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
+Qed.
+
+(** TERM needs it: no step is idle on every rank. *)
+Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < N -> In x (steps_of (rank_of s r)) -> 1 <= n_samples (s_counts x).
+Proof.
+  intros s r x R H E. destruct (reachable_second N cfg depth input ok s R) as [I S]. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
+  pose proof (n_work _ _ _ S) as F. rewrite Forall_forall in F. apply (F (shared x)).
+  destruct (hist_cases N cfg depth input s r I H) as [[_ W]|[_ [_ [_ [ms [y [_ [_ W]]]]]]]].
+  - rewrite W in E. eapply nth_error_In, E.
+  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- W in X. rewrite X. apply in_or_app. left. eapply nth_error_In, E.
+Qed.
+
+Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).
+
+(** QUOTA: ranks that close complete have made the same steps, and these are the first whose samples reach the quota, unless
+    a rank has run dry before. *)
+Theorem quota_ranks_close_at_the_same_first_step : forall s r q quota, reachable s -> r < N -> q < N -> c_quota (cfg 0) = Some quota ->
+  is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true -> ended_as (rank_of s r) = Some Complete ->
+  ended_as (rank_of s q) = Some Complete /\
+  length (steps_of (rank_of s q)) = length (steps_of (rank_of s r)) /\
+  (forall n, 0 < n < length (steps_of (rank_of s r)) -> samples_by n (rank_of s r) < quota) /\
+  (quota <= samples_by (length (steps_of (rank_of s r))) (rank_of s r) \/ exists i, i < N /\ dry s i).
+Proof.
+  intros s r q quota R Hr Hq Qt Er Eq O. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  destruct (ended_current s r R Hr Er) as [Wr _]. destruct (ended_current s q R Hq Eq) as [Wq _].
+  destruct (ended_outcome s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
+  rewrite O in O1. injection O1 as <-. rewrite Hk in Hk2. injection Hk2 as <- <-.
+  pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq. rewrite Wr in Kr. rewrite Wq in Kq.
+  pose proof (k_steps _ _ _ _ _ _ Kr) as Sr. pose proof (k_steps _ _ _ _ _ _ Kq) as Sq.
+  assert (Lr : length (steps_of (rank_of s r)) = length (h_steps (whole s))) by (rewrite <- Sr, map_length; reflexivity).
+  assert (Lq : length (steps_of (rank_of s q)) = length (h_steps (whole s))) by (rewrite <- Sq, map_length; reflexivity).
+  assert (X : forall n, samples_by n (rank_of s r) = planned_samples (whole s) n).
+  { intros n. unfold samples_by, planned_samples. rewrite <- Sr, firstn_map, map_map. reflexivity. }
+  split; [exact O2|]. split; [congruence|]. split.
+  - intros n Hn. rewrite X. rewrite Lr in Hn. destruct (n_first _ _ _ S n) as [Z|Z]; [lia|lia|]. unfold is_quota_met in Z. rewrite Qt in Z. apply Nat.leb_gt in Z. exact Z.
+  - destruct (n_closed _ _ _ S l Hk) as [Q|[[_ Q]|Q]]; [left|right; exact Q|right; exists r; split; [exact Hr|apply Q, Hr]].
+    unfold quota_met, is_quota_met in Q. rewrite Qt in Q. apply Nat.leb_le in Q. rewrite X, Lr. unfold planned_samples. rewrite firstn_all. exact Q.
+Qed.
+
+(** BUDGET, for the whole system. *)
+Theorem every_batch_keeps_the_budget : forall budget,
+  (forall r w, r < N -> Forall (fits budget) (c_group (cfg r) w)) ->
+  (forall r gs t d, r < N -> Forall (fits budget) gs -> Forall (fits budget) (fst (c_align (cfg r) gs t d))) ->
+  forall s r, reachable s -> r < N -> Forall (fits budget) (groups_of (rank_of s r)).
+Proof.
+  intros budget Hg Ha s r R. revert r. induction R as [|s l t R IH St]; intros r H.
+  - constructor.
+  - pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+    simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
+    specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+    pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
+    + pose proof (may_admissible N cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
+      simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
+      * destruct Ad as [_ Ad]. destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
+        destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra _ _ _ Al _].
+        -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
+        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
+        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
+        -- rewrite Al. apply Ha; [exact H|]. destruct (k_offer _ _ _ _ _ _ K P) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. apply Hg, H.
+      * destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
+        unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
+      * destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> [-> _]] end. exact IH.
+    + pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
+Qed.
+
+End Protocol.
