@@ -305,7 +305,7 @@ def test_the_reader_names_the_line(tmp_path: Path) -> None:
     trace = Tampered(run(tmp_path / "t")[0])
     trace.effects("post_offer", 0)[0]["offer"]["round_min"] = "x"
     line = 2 + next(trace.records.index(record) for record, _ in trace.iterate("post_offer", 0))
-    with pytest.raises(TraceError, match=f":{line}: expected a list of integers"):
+    with pytest.raises(TraceError, match=f":{line}: expected an offer in 'offer'"):
         check_traces([trace.write(path)])
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
-from typing import TypeGuard
+from typing import Final, TypeGuard
 
+from odb_ref.core.offer import Offer
 from odb_ref.core.trace import Json, JsonObject, TraceError
 from odb_ref.core.types import Mode
 
@@ -80,6 +81,22 @@ def get_samples(data: JsonObject) -> Rows:
     if _is_rows(value, 4):
         return value
     raise TraceError("expected samples, lists of four integers")
+
+
+_OFFER_FIELDS: Final = tuple(item.name for item in fields(Offer))
+
+
+def get_offer(data: JsonObject, key: str) -> Offer:
+    """The offer or agreement at ``key``.
+
+    Raises: TraceError when malformed.
+    """
+    value = data.get(key)
+    if isinstance(value, dict):
+        values = {name: item for name in _OFFER_FIELDS if type(item := value.get(name)) is int}
+        if len(values) == len(_OFFER_FIELDS):
+            return Offer(**values)
+    raise TraceError(f"expected an offer in {key!r}, with {', '.join(_OFFER_FIELDS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-from odb_ref.core.check.decode import Rows
+from odb_ref.core.check.decode import Rows, get_offer
 from odb_ref.core.check.verdict import Findings, Property
 from odb_ref.core.offer import Offer
-from odb_ref.core.trace import Json
+from odb_ref.core.trace import Json, JsonObject
 
 
 class Kind(StrEnum):
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 class Exchange:
     """One exchange: who has posted, and what every rank must be answered."""
 
-    __slots__ = ("answer", "answered", "is_broken", "posted", "rows", "wire")
+    __slots__ = ("agreement", "answer", "answered", "is_broken", "posted", "rows", "wire")
 
     def __init__(self) -> None:
         self.posted: dict[int, Json] = {}
@@ -33,6 +33,8 @@ class Exchange:
         """True when the posts do not fit together, so that no answer can be right."""
         self.answer: Json = None
         """The first answer; once it is known to be right, the others need only be equal to it."""
+        self.agreement: Offer | None = None
+        """The first answer to offers, decoded."""
         self.wire: tuple[int, ...] = ()
         self.rows: Rows = []
 
@@ -81,9 +83,15 @@ class Exchanges:
         """Takes part in the gathering of reports."""
         self._post(Kind.REPORT, rank, 0, report)
 
-    def answer_offer(self, rank: int, number: int, raw: Json, decode: Callable[[Json], Offer]) -> bool:
-        """True when ``raw`` is the combination of the offers of all ranks."""
-        return self._answer(Kind.OFFER, rank, number, raw, lambda it: decode(raw).to_wire() == it.wire)
+    def answer_offer(self, rank: int, number: int, event: JsonObject) -> tuple[Offer, bool]:
+        """The agreement of ``event``; true when it is the combination of the offers of all ranks."""
+        raw = event.get("agreement")
+        exchange = self._open.setdefault((Kind.OFFER, number), Exchange())
+        known = exchange.agreement if raw == exchange.answer else None
+        agreement = known or get_offer(event, "agreement")
+        is_right = self._answer(Kind.OFFER, rank, number, raw, lambda it: agreement.to_wire() == it.wire)
+        exchange.agreement = agreement if raw == exchange.answer else exchange.agreement
+        return agreement, is_right
 
     def answer_counts(self, rank: int, number: int, rows: Rows) -> bool:
         """True when ``rows`` is the sum of the counts of all ranks."""

@@ -16,7 +16,7 @@ from odb_ref.core.check.decode import (
     get_counts,
     get_integer,
     get_kind,
-    get_object,
+    get_offer,
     get_samples,
     iterate_steps,
 )
@@ -25,7 +25,7 @@ from odb_ref.core.check.rounds import Rounds
 from odb_ref.core.check.verdict import Findings, Property
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.trace import JsonObject, Record, TraceError, decode_offer
+from odb_ref.core.trace import JsonObject, Record, TraceError
 
 ANSWERS: Final = {"agreed": Kind.OFFER, "counted": Kind.COUNTS, "reported": Kind.REPORT}
 """Events that answer an exchange."""
@@ -123,7 +123,7 @@ class RankChecker:
                 self._expect(number == self.round - 1, Property.RELEASE, f"collated round {number}, not the last one")
                 self._collated_round = max(number, self._collated_round)
             case "agreed":
-                self._agree(get_object(event, "agreement"))
+                self._agree(event)
             case "counted":
                 self._count(get_counts(event))
             case "reported":
@@ -157,7 +157,7 @@ class RankChecker:
             case "collate":
                 self._collate(get_integer(effect, "round"), list(iterate_steps(effect)))
             case "post_offer":
-                self._post_offer(decode_offer(effect.get("offer")))
+                self._post_offer(get_offer(effect, "offer"))
             case "post_counts":
                 self._post_counts(get_counts(effect))
             case "post_report":
@@ -217,12 +217,12 @@ class RankChecker:
 
     # Rounds --------------------------------------------------------------------------------------------------------
 
-    def _agree(self, raw: JsonObject) -> None:
+    def _agree(self, event: JsonObject) -> None:
         number = self.answered[Kind.OFFER]
         self.answered[Kind.OFFER] += 1
-        is_right = self._exchanges.answer_offer(self.rank, number, raw, decode_offer)
+        agreement, is_right = self._exchanges.answer_offer(self.rank, number, event)
         self._expect(is_right, Property.EXCHANGE, "is told another agreement than the combination of all offers")
-        self._agreement = agreement = decode_offer(raw)
+        self._agreement = agreement
         self._marks.append(self.read_samples)
         if is_broken_off(agreement) or agreement.stop_rank != NONE:
             return
