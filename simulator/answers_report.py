@@ -39,7 +39,7 @@ HEADER: Final = [
 _MOST_LINES: Final = 12
 _MARKERS: Final = "os^Dv*PX"
 _DASHES: Final = ("-", "--", "-.", ":")
-_NEAREST_TICKS: Final = 0.45
+_NEAREST_TICKS: Final = 0.55
 """Values closer than this factor, as a power of two, share a label."""
 
 
@@ -179,6 +179,7 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
     report.write(path)
 
 
+# Host tokens of a rank, in thousands, are "host k"; "first s" is when the first step begins.
 TUNE_HEADER: Final = [
     "setting",
     "window",
@@ -190,7 +191,7 @@ TUNE_HEADER: Final = [
     "excess",
     "first s",
     "steps",
-    "host tokens",
+    "host k",
 ]
 
 
@@ -209,7 +210,7 @@ def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
         f"{summary.excess:.3f}",
         f"{answer.first_step_s:.3f}",
         f"{summary.steps:,}",
-        f"{compute_host_tokens(answer):,}",
+        f"{compute_host_tokens(answer) / 1000:,.0f}",
     ]
 
 
