@@ -9,11 +9,9 @@ import pytest
 
 from odb_ref.core.alignment import align
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.errors import InvariantError, PeerError
-from odb_ref.core.events import Agreed, ConsumerStopped, LocalFailed, PeerLost, SamplesRead, Urged
+from odb_ref.core.events import Agreed, LocalFailed, PeerLost, SamplesRead
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import reduce_offers
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Mode, compute_padded_tokens
@@ -177,54 +175,8 @@ def test_ranks_may_tell_different_stories_of_a_loss() -> None:
     assert [finish.outcome.rank for finish in world.get_finishes()] == [2, None]
 
 
-def _blocked(depths: list[int]) -> list[int]:
-    shards = [[3, 4, 1, 9, 2], [2], [], [5] * 12]
-    return [s for s in range(20) if not run(shards, make_config(), depths=depths, seed=s, stops={0: 3}).is_over]
-
-
-def test_ranks_with_different_queue_depths_may_wait_for_ever() -> None:
-    """NP19. Checks: FREE, STOP. Assumption A7 is needed.
-
-    Rank 0 (depth 4) has posted round k without a stop, then its consumer leaves. Rank 1 (depth 1) cannot
-    empty its outbox, since its consumer waits for rank 0's; so it never posts round k, and nobody may urge it.
-    """
-    assert _blocked([4, 1, 1, 1])
-    assert not _blocked([4, 4, 4, 4])
-    assert not _blocked([1, 1, 1, 1])
-
-
-def test_an_urge_that_comes_before_the_offer_it_announces_breaks_the_round() -> None:
-    """NP20. Checks: FREE. Assumption A6 is needed: rank 0 has posted without a stop when rank 1 is urged."""
-    config = make_config(world_size=2, window_samples=1)
-    first, second = Machine(config), Machine(replace(config, rank=1))
-    first.begin()
-    second.begin()
-    (told,) = first.handle(SamplesRead(make_shard([8])))
-    assert first.handle(ConsumerStopped()) == ()
-    (rushed,) = second.handle(Urged())
-    agreement = reduce_offers([told.offer, rushed.offer])  # type: ignore[union-attr]
-    with pytest.raises(PeerError, match="ready_min"):
-        second.handle(Agreed(agreement))
-
-
-def test_an_urge_without_a_stop_to_come_overwrites_the_outbox() -> None:
-    """NP20. Checks: CONSERVE. With steps in the outbox, the premature offer would lose them; I1 refuses it."""
-    world = World(make_config(depth_steps=1, window_samples=2), make_shards([[8] * 8]))
-    node = world.nodes[0]
-    while not (
-        node.machine.state.phase is Phase.FILL
-        and node.machine.state.outbox
-        and node.machine.state.is_collated
-        and not node.machine.state.wanted_samples
-    ):
-        world.do(*next(choice for choice in world.compute_choices() if choice[0] != "take"))
-    world.send(0, Urged())
-    with pytest.raises(InvariantError, match="I1"):
-        world.do("offer", 0)
-
-
 def test_an_error_of_one_rank_is_not_told_before_its_offer() -> None:
-    """NP21. Checks: ABORT. "In the same round" means the next round to be agreed on: a posted offer is not recalled."""
+    """NP19. Checks: ABORT. "In the same round" means the next round to be agreed on: a posted offer is not recalled."""
     config = make_config(window_samples=1)
     machine = Machine(config)
     machine.begin()
@@ -235,7 +187,7 @@ def test_an_error_of_one_rank_is_not_told_before_its_offer() -> None:
 
 
 def test_an_empty_epoch_still_takes_a_round() -> None:
-    """NP22. Checks: TERM. No samples, no steps, but one agreement: nobody knows alone that nobody has anything."""
+    """NP20. Checks: TERM. No samples, no steps, but one agreement: nobody knows alone that nobody has anything."""
     world = run([[], []], make_config())
     assert world.is_over
     assert [sum(isinstance(event, Agreed) for event, _ in node.events) for node in world.nodes] == [1, 1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostOffer
-from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken
+from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken, Urged
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode, compute_padded_tokens
@@ -188,6 +188,25 @@ def test_scaled_losses_average_to_the_global_mean(
                 if local:
                     average += (summed / local) * Fraction(ranks * local, total) / ranks
         assert not total or average == loss / total
+
+
+@given(SHARDS, configs(), SEEDS, st.data())
+def test_an_urge_for_nothing_changes_no_batch(
+    shards: list[list[int]], config: Config, seed: int, data: st.DataObject
+) -> None:
+    """Spec: R5.9. Checks: REPLAY, FREE."""
+    plain = World(config, make_shards(shards), seed=seed).run()
+    world = World(config, make_shards(shards), seed=seed)
+    when = data.draw(st.lists(st.integers(0, 40), min_size=len(shards), max_size=len(shards)))
+    moment = 0
+    while choices := world.compute_choices():
+        for rank, urge in enumerate(when):
+            if urge == moment:
+                world.send(rank, Urged())
+        moment += 1
+        world.do(*world.random.choice(choices))
+    assert world.is_over
+    assert [node.taken for node in world.nodes] == [node.taken for node in plain.nodes]
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 1, 1], [9, 9], [1] * 8, []])

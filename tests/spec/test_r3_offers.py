@@ -145,8 +145,18 @@ def test_an_offer_waits_for_reads_collation_and_outbox() -> None:
     assert world.is_over
 
 
-@pytest.mark.parametrize("event", [LocalFailed("x"), ConsumerStopped(), Urged()])
-def test_a_failure_a_stop_or_an_urge_posts_at_once(event: LocalFailed | ConsumerStopped | Urged) -> None:
+def test_an_urged_rank_waits_for_its_input_but_not_for_its_consumer() -> None:
+    """Spec: R3.4, R5.9. Checks: FREE."""
+    machine = Machine(make_config())
+    machine.begin()
+    assert machine.handle(Urged()) == ()
+    (post,) = machine.handle(SamplesRead(make_shard([8]), True))
+    assert isinstance(post, PostOffer)
+    assert post.offer.ready_min == 1
+
+
+@pytest.mark.parametrize("event", [LocalFailed("x"), ConsumerStopped()])
+def test_a_failure_or_a_stop_posts_at_once(event: LocalFailed | ConsumerStopped) -> None:
     """Spec: R3.4. Checks: ABORT, STOP."""
     machine = Machine(make_config())
     machine.begin()

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import LocalFailed, PeerLost
 from odb_ref.core.state import Phase
 from tests.spec.world import Node, World, make_config, make_shards, run
@@ -101,7 +100,6 @@ def test_a_stop_of_all_after_the_same_step_blocks_nobody() -> None:
             assert [len(node.taken) for node in world.nodes] == [count] * 4
 
 
-@pytest.mark.xfail(reason="the core breaks I9 when a peer is lost in OFFER or COUNT", raises=InvariantError)
 def test_a_loss_ends_each_rank_by_itself() -> None:
     """Spec: R7.5. Checks: ABORT."""
     world = World(make_config(), make_shards(SHARDS))

@@ -152,13 +152,7 @@ class World:
     def compute_choices(self) -> list[tuple[str, int]]:
         """Everything that can happen now, in a fixed order."""
         choices: list[tuple[str, int]] = []
-        is_known = any(
-            offer.failed_rank != NONE or offer.stop_rank != NONE
-            for (kind, _), posts in self.posts.items()
-            if kind == "offer"
-            for offer in posts.values()
-            if isinstance(offer, Offer)
-        )
+        leavers = {rank for rank, node in enumerate(self.nodes) if node.is_stopped}
         entered = [len(node.taken) for node in self.nodes]
         for rank, node in enumerate(self.nodes):
             phase = node.machine.state.phase
@@ -175,7 +169,7 @@ class World:
                     choices.append(("stop", rank))
                 elif node.head is not None:
                     choices.append(("take", rank))
-            if self.is_urging and is_known and not node.is_urged and phase in (Phase.FILL, Phase.OFFER, Phase.COUNT):
+            if self.is_urging and leavers - {rank} and not node.is_urged and node.finish is None:
                 choices.append(("urge", rank))
         return choices
 

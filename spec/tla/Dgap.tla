@@ -1,0 +1,405 @@
+-------------------------------- MODULE Dgap --------------------------------
+(* The coupled system of protocol.md: loaders (R5), exchange, collation, bounded queues, and trainers with a collective in
+   every step. Samples are abstract: all have the length 1 and a group holds at most Cap of them, so a rank's window is a
+   number and a group is its size (0 for idle). Everything else is as in the code; with the same bounds the reachable graph
+   equals that of `odb-ref explore` (tests/tla/test_same_graph.py).
+
+   A rank is a record of what the core keeps, and of what its driver keeps: reading, collating, post, left, told, lost, gone.
+   Variant is "none", or names a planted defect that some configuration must refute. *)
+EXTENDS Integers, Sequences, FiniteSets
+
+CONSTANTS
+    Shard,        \* the number of samples of each rank: a sequence
+    Cap,          \* samples in a full group: the token budget
+    Window, Ramp, \* R2.3
+    Depth,        \* of each rank's queue: a sequence
+    Age,          \* R4.3
+    Mode, Quota,  \* "join" or "quota"; 0 for no quota
+    Rule,         \* "odb", "paper", or "any": any target within the bounds of R3.3, chosen anew in each round
+    MaxFailures, MaxStops, MaxLosses,
+    IsSingleReads, IsEagerEnd,  \* how a source answers: sample by sample, and whether it says the end with its last sample
+    Urging,       \* who is urged: "left": each rank, at any moment after another's consumer left; "always"; "never"
+    Variant
+
+VARIABLES
+    rank,         \* a record for each rank
+    answer,       \* of the exchange all ranks have posted to, while some rank has not received it
+    owed,         \* the ranks that have not
+    failures, stops, losses,  \* how much has gone wrong
+    ops           \* only in the variant "shared_communicator": what each rank has issued and not completed
+
+vars == <<rank, answer, owed, failures, stops, losses, ops>>
+
+Ranks == 1..Len(Shard)
+None == 9999
+NoPost == [kind |-> "none"]
+NoOutcome == [kind |-> "none", rank |-> None]
+Ending == {"drain", "done"}
+
+Min(S) == CHOOSE x \in S : \A y \in S : x <= y
+Max(S) == CHOOSE x \in S : \A y \in S : x >= y
+RECURSIVE Sum(_)
+Sum(s) == IF s = <<>> THEN 0 ELSE Head(s) + Sum(Tail(s))
+Ceil(a, b) == (a + b - 1) \div b
+Repeat(x, n) == [i \in 1..n |-> x]
+MinMax(S) == <<Min(S), Max(S)>>
+RECURSIVE Halve(_, _)
+Halve(x, n) == IF n = 0 THEN x ELSE Halve(x \div 2, n - 1)
+
+(* ---- R2 to R4: windows, groups, offers, targets, alignment --------------------------------------------------------- *)
+
+WindowSize(k) == Max({1, Halve(Window, Max({0, Ramp - k}))})
+Groups(held) == Ceil(held, Cap)
+\* Of samples that are all alike the oldest are emitted first, so what is held is the newest that was read.
+DueSamples(s) == IF Len(s.marks) = Age THEN Max({0, s.marks[1] - (s.read - s.held)}) ELSE 0
+IsQuotaMet(s) == Quota > 0 /\ s.global >= Quota
+OfferedSamples(s) == IF IsQuotaMet(s) \/ (Variant = "idle_uses_slot" /\ s.slots <= 0) THEN 0 ELSE s.held
+
+Offer(r, s, isReady) ==
+    [kind |-> "offer", round |-> s.round, ready |-> IF isReady THEN 1 ELSE 0,
+     failed |-> IF s.failed THEN r ELSE None,
+     stop |-> IF s.stopped THEN r ELSE None,
+     step |-> IF s.stopped THEN s.taken ELSE None,
+     samples |-> OfferedSamples(s),
+     reading |-> IF s.ended THEN None ELSE Groups(s.held),
+     groups |-> Groups(s.held),
+     due |-> Groups(DueSamples(s))]
+
+LowerToQuota(T, least) == IF Mode = "quota" /\ T # None THEN Min({T, least}) ELSE T
+IsClosing(most, least, isAllEnded) ==
+    \/ most = 0 /\ (Variant \in {"idle_uses_slot", "windows_by_time"} => isAllEnded)
+    \/ least = 0 /\ (Mode = "quota" \/ Variant = "close_on_first_dry")
+
+\* The agreements that a set of offers may lead to: one, but with the rule "any" one for each target within the bounds.
+Agreements(posts) ==
+    LET field(name) == {p[name] : p \in posts}
+        samples == MinMax(field("samples"))
+        most == Max(field("groups"))
+        least == Min(field("reading"))
+        due == Max(field("due"))
+        low == Max({1, due})
+        odb == Max({due, IF least = None THEN most ELSE least})
+        isPlain == Min(field("failed")) = None /\ Min(field("stop")) = None /\ Min(field("ready")) = 1
+        targets == IF ~isPlain THEN {None}
+                   ELSE IF IsClosing(samples[2], samples[1], least = None) THEN {0}
+                   ELSE CASE Rule = "any" -> low..samples[2]
+                          [] Rule = "odb" -> {odb}
+                          [] Rule = "paper" -> {most}
+    IN {[kind |-> "offer", failed |-> Min(field("failed")), stop |-> Min(field("stop")), step |-> Min(field("step")),
+         ready |-> Min(field("ready")), samples |-> samples, reading |-> least, groups |-> most, due |-> due,
+         target |-> IF T = 0 THEN 0 ELSE LowerToQuota(T, samples[1])] : T \in targets}
+
+\* Sizes, falling, of what is left when the largest group is halved until there are n, or only singles (R4.2).
+RECURSIVE Insert(_, _)
+Insert(x, s) == IF s = <<>> THEN <<x>> ELSE IF x > Head(s) THEN <<x>> \o s ELSE <<Head(s)>> \o Insert(x, Tail(s))
+RECURSIVE Split(_, _)
+Split(sizes, n) ==
+    IF sizes = <<>> \/ Len(sizes) >= n \/ Head(sizes) <= 1 THEN sizes
+    ELSE Split(Insert(Ceil(Head(sizes), 2), Insert(Head(sizes) \div 2, Tail(sizes))), n)
+Align(held, T) ==
+    LET n == Groups(held)
+        sizes == IF n = 0 THEN <<>> ELSE Repeat(Cap, n - 1) \o <<held - (n - 1) * Cap>>
+        cut == IF n > T THEN SubSeq(sizes, 1, T) ELSE Split(sizes, T)
+    IN cut \o Repeat(0, T - Len(cut))
+
+(* ---- R5: a rank alone. Each operator takes and gives a record. ----------------------------------------------------- *)
+
+Fresh(r) ==
+    [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(0), held |-> 0, marks |-> <<>>,
+     aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
+     taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
+     reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, told |-> FALSE,
+     lost |-> FALSE, gone |-> FALSE, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
+
+PostWhenReady(r, s) ==
+    LET isReady == s.collated /\ s.wanted = 0
+        mayPost == isReady /\ (s.urged \/ s.outbox = <<>>)
+        mustEnd == s.failed \/ s.stopped
+    IN IF s.phase # "fill" \/ (~mayPost /\ ~mustEnd) THEN s
+       ELSE [s EXCEPT !.phase = "offer", !.post = Offer(r, s, isReady)]
+
+\* R6.6. Steps are numbered without a gap, so the outbox begins at taken + queued.
+DeliverNow(r, s) ==
+    LET room == Min({Depth[r] - Len(s.queue), Len(s.outbox), s.limit - (s.taken + Len(s.queue))})
+        n == Max({0, room})
+    IN [s EXCEPT !.queue = @ \o SubSeq(s.outbox, 1, n), !.outbox = SubSeq(s.outbox, n + 1, Len(s.outbox))]
+
+FinishWhenDrained(s) ==
+    IF s.outbox # <<>> /\ s.taken + Len(s.queue) < s.limit THEN s ELSE [s EXCEPT !.phase = "done"]
+
+DrainTo(r, s, outcome, limit) ==
+    FinishWhenDrained(DeliverNow(r, [s EXCEPT !.phase = "drain", !.outcome = outcome, !.limit = Min({@, limit})]))
+
+Outcome(kind, who) == [kind |-> kind, rank |-> who]
+
+AfterRead(r, s) ==
+    LET asked == IF IsSingleReads THEN Min({1, s.reading}) ELSE s.reading
+        n == Min({asked, Shard[r] - s.read})
+        isEnded == IF IsEagerEnd THEN s.read + n = Shard[r] ELSE n < asked
+        left == IF isEnded THEN 0 ELSE s.reading - n
+    IN PostWhenReady(r, [s EXCEPT !.read = @ + n, !.held = @ + n, !.ended = isEnded, !.reading = left,
+                                  !.wanted = IF isEnded THEN 0 ELSE @ - n])
+
+\* Only in variants: windows cut by time. What is not read yet is read for the next window.
+AfterEarlyPost(r, s) == [s EXCEPT !.phase = "offer", !.wanted = 0, !.reading = 0, !.post = Offer(r, s, TRUE)]
+
+Release(s) == [s EXCEPT !.outbox = @ \o s.plan, !.plan = <<>>]
+
+AfterCollate(r, s) ==
+    LET ready == [s EXCEPT !.collating = None, !.collated = TRUE]
+    IN PostWhenReady(r, IF Variant = "release_early" THEN DeliverNow(r, Release(ready)) ELSE ready)
+
+AfterAgreed(r, before, a) ==
+    LET s == [before EXCEPT !.post = NoPost]
+        released == IF Variant = "release_early" THEN s ELSE Release(s)
+        aligned == IF Variant = "idle_uses_slot" /\ s.slots < a.target
+                   THEN Align(s.held, Max({0, s.slots})) \o Repeat(0, a.target - Max({0, s.slots}))
+                   ELSE Align(s.held, a.target)
+        carried == s.held - Sum(aligned)
+        wanted == IF s.ended THEN 0 ELSE Max({0, WindowSize(s.round + 1) - carried})
+        marks == Append(s.marks, s.read)
+        n == Len(marks)
+    IN CASE a.failed # None -> [s EXCEPT !.phase = "report", !.post = [kind |-> "report", failed |-> s.failed]]
+         [] a.failed = None /\ a.stop # None -> DrainTo(r, s, Outcome("stopped", a.stop), a.step)
+         [] a.failed = None /\ a.stop = None /\ a.ready = 0 -> [s EXCEPT !.phase = "error"]
+         [] a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target = 0 ->
+                DrainTo(r, released, Outcome("complete", None), s.planned)
+         [] OTHER ->
+                DeliverNow(r, [released EXCEPT !.phase = "count", !.wanted = wanted, !.reading = wanted,
+                    !.held = carried, !.aligned = aligned, !.slots = @ - Len(aligned),
+                    !.marks = IF n > Age THEN SubSeq(marks, n - Age + 1, n) ELSE marks,
+                    !.post = [kind |-> "counts", sizes |-> aligned]])
+
+RECURSIVE StepsToQuota(_, _)
+StepsToQuota(total, sizes) ==
+    IF sizes = <<>> THEN 0 ELSE IF total + Head(sizes) >= Quota THEN 1 ELSE 1 + StepsToQuota(total + Head(sizes), Tail(sizes))
+
+AfterCounted(r, before, a) ==
+    LET n == IF Quota > 0 THEN StepsToQuota(before.global, a.sizes) ELSE Len(a.sizes)
+        plan == SubSeq(before.aligned, 1, n)
+    IN PostWhenReady(r, [before EXCEPT !.post = NoPost, !.phase = "fill", !.round = @ + 1, !.aligned = <<>>,
+            !.held = @ + Sum(before.aligned) - Sum(plan), !.plan = plan, !.collated = FALSE,
+            !.collating = before.round, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
+
+AfterReported(r, before, a) ==
+    DrainTo(r, [before EXCEPT !.post = NoPost], Outcome("failed", a.first), before.planned - Len(before.plan))
+
+AfterTake(r, s) ==
+    LET taken == DeliverNow(r, [s EXCEPT !.queue = Tail(@), !.taken = @ + 1, !.got = @ + Head(s.queue)])
+    IN IF taken.phase = "drain" THEN FinishWhenDrained(taken) ELSE PostWhenReady(r, taken)
+
+AfterStop(r, before) ==
+    LET s == [before EXCEPT !.left = TRUE]
+        stopped == [s EXCEPT !.stopped = TRUE, !.limit = Min({@, s.taken})]
+    IN IF s.phase = "done" THEN s
+       ELSE IF s.phase = "drain" THEN FinishWhenDrained(stopped)
+       ELSE PostWhenReady(r, stopped)
+
+AfterFailure(r, s, cause) ==
+    LET noted == [s EXCEPT !.causes = Append(@, cause)]
+    IN IF s.phase \in Ending \/ s.failed THEN noted
+       ELSE IF Variant = "no_failure_agreement"
+            THEN [noted EXCEPT !.failed = TRUE, !.phase = "done", !.limit = s.taken, !.outcome = Outcome("failed", r)]
+       ELSE PostWhenReady(r, [noted EXCEPT !.failed = TRUE])
+
+AfterUrge(r, s) ==
+    LET told == [s EXCEPT !.told = TRUE]
+    IN IF s.phase \in Ending THEN told ELSE PostWhenReady(r, [told EXCEPT !.urged = TRUE])
+
+AfterLoss(r, s) ==
+    LET lost == [s EXCEPT !.lost = TRUE]
+    IN IF s.phase \in Ending THEN lost
+       ELSE [lost EXCEPT !.phase = "done", !.outcome = Outcome("lost", None), !.limit = Min({@, s.taken}),
+                         !.aligned = <<>>, !.held = @ + Sum(s.aligned)]
+
+(* ---- The exchange: it answers once all ranks have posted; each rank gets the answer at any later moment. ------------ *)
+
+Posts(ranks) == {ranks[r].post : r \in Ranks}
+Answers(ranks) ==
+    LET kinds == {p.kind : p \in Posts(ranks)}
+        kind == CHOOSE k \in kinds : TRUE
+        sizes(r) == ranks[r].post.sizes
+    IN IF Cardinality(kinds) > 1 THEN {[kind |-> "mixed"]}
+       ELSE CASE kind = "offer" ->
+                   IF Cardinality({p.round : p \in Posts(ranks)}) > 1 THEN {[kind |-> "mixed"]}
+                   ELSE Agreements(Posts(ranks))
+              [] kind = "counts" ->
+                   IF Cardinality({Len(sizes(r)) : r \in Ranks}) > 1 THEN {[kind |-> "mixed"]}
+                   ELSE {[kind |-> "counts", sizes |-> [i \in 1..Len(sizes(1)) |->
+                            Sum([r \in Ranks |-> sizes(r)[i]])]]}
+              [] kind = "report" -> {[kind |-> "report", first |-> Min({r \in Ranks : ranks[r].post.failed})]}
+
+IsShared == Variant = "shared_communicator"
+\* On a shared communicator operations complete in the order in which each rank has issued them.
+IsExchangeNext(o) == IsShared => \A r \in Ranks : o[r] # <<>> /\ Head(o[r]) = "exchange"
+Pop(o) == IF IsShared THEN [r \in Ranks |-> Tail(o[r])] ELSE o
+
+\* Makes `ranks` the state of the ranks, with `rest` still owed the present answer and `issued` on the communicator.
+Settle(ranks, rest, issued) ==
+    /\ rank' = ranks
+    /\ IF rest = {} /\ (\A r \in Ranks : ranks[r].post # NoPost) /\ IsExchangeNext(issued)
+       THEN /\ answer' \in Answers(ranks)
+            /\ owed' = Ranks
+            /\ ops' = Pop(issued)
+       ELSE /\ answer' = IF rest = {} THEN NoPost ELSE answer
+            /\ owed' = rest
+            /\ ops' = issued
+
+\* `issued`, and the exchange that rank r joins by becoming s.
+Issue(issued, r, s) ==
+    IF IsShared /\ s.post # NoPost /\ rank[r].post # s.post THEN [issued EXCEPT ![r] = Append(@, "exchange")] ELSE issued
+Become(r, s) == Settle([rank EXCEPT ![r] = s], owed, Issue(ops, r, s))
+
+(* ---- What can happen ----------------------------------------------------------------------------------------------- *)
+
+IsLive(r) == ~rank[r].gone /\ rank[r].phase # "done"
+HasStep(s) == s.queue # <<>> /\ (s.phase = "done" => s.taken < s.limit)
+Least == Min({rank[r].taken : r \in Ranks})
+\* A trainer is between steps when no trainer has yet to enter the collective of the last step it took.
+IsBetweenSteps(r) == IF IsShared THEN \A i \in 1..Len(ops[r]) : ops[r][i] # "model" ELSE rank[r].taken = Least
+Read(r) == IsLive(r) /\ rank[r].reading > 0 /\ Become(r, AfterRead(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
+Collate(r) ==
+    IsLive(r) /\ rank[r].collating # None /\ Become(r, AfterCollate(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
+Answer(r) ==
+    /\ IsLive(r) /\ r \in owed /\ rank[r].post # NoPost
+    /\ LET s == CASE answer.kind = "offer" -> AfterAgreed(r, rank[r], answer)
+                  [] answer.kind = "counts" -> AfterCounted(r, rank[r], answer)
+                  [] answer.kind = "report" -> AfterReported(r, rank[r], answer)
+                  [] OTHER -> [rank[r] EXCEPT !.phase = "error"]
+       IN Settle([rank EXCEPT ![r] = s], owed \ {r}, Issue(ops, r, s))
+    /\ UNCHANGED <<failures, stops, losses>>
+Take(r) ==
+    /\ ~rank[r].gone /\ ~rank[r].left /\ HasStep(rank[r]) /\ IsBetweenSteps(r)
+    /\ LET s == AfterTake(r, rank[r])
+           entered == IF IsShared THEN [ops EXCEPT ![r] = Append(@, "model")] ELSE ops
+       IN Settle([rank EXCEPT ![r] = s], owed, Issue(entered, r, s))
+    /\ UNCHANGED <<failures, stops, losses>>
+\* Only on a shared communicator: the collective of a step completes once every rank has it at the head.
+Reduce ==
+    /\ IsShared /\ \A r \in Ranks : ops[r] # <<>> /\ Head(ops[r]) = "model"
+    /\ Settle(rank, owed, Pop(ops)) /\ UNCHANGED <<failures, stops, losses>>
+Stop(r) ==
+    /\ ~rank[r].gone /\ ~rank[r].left /\ (HasStep(rank[r]) \/ rank[r].phase # "done")
+    /\ stops < MaxStops /\ IsBetweenSteps(r)
+    /\ stops' = stops + 1 /\ Become(r, AfterStop(r, rank[r])) /\ UNCHANGED <<failures, losses>>
+IsUrgent(r) ==
+    /\ IsLive(r) /\ ~rank[r].told
+    /\ Urging = "always" \/ (Urging = "left" /\ \E o \in Ranks \ {r} : rank[o].left)
+Urge(r) ==
+    /\ IsUrgent(r)
+    /\ Become(r, AfterUrge(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
+FailRead(r) ==
+    /\ IsLive(r) /\ rank[r].reading > 0 /\ failures < MaxFailures /\ failures' = failures + 1
+    /\ Become(r, AfterFailure(r, [rank[r] EXCEPT !.reading = 0], <<"read", rank[r].read>>)) /\ UNCHANGED <<stops, losses>>
+FailCollate(r) ==
+    /\ IsLive(r) /\ rank[r].collating # None /\ failures < MaxFailures /\ failures' = failures + 1
+    /\ Become(r, AfterFailure(r, [rank[r] EXCEPT !.collating = None], <<"collate", rank[r].collating>>))
+    /\ UNCHANGED <<stops, losses>>
+Die(r) ==
+    /\ IsLive(r) /\ losses < MaxLosses /\ losses' = losses + 1
+    /\ Become(r, [rank[r] EXCEPT !.gone = TRUE]) /\ UNCHANGED <<failures, stops>>
+Lose(r) ==
+    /\ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
+    /\ Become(r, AfterLoss(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
+PostEarly(r) ==
+    /\ Variant \in {"idle_uses_slot", "windows_by_time"}
+    /\ rank[r].phase = "fill" /\ rank[r].collated /\ rank[r].wanted > 0 /\ rank[r].outbox = <<>>
+    /\ \E o \in Ranks \ {r} : rank[o].post.kind = "offer" /\ rank[o].post.samples > 0
+    /\ Become(r, AfterEarlyPost(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
+
+(* ---- Ends ---------------------------------------------------------------------------------------------------------- *)
+
+IsOver(s) == s.gone \/ s.phase = "done"
+\* A consumer waits, in the collective of a step, for one that has left or is gone: no loader can help it.
+IsStranding == \E r \in Ranks : rank[r].gone \/ (rank[r].left /\ rank[r].taken = Least)
+\* NP2: told of nothing, since the last agreement came before the stop; the rank still has steps for its stranded consumer.
+IsStrandedInDrain(s) == s.phase = "drain" /\ s.outcome.kind = "complete" /\ ~s.left /\ s.taken > Least
+IsFinal ==
+    /\ \A r \in Ranks : IsOver(rank[r]) \/ (IsStranding /\ IsStrandedInDrain(rank[r]))
+    /\ IsStranding \/ \A r \in Ranks : rank[r].taken = Least /\ (HasStep(rank[r]) => rank[r].left)
+\* A final state repeats, so that what TLC calls a deadlock is one.
+End == IsFinal /\ UNCHANGED vars
+
+Init ==
+    /\ rank = [r \in Ranks |-> Fresh(r)]
+    /\ answer = NoPost /\ owed = {} /\ failures = 0 /\ stops = 0 /\ losses = 0
+    /\ ops = [r \in Ranks |-> <<>>]
+Next ==
+    \/ \E r \in Ranks : Read(r)
+    \/ \E r \in Ranks : Collate(r)
+    \/ \E r \in Ranks : Answer(r)
+    \/ \E r \in Ranks : Take(r)
+    \/ \E r \in Ranks : Stop(r)
+    \/ \E r \in Ranks : Urge(r)
+    \/ \E r \in Ranks : FailRead(r)
+    \/ \E r \in Ranks : FailCollate(r)
+    \/ \E r \in Ranks : Die(r)
+    \/ \E r \in Ranks : Lose(r)
+    \/ \E r \in Ranks : PostEarly(r)
+    \/ Reduce
+    \/ End
+Spec == Init /\ [][Next]_vars
+
+\* Weak fairness of everything but what goes wrong, written out: TLC evaluates ENABLED far more slowly.
+CanGoOn ==
+    \E r \in Ranks :
+        \/ IsLive(r) /\ (rank[r].reading > 0 \/ rank[r].collating # None \/ (r \in owed /\ rank[r].post # NoPost))
+        \/ ~rank[r].gone /\ ~rank[r].left /\ HasStep(rank[r]) /\ IsBetweenSteps(r)
+        \/ IsUrgent(r)
+        \/ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
+GoesOn == <<failures, stops, losses>>' = <<failures, stops, losses>> /\ rank' # rank
+FairSpec == Spec /\ ([]<>~CanGoOn \/ []<><<GoesOn>>_vars)
+
+(* ---- Properties, by the ids of properties.md ----------------------------------------------------------------------- *)
+
+Formed(s) == Sum(s.aligned) + Sum(s.plan) + Sum(s.outbox) + Sum(s.queue)
+Released(s) == s.planned - Len(s.plan)
+Ready(s) == IF s.collated THEN s.planned ELSE Released(s)
+Steps(s) == s.plan \o s.outbox \o s.queue
+
+NoError == \A r \in Ranks : rank[r].phase # "error"
+Aligned ==
+    \A r, o \in Ranks :
+        /\ rank[r].round - rank[o].round \in {-1, 0, 1}
+        /\ rank[r].round = rank[o].round => rank[r].planned = rank[o].planned /\ rank[r].global = rank[o].global
+        /\ rank[r].taken - rank[o].taken \in {-1, 0, 1}
+Numbered == \A r \in Ranks : rank[r].planned = rank[r].taken + Len(Steps(rank[r]))
+Conserve == \A r \in Ranks : rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
+Cover ==
+    \A r \in Ranks : Mode = "join" /\ rank[r].outcome.kind = "complete" => rank[r].read = Shard[r] /\ rank[r].held = 0
+QuotaEnd ==
+    Mode = "quota" =>
+        /\ \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] > 0
+        /\ (\A r \in Ranks : rank[r].outcome.kind = "complete") =>
+               \/ Quota > 0 /\ rank[1].global >= Quota
+               \/ \E r \in Ranks : rank[r].read = Shard[r] /\ rank[r].held = 0
+ReleaseTogether == \A r, o \in Ranks : Released(rank[r]) <= Ready(rank[o])
+Abort ==
+    LET told == {rank[r].outcome : r \in Ranks} \ {NoOutcome, Outcome("lost", None)}
+    IN Cardinality(told) <= 1
+Bounded == \A r \in Ranks : Len(rank[r].queue) <= Depth[r]
+Budget == \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] <= Cap
+\* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
+StopLimit ==
+    \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ rank[o].taken = Least =>
+        rank[r].taken <= rank[o].taken + 1 /\ rank[r].limit <= rank[rank[r].outcome.rank].taken
+
+AgeStep ==
+    \A r \in Ranks :
+        Mode = "join" /\ rank[r].phase = "offer" /\ rank'[r].phase = "count" /\ Len(rank[r].marks) = Age
+            => rank'[r].read - rank'[r].held >= rank[r].marks[1]
+AgeHolds == [][AgeStep]_vars
+
+Weight(phase) == CASE phase = "fill" -> 4 [] phase = "offer" -> 3 [] phase \in {"count", "report"} -> 1 [] OTHER -> 0
+Total == Sum(Shard)
+Flag(b) == IF b THEN 1 ELSE 0
+RankMeasure(r) ==
+    LET s == rank[r]
+    IN (IF Weight(s.phase) > 0 THEN 5 * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
+       + (Total - s.taken) + (Shard[r] - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
+       + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone)
+Measure == Sum([r \in Ranks |-> RankMeasure(r)])
+Falls == [][0 <= Measure' /\ Measure' < Measure]_vars
+
+EndsAtLast == <>IsFinal
+=============================================================================

@@ -1,0 +1,142 @@
+"""The same label for a state of the TLA+ model and for a world of the explorer, where they are the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from odb_ref.core.config import Config
+from odb_ref.core.events import Report
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.rounds import compute_round_target
+from odb_ref.core.types import Group, Step, StepCounts
+from simulator.explore.rank import Act, Answer, Post, Rank
+from simulator.explore.world import Space, World
+
+TLA_NONE = 9999
+Label = tuple[object, ...]
+_RANK_FIELDS = (
+    "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "
+    "urged limit outcome reading collating post causes left told lost gone"
+)
+ACTIONS = {
+    "Read": Act.READ, "Collate": Act.COLLATE, "Answer": Act.ANSWER, "Take": Act.TAKE, "Urge": Act.URGE, "Lose": Act.LOSE,
+    "Stop": Act.STOP, "FailRead": Act.FAIL_READ, "FailCollate": Act.FAIL_COLLATE, "Die": Act.DIE,
+}  # fmt: skip
+
+
+def _freeze(value: object) -> object:
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _freeze(item)) for key, item in value.items()))
+    if isinstance(value, tuple):
+        return tuple(map(_freeze, value))
+    return value
+
+
+def _record(**fields: object) -> object:
+    return _freeze(fields)
+
+
+# The model's side ----------------------------------------------------------------------------------------------------
+
+
+def label_model_state(state: Mapping[str, object]) -> Label:
+    """The label of a state that TLC has dumped."""
+    ranks = state["rank"]
+    assert isinstance(ranks, tuple)
+    return (
+        tuple(tuple(_freeze(rank[name]) for name in _RANK_FIELDS.split()) for rank in ranks),
+        _freeze(state["answer"]),
+        state["owed"],
+        (state["failures"], state["stops"], state["losses"]),
+    )
+
+
+# The code's side -----------------------------------------------------------------------------------------------------
+
+
+def _number(value: int | None) -> int:
+    return TLA_NONE if value is None or value == NONE else value
+
+
+def _who(rank: int | None) -> int:
+    return TLA_NONE if rank is None or rank == NONE else rank + 1
+
+
+def _sizes(items: tuple[Step, ...] | tuple[Group, ...]) -> tuple[int, ...]:
+    return tuple(len(item.group) if isinstance(item, Step) else len(item) for item in items)
+
+
+def _label_post(post: Post | None) -> object:
+    match post:
+        case None:
+            return _record(kind="none")
+        case Offer():
+            return _record(
+                kind="offer", round=post.round_min, ready=post.ready_min, failed=_who(post.failed_rank),
+                stop=_who(post.stop_rank), step=_number(post.stop_step), samples=post.samples_min,
+                reading=_number(post.groups_min), groups=post.groups_max, due=post.due_max,
+            )  # fmt: skip
+        case Report():
+            return _record(kind="report", failed=bool(post.cause))
+        case _:
+            return _record(kind="counts", sizes=tuple(counts.samples for counts in post))
+
+
+def _label_answer(config: Config, answer: Answer | None) -> object:
+    match answer:
+        case None:
+            return _record(kind="none")
+        case Offer():
+            is_plain = (answer.failed_rank, answer.stop_rank, answer.ready_min) == (NONE, NONE, 1)
+            return _record(
+                kind="offer", failed=_who(answer.failed_rank), stop=_who(answer.stop_rank),
+                step=_number(answer.stop_step), ready=answer.ready_min,
+                samples=(answer.samples_min, answer.samples_max), reading=_number(answer.groups_min),
+                groups=answer.groups_max, due=answer.due_max,
+                target=compute_round_target(config, answer) if is_plain else TLA_NONE,
+            )  # fmt: skip
+        case _ if isinstance(answer[0], StepCounts):
+            return _record(kind="counts", sizes=tuple(c.samples for c in answer if isinstance(c, StepCounts)))
+        case _:
+            reports = [report for report in answer if isinstance(report, Report)]
+            return _record(kind="report", first=min(report.rank for report in reports if report.cause) + 1)
+
+
+def _label_cause(cause: str) -> tuple[str, int]:
+    words = cause.split()
+    return ("read" if words[0] == "sample" else "collate", int(words[1]))
+
+
+def _label_rank(rank: Rank) -> Label:
+    state = rank.state
+    outcome = state.outcome
+    values = {
+        "phase": str(state.phase), "round": state.round, "read": state.read_samples, "ended": state.is_ended,
+        "wanted": state.wanted_samples, "held": len(state.window), "marks": state.marks,
+        "aligned": _sizes(state.aligned), "plan": _sizes(state.plan), "collated": state.is_collated,
+        "planned": state.planned_steps, "global": state.global_samples, "outbox": _sizes(state.outbox),
+        "queue": _sizes(rank.queue), "taken": state.taken_steps, "got": state.taken_samples,
+        "failed": bool(state.failure), "stopped": state.is_stopped, "urged": state.is_urged,
+        "limit": _number(state.step_limit),
+        "outcome": _record(
+            kind="none" if outcome is None else str(outcome.kind),
+            # Who is lost is not in the model: it speaks of what ranks do, not of what they say.
+            rank=TLA_NONE if outcome is None or outcome.kind == "lost" else _who(outcome.rank),
+        ),
+        "reading": rank.reading, "collating": _number(rank.collating), "post": _label_post(rank.post),
+        "causes": tuple(map(_label_cause, rank.causes)), "left": rank.is_left, "told": rank.is_urged,
+        "lost": rank.is_lost, "gone": rank.is_gone,
+    }  # fmt: skip
+    return tuple(values[name] for name in _RANK_FIELDS.split())
+
+
+def label_world(space: Space, config: Config, world: World) -> Label:
+    """The label of a world of the explorer."""
+    shared = space.get_shared(world)
+    ranks = space.get_ranks(world)
+    return (
+        tuple(map(_label_rank, ranks)),
+        _label_answer(config, space.get_answer(world)),
+        frozenset(i + 1 for i in range(len(ranks)) if shared.owed & 1 << i),
+        (shared.failures, shared.stops, shared.losses),
+    )

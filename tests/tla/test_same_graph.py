@@ -1,0 +1,83 @@
+"""The TLA+ model and the code, walked through within the same bounds, have the same states and the same transitions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from odb_ref.core.rules import RULES
+from odb_ref.core.types import Mode
+from simulator.explore.bounds import Bounds
+from simulator.explore.world import Space, decode
+from tests.tla.same import ACTIONS, Label, label_model_state, label_world
+from tests.tla.tlc import TLA, read_graph, run_tlc
+
+Edge = tuple[Label, str, Label]
+CONFIGS = sorted(path.stem for path in TLA.glob("graph_*.cfg"))
+
+
+def _read_bounds(path: Path) -> Bounds:
+    """The bounds of a configuration, for the explorer: samples of length 1, and a budget of as many as fit a group."""
+    text = path.read_text()
+    value = dict(re.findall(r"^    (\w+) (?:=|<-) (.*)$", text, re.MULTILINE))
+    sizes = [int(size) for size in value["Shard"].split("_")[1:]]
+    depth = int(value["Depth"].split("_")[1])
+    quota = int(value["Quota"])
+    return Bounds(
+        lengths=tuple((1,) * size for size in sizes),
+        budget_tokens=int(value["Cap"]),
+        window_samples=int(value["Window"]),
+        ramp_rounds=int(value["Ramp"]),
+        depth_steps=depth,
+        mode=Mode(value["Mode"].strip('"')),
+        quota_samples=quota or None,
+        max_age_rounds=int(value["Age"]),
+        rule=RULES[value["Rule"].strip('"')],
+        failures=int(value["MaxFailures"]),
+        stops=int(value["MaxStops"]),
+        losses=int(value["MaxLosses"]),
+        is_single_reads=value["IsSingleReads"] == "TRUE",
+        is_eager_end=value["IsEagerEnd"] == "TRUE",
+    )
+
+
+def _walk_code(bounds: Bounds) -> tuple[list[Label], set[Edge]]:
+    space = Space(bounds)
+    config = bounds.compute_config(0)
+    labels = {(world := space.begin()): label_world(space, config, world)}
+    edges: set[Edge] = set()
+    todo = [world]
+    while todo:
+        world = todo.pop()
+        for code in space.enabled(world):
+            after = space.apply(world, code)
+            if after not in labels:
+                labels[after] = label_world(space, config, after)
+                todo.append(after)
+            edges.add((labels[world], decode(code).act.name, labels[after]))
+    return list(labels.values()), edges
+
+
+def _walk_model(config: Path, work: Path) -> tuple[list[Label], set[Edge]]:
+    result = run_tlc(config, work, arguments=("-deadlock", "-dump", "dot,actionlabels", str(work / "graph")))
+    assert result.error == "", result.output
+    nodes, edges = read_graph(work / "graph.dot")
+    labels = {number: label_model_state(state) for number, state in nodes.items()}
+    assert len(labels) == result.states
+    return list(labels.values()), {
+        (labels[start], ACTIONS[action].name, labels[end]) for start, action, end in edges if action != "End"
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_model_and_the_code_have_the_same_graph(name: str, tmp_path: Path) -> None:
+    """Checks: FREE, TERM, ALIGN, CONSERVE."""
+    model_nodes, model_edges = _walk_model(TLA / f"{name}.cfg", tmp_path)
+    code_nodes, code_edges = _walk_code(_read_bounds(TLA / f"{name}.cfg"))
+    # Labels name states: no two states of one side share one.
+    assert len(set(model_nodes)) == len(model_nodes)
+    assert len(set(code_nodes)) == len(code_nodes)
+    assert set(model_nodes) == set(code_nodes)
+    assert model_edges == code_edges
