@@ -47,6 +47,8 @@ def run_command(options: argparse.Namespace) -> int:
     """Exit status 0; bad input raises UsageError."""
     if options.workers < 1:
         raise UsageError(f"--workers must be at least 1, got {options.workers}")
+    if options.depth is not None and options.depth < 1:
+        raise UsageError(f"--depth must be at least 1, got {options.depth}")
     check_writable(options.out, options.json)
     runs = load_runs(options.traces, depth_steps=options.depth)
     calibration = calibrate(runs, workers=options.workers, transport=Transport(options.transport))

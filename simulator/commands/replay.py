@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from odb_ref.core.errors import UsageError
 from simulator.cost_files import load_costs
 from simulator.costs import Costs
 from simulator.options import check_writable
@@ -33,13 +35,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_command(options: argparse.Namespace) -> int:
     """Exit status 0 when every decision is equal, else 1; bad input raises UsageError."""
-    check_writable(options.json)
-    costs = None if options.cost_model is None else load_costs(options.cost_model)
-    replays = replay_all(load_runs(options.traces, depth_steps=options.depth), costs)
+    return replay_traces(options.traces, cost_model=options.cost_model, depth=options.depth, json_path=options.json)
+
+
+def replay_traces(
+    traces: Sequence[str], *, cost_model: str | None = None, depth: int | None = None, json_path: str | None = None
+) -> int:
+    """Replays the runs that ``traces`` hold, prints the comparison, and writes it where ``json_path`` says.
+
+    Exit status 0 when every decision is equal, else 1. Times are shown only for a given cost model: the defaults describe
+    no particular machine.
+
+    Raises: UsageError when a file cannot be used.
+    """
+    if depth is not None and depth < 1:
+        raise UsageError(f"--depth must be at least 1, got {depth}")
+    check_writable(json_path)
+    costs = None if cost_model is None else load_costs(cost_model)
+    replays = replay_all(load_runs(traces, depth_steps=depth), costs)
     print_replays(replays, is_priced=costs is not None)
-    if options.json is not None:
+    if json_path is not None:
         data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
-        Path(options.json).write_text(json.dumps({"replays": data}, indent=2) + "\n", encoding="utf-8")
+        Path(json_path).write_text(json.dumps({"replays": data}, indent=2) + "\n", encoding="utf-8")
     return 0 if all(item.is_equal for item in replays) else 1
 
 
