@@ -1,0 +1,194 @@
+(** ABORT and STOP: an epoch that ends early ends on every rank, in one round, with one cause. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+Import ListNotations.
+
+Lemma first_failed_spec : forall rs, match first_failed rs with
+  | Some o => exists r c, In r rs /\ r_cause r = Some c /\ o = Failed (r_rank r) c
+  | None => forall r, In r rs -> r_cause r = None end.
+Proof.
+  induction rs as [|r rs IH]; simpl; [easy|]. destruct (r_cause r) as [c|] eqn:C; [eauto 8|]. destruct (first_failed rs).
+  - destruct IH as [q [c [H1 H2]]]. eauto 8.
+  - intros q [<-|H]; auto.
+Qed.
+
+Lemma first_different_some : forall rs ref r, In r rs -> r_print r <> r_print ref -> exists q, first_different ref rs = Some (Mismatch q).
+Proof.
+  induction rs as [|x rs IH]; simpl; intros ref r H D; [easy|]. destruct (_ && _) eqn:E; [|eauto]. apply andb_true_iff in E as [_ E]. apply Nat.eqb_eq in E.
+  destruct H as [->|H]; [congruence|eauto].
+Qed.
+
+Lemma first_different_mismatch : forall rs ref o, first_different ref rs = Some o -> exists q, o = Mismatch q.
+Proof. induction rs as [|x rs IH]; simpl; intros ref o H; [discriminate|]. destruct (_ && _); [eauto|]. injection H as <-. eauto. Qed.
+
+Section Ending.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Notation reachable := (System.reachable N cfg depth input).
+Notation invariant := (System.invariant N cfg depth input).
+Notation second := (Keeps.second N cfg).
+Notation step := (System.step N cfg depth input).
+Notation hist_of := (System.hist_of cfg).
+Notation whole := (Facts.whole cfg).
+
+Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
+  match o with
+  | Complete => True
+  | Stopped q _ => q < N /\ stopped (rank_of s q) = true
+  | Failed q c => q < N /\ failure (rank_of s q) = Some c
+  | Mismatch _ => exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)
+  end.
+
+Record third (s : sys) : Prop := {
+  d_cause : forall r, r < N -> at_phase (rank_of s r) = REPORT ->
+    exists x, posted (rank_of s r) = Some (MReport x) /\ forall c, r_cause x = Some c -> failure (rank_of s r) = Some c;
+  d_outcome : forall o l, h_kind (whole s) = NClosed o l -> outcome_true s o }.
+
+(** The reports of an exchange that is about to complete. *)
+Lemma pending_reports : forall s rs, invariant s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Reported rs) ->
+  length rs = N /\ forall r, r < N -> at_phase (rank_of s r) = REPORT /\ exists x, nth_error rs r = Some x /\ posted (rank_of s r) = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print (cfg r).
+Proof.
+  intros s rs I P R. destruct (reduce_reported _ _ R) as [Em _].
+  assert (L : length rs = N) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
+  pose proof (messages_nth N s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
+  rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [_ W]].
+  pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in W. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+  - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
+  - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
+  - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po [R1 R2]]]. rewrite Po in Hm. injection Hm as ->. split; [reflexivity|]. exists y. auto.
+Qed.
+
+(** Some report has something to say: the Python's PeerError in compute_failure is never raised. *)
+Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Reported rs) ->
+  exists o, failure_of rs = Some o /\
+    ((exists r c, r < N /\ o = Failed r c /\ exists x, posted (rank_of s r) = Some (MReport x) /\ r_cause x = Some c) \/
+     ((exists q, o = Mismatch q) /\ (exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)) /\ forall q, q < N -> failing s q -> False)).
+Proof.
+  intros s rs I S P R. destruct (pending_reports s rs I P R) as [L X]. pose proof (some_rank _ _ ok) as SR.
+  assert (Hk : h_kind (whole s) = NReport).
+  { destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W _]. destruct (X 0 ltac:(lia)) as [Ph _].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, W in K. exact K. }
+  unfold failure_of. pose proof (first_failed_spec rs) as F. destruct (first_failed rs) as [o|].
+  - exists o. split; [reflexivity|]. left. destruct F as [x [c [Hx [Cx ->]]]]. apply In_nth_error in Hx as [r Hr].
+    assert (H : r < N) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X r H) as [_ [y [Hy [Po [Ry _]]]]]. rewrite Hr in Hy. injection Hy as <-.
+    exists r, c. rewrite Ry. eauto 6.
+  - assert (NF : forall q, q < N -> failing s q -> False).
+    { intros q Hq [_ F2]. destruct (X q Hq) as [Ph [y [Hy [Po _]]]]. destruct (F2 Ph) as [y' [Po' C]]. rewrite Po in Po'. injection Po' as <-. apply C, F. eapply nth_error_In, Hy. }
+    destruct (n_report _ _ _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
+    destruct (X 0 ltac:(lia)) as [_ [x0 [H0 [_ [_ P0]]]]]. destruct (X q Hq) as [_ [xq [Hxq [_ [_ Pq]]]]].
+    destruct rs as [|r0 rs]; [simpl in L; lia|]. simpl in H0. injection H0 as ->.
+    destruct (first_different_some (x0 :: rs) x0 xq) as [i Hi]; [eapply nth_error_In, Hxq|congruence|]. rewrite Hi. exists (Mismatch i). split; [reflexivity|]. right. eauto 8.
+Qed.
+
+Lemma stopped_stays : forall c r d s e t, transition c r d s e = Some t -> stopped s = true -> stopped t = true.
+Proof.
+  assert (Pp : forall c r u, stopped (post c r u) = stopped u) by (intros; destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity).
+  assert (Pd : forall d u, stopped (deliver d u) = stopped u) by (intros; destruct (deliver_eq d u) as [a [b [_ [-> _]]]]; reflexivity).
+  assert (Pf : forall u, stopped (finish_when_drained u) = stopped u) by (intros; destruct (finish_eq u) as [p [-> _]]; reflexivity).
+  intros c r d s e t E St. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  - destruct (_ || _); [discriminate|]. injection E as <-. rewrite Pp. exact St.
+  - destruct (collated s); [discriminate|]. injection E as <-. rewrite Pp. exact St.
+  - destruct (at_phase s); try discriminate. unfold agree in E. destruct (is_bad a); [injection E as <-; exact St|]. destruct (negb _); [discriminate|].
+    destruct (o_stop_rank a); [injection E as <-; unfold drain; rewrite Pf, Pd; exact St|]. destruct (negb _); [discriminate|]. destruct (target c a).
+    + injection E as <-. unfold drain. rewrite Pf, Pd. exact St.
+    + destruct (c_align _ _ _ _). injection E as <-. rewrite Pd. exact St.
+  - destruct (at_phase s); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. rewrite Pp. exact St.
+  - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. unfold drain. rewrite Pf, Pd. exact St.
+  - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. destruct (at_phase _); rewrite ?Pp, ?Pf, Pd; exact St.
+  - destruct (at_phase s); rewrite ?St in E; injection E as <-; exact St.
+  - destruct (_ || _); injection E as <-; rewrite ?Pp; exact St.
+  - destruct (is_ending s); injection E as <-; rewrite ?Pp; exact St.
+Qed.
+
+Lemma outcome_stays : forall s s' o, (forall q, q < N -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
+  (forall q, q < N -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)) -> outcome_true s o -> outcome_true s' o.
+Proof.
+  intros s s' o H1 H2 O. destruct o as [|q n|q c|q]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
+Qed.
+
+Theorem reachable_third : forall s, reachable s -> third s.
+Proof.
+  induction 1 as [|s l t R IH St].
+  - constructor; simpl; [intros; discriminate|discriminate].
+  - destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [| |destruct IH; constructor; assumption].
+    + set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < N -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
+      { intros q Hq Sq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply stopped_stays; eauto|rewrite update_other by assumption; exact Sq]. }
+      assert (Kf : forall q, q < N -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)).
+      { intros q Hq Fq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply rank_keeps_failure; eauto|rewrite update_other by assumption; reflexivity]. }
+      constructor.
+      * intros q Hq Ph. simpl in *. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same in *|rewrite update_other in * by assumption; apply (d_cause s IH q Hq Ph)].
+        assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+        -- simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P0; try discriminate.
+           ++ destruct (agree_cases _ _ _ _ _ _ E) as [C [_ [Fe _]]]. destruct C as [_ _ Po _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ _ _]; try congruence.
+              eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
+           ++ exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
+           ++ destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
+        -- pose proof (rank_step_after N cfg depth input ok s r e t I H M E) as K.
+           assert (P0 : at_phase (rank_of s r) = REPORT).
+           { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite Ph in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+             pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H))) as P1. rewrite K2 in P1. exact P1. }
+           destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [_ S3]; [unfold is_waiting; rewrite P0; reflexivity|].
+           destruct (d_cause s IH r H P0) as [x [Po C]]. exists x. split; [congruence|]. intros c Hc. specialize (C c Hc). rewrite <- C.
+           apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E)). congruence.
+      * intros o l Hk. apply (outcome_stays s); [exact Ks|exact Kf|]. eapply (d_outcome s IH). exact Hk.
+    + constructor; [apply (d_cause s IH)|]. intros o l Hk. rewrite whole_snoc in Hk.
+      assert (Os : forall o, outcome_true s o -> outcome_true (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)) o) by (intros o'; destruct o'; simpl; auto).
+      apply Os. clear Os. unfold h_step in Hk. destruct (h_kind (whole s)) as [|t| |o' l'] eqn:K.
+      * destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
+        -- simpl in Hk. injection Hk as <- _. destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [_ [_ X2]]]].
+           destruct (at_stop _ _ A q Sr) as [o1 [Ho So]]. destruct (X2 o1 Ho) as [r [H [_ [_ O]]]]. destruct (of_stop _ _ _ _ O q So) as [-> St]. simpl. auto.
+        -- simpl in Hk. destruct (target (cfg 0) a); [|discriminate]. injection Hk as <- _. exact Logic.I.
+      * destruct x; simpl in Hk; congruence.
+      * destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (reports_say s rs I S P Rd) as [o1 [F Y]]. rewrite F in Hk. simpl in Hk. injection Hk as <- _.
+        destruct Y as [[r [c [H [-> [x [Po Cx]]]]]]|[[q ->] [D _]]]; [|exact D]. simpl. split; [exact H|].
+        destruct (pending_reports s rs I P Rd) as [_ X]. destruct (X r H) as [Ph _]. destruct (d_cause s IH r H Ph) as [x' [Po' C]]. rewrite Po in Po'. injection Po' as <-. auto.
+      * assert (Hk' : NClosed o' l' = NClosed o l) by (destruct x; congruence). injection Hk' as <- <-. eapply (d_outcome s IH). exact K.
+Qed.
+
+(** ABORT, STOP: ranks that have ended have ended in the same round, with the same outcome. *)
+Theorem failure_ends_all_ranks_in_the_same_round : forall s r q, reachable s -> r < N -> q < N ->
+  is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true ->
+  ended_as (rank_of s r) = ended_as (rank_of s q) /\ round (rank_of s r) = round (rank_of s q) /\
+  length (released_of (rank_of s r)) = length (released_of (rank_of s q)).
+Proof.
+  intros s r q R Hr Hq Er Eq. pose proof (invariant_of N cfg depth input ok s R) as I.
+  destruct (ended_outcome N cfg depth input ok s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome N cfg depth input ok s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
+  rewrite Hk in Hk2. injection Hk2 as <- <-. split; [congruence|].
+  destruct (ended_current N cfg depth input ok s r R Hr Er) as [Wr _]. destruct (ended_current N cfg depth input ok s q R Hq Eq) as [Wq _].
+  pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq. rewrite Wr in Kr. rewrite Wq in Kq.
+  rewrite (k_round _ _ _ _ _ _ Kr), (k_round _ _ _ _ _ _ Kq), (k_released _ _ _ _ _ _ Kr), (k_released _ _ _ _ _ _ Kq). auto.
+Qed.
+
+(** ABORT, STOP: the outcome names a rank that did fail, with its cause, or stop; a mismatch is one. *)
+Theorem an_outcome_names_the_rank_and_the_cause : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+  exists o, ended_as (rank_of s r) = Some o /\ outcome_true s o.
+Proof.
+  intros s r R H E. destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome s (reachable_third s R) o l Hk).
+Qed.
+
+(** ABORT: once a failure has been offered, the epoch cannot go on: the round's agreement sends every rank to its report. *)
+Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < N ->
+  at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_failed o <> None -> h_kind (whole t) = NReport.
+Proof.
+  intros s t r o R St H Ph Po Fo. pose proof (invariant_of N cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
+  rewrite whole_snoc. destruct (pending_current N cfg depth input s r I H (P r H)) as [W [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite W in K.
+  assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
+  pose proof (messages_nth N s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
+  unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
+  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
+    pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
+  - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+  - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+Qed.
+
+(** ABORT: a rank that fails while it fills its window, or before, offers its failure in that round. *)
+Theorem a_failed_rank_offers_its_failure : forall s r, reachable s -> r < N -> failure (rank_of s r) <> None -> at_phase (rank_of s r) <> FILL.
+Proof.
+  intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
+  destruct (failure (rank_of s r)); [discriminate|easy].
+Qed.
+
+End Ending.
