@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # DDP's first backward imports it, for seconds: once here rather than in every process
 import torch.distributed as dist
 
 CONTEXT = multiprocessing.get_context("fork")

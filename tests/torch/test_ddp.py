@@ -1,0 +1,201 @@
+"""Real processes over gloo: the same steps on every rank, and the gradient of the whole."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from odb_ref.core.check import check_traces  # noqa: E402
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 20}
+
+
+def make_shard(rank: int, sizes: list[int]) -> Numbers:
+    return Numbers(sum(sizes[:rank]), sizes[rank])
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(32, 6), nn.Tanh(), nn.Linear(6, 32)).double()
+
+
+def compute_loss(model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
+    logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
+    return nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction=reduction)
+
+
+def get_gradient(model: nn.Module) -> list[float]:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist()
+
+
+def train(rank: int, sizes: list[int], options: dict[str, Any]) -> Any:
+    model = make_model()
+    loader = ODBDataLoader(make_shard(rank, sizes), **(SETTINGS | options))
+    wrapped = DistributedDataParallel(model)
+    windows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    numbers_of_step, steps = [], 0
+    reduction = options.get("loss_reduction", "mean")
+    with loader:
+        for batch in loader:
+            info = pop_step_info(batch)
+            loss = compute_loss(wrapped, batch, reduction)
+            # A batch without a supervised token has no mean; its weight is zero.
+            loss = torch.where(torch.isnan(loss), torch.zeros_like(loss), loss) if info.local_supervised == 0 else loss
+            (loss * info.loss_scale).backward()
+            steps += 1
+            numbers += [] if info.is_idle else batch["numbers"]
+            if info.is_window_end:
+                windows.append({"numbers": numbers, "gradient": get_gradient(wrapped)})
+                numbers_of_step += numbers
+                numbers = []
+                wrapped.zero_grad()
+    assert not numbers
+    return steps, windows, numbers_of_step
+
+
+def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
+    """The gradient of the mean over all supervised tokens, in one process."""
+    model = make_model()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for number in numbers:
+        batch = collate([make_sample(number)])
+        total = total + compute_loss(model, batch, "sum")
+        count += int((batch["labels"][:, 1:] != -100).sum())
+    (total / max(1, count)).backward()
+    return torch.tensor(get_gradient(model), dtype=torch.float64)
+
+
+VARIANTS = [
+    {"accumulation_steps": steps, "loss_reduction": reduction, "transport": transport}
+    for steps, reduction, transport in itertools.product((1, 4), ("mean", "sum"), ("reduce", "gather"))
+]
+
+
+def train_all(rank: int, sizes: list[int]) -> Any:
+    return [train(rank, sizes, options) for options in VARIANTS]
+
+
+def test_the_ddp_gradient_of_uneven_shards_is_that_of_the_union() -> None:
+    sizes = [30, 9, 4]
+    results = run_ranks(3, train_all, sizes, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for variant in zip(*(result.value for result in results), strict=True):
+        check_gradients(sizes, variant)
+
+
+def check_gradients(sizes: list[int], ranks: tuple[Any, ...]) -> None:
+    assert len({steps for steps, _, _ in ranks}) == 1
+    emitted = [number for _, _, numbers in ranks for number in numbers]
+    assert sorted(emitted) == list(range(sum(sizes)))
+    for windows in zip(*(windows for _, windows, _ in ranks), strict=True):
+        expected = compute_union_gradient([number for window in windows for number in window["numbers"]])
+        for window in windows:
+            found = torch.tensor(window["gradient"], dtype=torch.float64)
+            assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+
+
+def read_epochs(rank: int, sizes: list[int], options: dict[str, Any], epochs: int) -> Any:
+    with ODBDataLoader(make_shard(rank, sizes), **(SETTINGS | options)) as loader:
+        return [[([] if pop_step_info(batch).is_idle else batch["numbers"]) for batch in loader] for _ in range(epochs)]
+
+
+def test_fork_and_spawn_and_any_number_of_workers_give_the_same_batches(tmp_path: Path) -> None:
+    sizes, epochs = [25, 3], 2
+    variants = [
+        {"num_workers": 0},
+        {"num_workers": 2, "multiprocessing_context": "fork"},
+        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+    ]
+    found = []
+    for variant in variants:
+        results = run_ranks(2, read_epochs, sizes, {"shuffle": True} | variant, epochs, timeout_s=120)
+        assert not any(result.error for result in results), results
+        found.append([result.value for result in results])
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_traces_of_a_run_pass_the_checker(tmp_path: Path) -> None:
+    results = run_ranks(4, read_epochs, [40, 13, 13, 1], {"trace": tmp_path / "run.ndjson"}, 2)
+    assert not any(result.error for result in results), results
+    paths = sorted(tmp_path.glob("*.ndjson"))
+    assert [path.name for path in paths] == [
+        *(f"run-rank{rank}{epoch}.ndjson" for rank in range(4) for epoch in ("-epoch1", "")),
+    ]
+    verdict = check_traces([str(path) for path in paths])
+    assert not verdict.violations
+
+
+def read_auto(rank: int) -> Any:
+    options = SETTINGS | {"shard": "auto", "shuffle": True}
+    with ODBDataLoader(Numbers(0, 31), **options) as loader:
+        batches = [(pop_step_info(batch), batch) for batch in loader]
+    assert batches[-1][0].is_last
+    assert not any(info.is_last for info, _ in batches[:-1])
+    assert batches[-1][0].progress == 1.0
+    return [number for info, batch in batches if not info.is_idle for number in batch["numbers"]]
+
+
+def test_by_default_the_ranks_share_the_data_set_without_padding() -> None:
+    results = run_ranks(4, read_auto)
+    assert sorted(number for result in results for number in result.value) == list(range(31))
+    assert sorted(len(result.value) for result in results) == [7, 8, 8, 8]
+
+
+def read_with_two_loaders(rank: int) -> Any:
+    train_loader = ODBDataLoader(make_shard(rank, [12, 5]), **SETTINGS)
+    eval_loader = ODBDataLoader(make_shard(rank, [2, 6]), **SETTINGS)
+    seen: dict[str, list[int]] = {"train": [], "eval": []}
+    with train_loader, eval_loader:
+        for step, batch in enumerate(train_loader):
+            if not pop_step_info(batch).is_idle:
+                seen["train"] += batch["numbers"]
+            if step == 1:
+                for other in eval_loader:
+                    seen["eval"] += [] if pop_step_info(other).is_idle else other["numbers"]
+    total: list[Any] = [None, None]
+    dist.all_gather_object(total, seen)
+    return total
+
+
+def test_two_loaders_at_once_do_not_disturb_each_other() -> None:
+    results = run_ranks(2, read_with_two_loaders)
+    assert not any(result.error for result in results), results
+    first, second = results[0].value
+    assert sorted(first["train"] + second["train"]) == list(range(17))
+    assert set(first["eval"]) == {0, 1}
+    assert set(second["eval"]) == set(range(2, 8))
+
+
+def read_on_idle(rank: int, on_idle: str) -> Any:
+    options = SETTINGS | {"on_idle": on_idle}
+    with ODBDataLoader(make_shard(rank, [20, 0]), **options) as loader:
+        return [None if batch is None else pop_step_info(batch).loss_scale for batch in loader]
+
+
+@pytest.mark.parametrize("on_idle", ["none", "skip"])
+def test_idle_steps_may_be_none_or_left_out(on_idle: str) -> None:
+    busy, idle = run_ranks(2, read_on_idle, on_idle)
+    assert all(scale == 2.0 for scale in busy.value)
+    assert idle.value == ([None] * len(busy.value) if on_idle == "none" else [])
+
+
+def test_a_rank_that_never_had_a_sample_says_what_to_do() -> None:
+    for result in run_ranks(2, read_on_idle, "replay"):
+        assert result.error == "JobError"
+        assert "rank 1 failed" in result.text
+        assert "idle_sample=" in result.text

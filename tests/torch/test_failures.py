@@ -1,0 +1,203 @@
+"""Real processes over gloo, something goes wrong on one: every surviving rank says the same, in time, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import Result, run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "shard": "given", "timeout_s": 5}
+SIZES = [40, 30, 20]
+
+
+def check_same(results: list[Result], rank: int | None, cause: str) -> None:
+    """All results are the one error, and name the rank and the cause."""
+    assert {result.error for result in results} == {"JobError"}, results
+    assert {result.rank for result in results} == {rank}, results
+    assert len({result.text for result in results}) == 1, results
+    assert cause in results[0].text
+
+
+def synchronize() -> None:
+    """What a training step does: no rank gets out before all are in."""
+    dist.all_reduce(torch.zeros(1))
+
+
+def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int) -> int:
+    dataset = Numbers(0, SIZES[rank], bad=15 if rank == bad_rank else None, fault=fault)
+    steps = 0
+    with ODBDataLoader(dataset, num_workers=num_workers, **SETTINGS) as loader:
+        for _ in loader:
+            synchronize()
+            steps += 1
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "num_workers"),
+    [
+        ("raise", "ValueError: bad row 15", 0),
+        ("raise", "ValueError: bad row 15", 1),
+        ("empty", "the length of a sample is 0", 0),
+        ("no_ids", "has no input_ids", 0),
+        ("kill", "exited unexpectedly", 1),
+    ],
+)
+def test_a_failure_on_one_rank_is_the_same_error_on_all(fault: str, cause: str, num_workers: int) -> None:
+    results = run_ranks(3, read_bad, 1, fault, num_workers)
+    check_same(results, 1, cause)
+    # Torch looks after its workers every five seconds.
+    assert max(result.seconds for result in results) < (15 if fault == "kill" else 5)
+
+
+def test_a_sample_over_the_budget_is_no_failure() -> None:
+    results = run_ranks(3, read_bad, 2, "long", 0)
+    assert len({result.value for result in results}) == 1
+    assert results[0].value > 0
+
+
+def read_with_failing_collate(rank: int) -> None:
+    def fail(samples: list[Any]) -> Any:
+        if rank == 2 and any(sample["number"] == 12 for sample in samples):
+            raise RuntimeError("no memory")
+        return collate(samples)
+
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **(SETTINGS | {"collate_fn": fail})) as loader:
+        for _ in loader:
+            synchronize()
+
+
+def test_a_failing_collate_fn_stops_all_ranks_before_any_waits() -> None:
+    check_same(run_ranks(3, read_with_failing_collate), 2, "RuntimeError: no memory")
+
+
+def read_with_options(rank: int, options: list[dict[str, Any]]) -> None:
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **(SETTINGS | options[rank])) as loader:
+        for _ in loader:
+            synchronize()
+
+
+@pytest.mark.parametrize(
+    ("option", "cause"),
+    [
+        ({"token_budget": 61}, "budget_tokens is 61, rank 0 has 60"),
+        ({"mode": "quota"}, "mode is 'quota', rank 0 has 'join'"),
+        ({"seed": 4, "shard": "auto"}, "seed=4"),
+        ({"accumulation_steps": 2}, "accumulation_steps=2"),
+        ({"transport": "gather"}, "transport is 'gather', rank 0 has 'reduce'"),
+    ],
+)
+def test_ranks_that_are_configured_differently_say_so(option: dict[str, Any], cause: str) -> None:
+    check_same(run_ranks(3, read_with_options, [{}, option, {}]), 1, cause)
+
+
+def read_and_die(rank: int) -> None:
+    with ODBDataLoader(Numbers(0, 200), **SETTINGS) as loader:
+        for step, _ in enumerate(loader):
+            if rank == 1 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def test_a_killed_process_is_named_in_time() -> None:
+    results = run_ranks(3, read_and_die)
+    assert results[1].is_gone
+    check_same([results[0], results[2]], 1, "its process is gone")
+    assert max(results[0].seconds, results[2].seconds) < 5
+
+
+def read_late(rank: int) -> None:
+    if rank == 1:
+        time.sleep(7)
+        return
+    with ODBDataLoader(Numbers(0, 20), **(SETTINGS | {"timeout_s": 3})) as loader:
+        list(loader)
+
+
+def test_a_rank_that_never_starts_is_noticed_in_time() -> None:
+    results = run_ranks(3, read_late)
+    assert {results[0].error, results[2].error} == {"JobError"}, results
+    assert "not every rank has started" in results[0].text
+    assert max(results[0].seconds, results[2].seconds) < 7
+
+
+def read_slowly(rank: int) -> int:
+    steps = 0
+    with ODBDataLoader(Numbers(0, 30), **(SETTINGS | {"timeout_s": 1})) as loader:
+        for _ in range(2):
+            for _batch in loader:
+                synchronize()
+                if rank == 0 and steps in (2, 3):
+                    time.sleep(1.5)
+                steps += 1
+            if rank == 1:
+                time.sleep(2)  # a checkpoint, say
+    return steps
+
+
+def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
+    results = run_ranks(2, read_slowly)
+    assert not any(result.error for result in results), results
+    assert results[0].value == results[1].value
+
+
+def leave(rank: int, leavers: list[int], step: int, how: str) -> int:
+    steps = 0
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        for batch in loader:
+            pop_step_info(batch)
+            if rank in leavers and steps == step:
+                if how == "raise":
+                    raise KeyError("the trainer's own")
+                break
+            steps += 1
+            time.sleep(0.01)
+        if how == "again":
+            return sum(1 for _ in loader)
+    return steps
+
+
+def test_all_ranks_may_leave_at_the_same_step() -> None:
+    results = run_ranks(3, leave, [0, 1, 2], 4, "break")
+    assert [result.value for result in results] == [4, 4, 4], results
+    again = run_ranks(3, leave, [0, 1, 2], 4, "again")
+    assert len({result.value for result in again}) == 1, again
+    assert again[0].value > 5
+
+
+@pytest.mark.parametrize("how", ["break", "raise"])
+def test_one_that_leaves_alone_is_named_to_the_others(how: str) -> None:
+    results = run_ranks(3, leave, [2], 4, how)
+    assert results[2].value == 4 or results[2].error == "KeyError"
+    check_same(results[:2], 2, "left the loop")
+    assert max(result.seconds for result in results) < 5
+
+
+def leave_while_others_wait(rank: int) -> int:
+    """The others are in the trainer's collective when one leaves: their loaders must end all the same."""
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        for step, _ in enumerate(loader):
+            if rank == 0 and step == 3:
+                break
+            time.sleep(0.2 if rank else 0)
+        # The loader of rank 0 is closed here; the others learn of it from their next request.
+    return 0
+
+
+def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
+    results = run_ranks(3, leave_while_others_wait)
+    check_same(results[1:], 0, "left the loop")
+    assert max(result.seconds for result in results) < 6
