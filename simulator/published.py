@@ -22,6 +22,7 @@ from simulator.runs import Run, run
 from simulator.workload import Workload, build_workload
 
 SHORTEST_TOKENS: Final = 16
+SAMPLES: Final = 12_000
 POLICIES: Final = ("paper", "odb")
 STANDARD: Final = "standard"
 
@@ -60,7 +61,7 @@ class Inputs:
     per_token_s: float = 6.5e-4
     per_token2_s: float = 1.1e-8
     fixed_s: float = 0.3
-    samples: int = 12_000
+    samples: int = SAMPLES
     seed: int = 0
 
 
@@ -251,11 +252,13 @@ def _build_standard(inputs: Inputs, workload: Workload, costs: Costs) -> Run:
     return Run(workload=workload, policy=STANDARD, budget_tokens=budget, costs=costs)
 
 
-def compare_published(executor: Executor, rows: Sequence[Published] = ROWS) -> list[Comparison]:
-    """Every row of the paper with its prediction and the prediction's sensitivities."""
+def compare_published(
+    executor: Executor, rows: Sequence[Published] = ROWS, *, samples: int = SAMPLES
+) -> list[Comparison]:
+    """Every row of the paper with its prediction and the prediction's sensitivities, each from ``samples`` lengths."""
     tasks: list[Inputs] = []
     for row in rows:
-        base = Inputs(length_cv=row.length_cv, mean_tokens=MEAN_TOKENS[row.name])
+        base = Inputs(length_cv=row.length_cv, mean_tokens=MEAN_TOKENS[row.name], samples=samples)
         tasks.append(base)
         for assumption in ASSUMPTIONS:
             tasks += [assumption.lower(base), assumption.higher(base)]

@@ -1,0 +1,48 @@
+"""Recorded runs for tests: the simulator's traces, whose costs are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from odb_ref.core.trace import TraceWriter
+from odb_ref.core.types import Mode
+from simulator.conditions import STEADY, Conditions
+from simulator.costs import Costs
+from simulator.lengths import Lengths
+from simulator.runs import Run, run
+from simulator.workload import Sharding, build_workload
+
+
+def make_lengths(samples: int = 400, seed: int = 3) -> Lengths:
+    tokens = np.clip(np.random.default_rng(seed).lognormal(5, 0.7, samples), 8, 1500).astype(np.int64)
+    return Lengths("made", tokens, tokens // 2)
+
+
+def record(
+    path: Path,
+    *,
+    policy: str = "odb",
+    mode: Mode = Mode.JOIN,
+    quota_samples: int | None = None,
+    sharding: Sharding = Sharding.UNEVEN,
+    ranks: int = 3,
+    samples: int = 400,
+    costs: Costs | None = None,
+    conditions: Conditions = STEADY,
+) -> Path:
+    what = Run(
+        workload=build_workload(make_lengths(samples), ranks=ranks, sharding=sharding),
+        policy=policy,
+        budget_tokens=2048,
+        window_samples=32,
+        mode=mode,
+        quota_samples=quota_samples,
+        sharding=sharding,
+        costs=costs or Costs(),
+        conditions=conditions,
+    )
+    with TraceWriter(path, what.build_config(), driver="simulator") as writer:
+        run(what, observer=writer.record)
+    return path

@@ -1,0 +1,80 @@
+"""Cost-model files: what is written is read back, and nonsense is refused with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from odb_ref.core.errors import UsageError
+from simulator.cost_files import encode_costs, load_costs, write_costs
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, Transport
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    costs = Costs(
+        gpu=GpuCost(fixed_s=0.3, per_token2_s=0),
+        network=NetworkCost(transport=Transport.GATHER),
+        loader=LoaderCost(workers=7),
+    )
+    write_costs(tmp_path / "costs.json", costs, {"whence": "a test"})
+    assert load_costs(tmp_path / "costs.json") == costs
+
+
+def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text('{"format": "odb-costs", "version": 1, "gpu": {"fixed_s": 1}}')
+    assert load_costs(path) == Costs(gpu=GpuCost(fixed_s=1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ('"per_token_s": 0.00012', '"per_token_s": -1', 6, "gpu.per_token_s"),
+        ('"fixed_s": 0.05', '"fixed_s": NaN', 5, "gpu.fixed_s"),
+        ('"fixed_s": 0.05', '"fixed_s": 1e400', 5, "gpu.fixed_s"),
+        ('"fixed_s": 0.05', '"fixed_s": 1e9', 5, "more than a day"),
+        ('"fixed_s": 0.05', '"fixed_s": "0.05"', 5, "expected a number"),
+        ('"fixed_s": 0.05', '"fixed_s": true', 5, "expected a number"),
+        ('"fixed_s"', '"fixed"', 5, "gpu.fixed is not known"),
+        ('"alpha_s": 5e-05', '"alpha_s": -Infinity', 11, "network.alpha_s"),
+        ('"reduce"', '"carrier pigeon"', 13, "network.transport"),
+        ('"workers": 4', '"workers": 0', 16, "loader.workers"),
+        ('"workers": 4', '"workers": 2.5', 16, "a whole number"),
+        ('"network"', '"netwerk"', 10, "netwerk is no part"),
+        ('"odb-costs"', '"odb-trace"', 2, "no cost model"),
+        ('"version": 1', '"version": 2', 3, "version"),
+    ],
+)
+def test_nonsense_is_refused_with_its_line(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
+    path = tmp_path / "costs.json"
+    text = json.dumps(encode_costs(Costs()), indent=2)
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UsageError) as caught:
+        load_costs(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: ")
+    assert words in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", '{"format": "odb-costs", "version": 1, "gpu": 3}', "{", "\x00"])
+def test_what_is_no_cost_model_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=str(path)) as caught:
+        load_costs(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_which_steps_cost_nothing_is_refused(tmp_path: Path) -> None:
+    write_costs(tmp_path / "c.json", Costs(gpu=GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0, sync_s=0)))
+    with pytest.raises(UsageError, match="costs nothing"):
+        load_costs(tmp_path / "c.json")
+
+
+def test_a_missing_file_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_costs(tmp_path / "none.json")

@@ -1,0 +1,151 @@
+"""Replay: equal where the run decided as the core does, and the first difference where it did not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Mode
+from simulator.cli import main
+from simulator.conditions import Conditions, Fault, FaultKind
+from simulator.costs import Costs, GpuCost
+from simulator.recorded import load_runs
+from simulator.replay import Replay, replay
+from tests.simulator_answers.helpers import record
+
+Line = dict[str, Any]
+
+
+def replay_file(path: Path, costs: Costs | None = None) -> Replay:
+    (recorded,) = load_runs([path])
+    return replay(recorded, costs=costs)
+
+
+def tamper(path: Path, change: Callable[[list[Line]], object]) -> Path:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def find_steps(lines: list[Line], rank: int, round_: int) -> list[Line]:
+    return next(
+        effect["steps"]
+        for line in lines[1:]
+        if line["rank"] == rank
+        for effect in line["effects"]
+        if effect["kind"] == "collate" and effect["round"] == round_
+    )
+
+
+@pytest.mark.parametrize("policy", ["odb", "paper"])
+@pytest.mark.parametrize(("mode", "quota"), [(Mode.JOIN, None), (Mode.QUOTA, None), (Mode.QUOTA, 150)])
+def test_a_simulated_run_replays_equal(tmp_path: Path, policy: str, mode: Mode, quota: int | None) -> None:
+    path = record(tmp_path / "t.ndjson.gz", policy=policy, mode=mode, quota_samples=quota)
+    result = replay_file(path)
+    assert result.difference == ""
+    assert result.measured_steps == result.predicted_steps > 0
+    assert result.decisions == 3 * result.measured_steps
+
+
+def test_timing_does_not_change_a_replay(tmp_path: Path) -> None:
+    path = record(tmp_path / "t.ndjson", conditions=Conditions(jitter=1.0, slow_ranks=((1, 5.0),)))
+    assert replay_file(path).is_equal
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_a_run_that_ended_early_is_compared_as_far_as_it_got(tmp_path: Path, kind: FaultKind) -> None:
+    at = {FaultKind.READ: 70, FaultKind.COLLATE: 3, FaultKind.STOP: 9, FaultKind.KILL: 9}[kind]
+    path = record(tmp_path / "t.ndjson", conditions=Conditions(faults=(Fault(kind, 2, at),)))
+    result = replay_file(path)
+    assert result.outcome != "complete"
+    assert result.difference == ""
+    assert 0 < result.measured_steps == result.predicted_steps
+
+
+def test_a_record_that_breaks_off_anywhere_replays_equal(tmp_path: Path) -> None:
+    lines = record(tmp_path / "t.ndjson").read_text().splitlines(keepends=True)
+    for cut in range(len(lines) // 5, len(lines), len(lines) // 5):
+        (tmp_path / "cut.ndjson").write_text("".join(lines[:cut]))
+        assert replay_file(tmp_path / "cut.ndjson").difference == ""
+
+
+def test_the_first_difference_names_round_step_and_rank(tmp_path: Path) -> None:
+    path = record(tmp_path / "t.ndjson")
+
+    def swap(lines: list[Line]) -> None:
+        steps = find_steps(lines, rank=1, round_=2)
+        steps[0]["positions"], steps[1]["positions"] = steps[1]["positions"], steps[0]["positions"]
+
+    number = find_steps([json.loads(line) for line in path.read_text().splitlines()], 1, 2)[0]["number"]
+    result = replay_file(tamper(path, swap))
+    assert not result.is_equal
+    assert result.difference.startswith(f"round 2, step {number}, rank 1: positions (")
+
+
+def test_a_missing_step_and_a_wrong_count_are_differences(tmp_path: Path) -> None:
+    short = tamper(record(tmp_path / "a.ndjson"), lambda lines: find_steps(lines, 2, 1).pop())
+    assert replay_file(short).difference.startswith("round 1, rank 2: ")
+    wrong = tamper(record(tmp_path / "b.ndjson"), lambda lines: find_steps(lines, 0, 0)[0].update(counts=[1, 1, 1]))
+    assert "rank 0: counts (1, 1, 1) recorded" in replay_file(wrong).difference
+
+
+def test_times_are_predicted_exactly_by_the_costs_the_run_had(tmp_path: Path) -> None:
+    costs = Costs(gpu=GpuCost(fixed_s=0.2))
+    timing = replay_file(record(tmp_path / "t.ndjson", costs=costs), costs).timing
+    assert timing is not None
+    assert timing.predicted_s == pytest.approx(timing.measured_s, rel=1e-5)
+    assert timing.step_error < 1e-4
+    other = replay_file(tmp_path / "t.ndjson", Costs(gpu=GpuCost(fixed_s=0.4))).timing
+    assert other is not None
+    assert other.total_error > 0.3
+
+
+def test_a_record_without_times_has_no_timing(tmp_path: Path) -> None:
+    path = tamper(record(tmp_path / "t.ndjson"), lambda lines: [line.pop("time_s", None) for line in lines])
+    assert replay_file(path).timing is None
+    assert replay_file(path).is_equal
+
+
+def test_files_of_a_job_are_one_run(tmp_path: Path) -> None:
+    head, *lines = record(tmp_path / "t.ndjson").read_text().splitlines(keepends=True)
+    paths = []
+    for rank in range(3):
+        path = tmp_path / f"rank{rank}.ndjson"
+        path.write_text(head + "".join(line for line in lines if json.loads(line)["rank"] == rank))
+        paths.append(path)
+    (recorded,) = load_runs(paths)
+    assert replay(recorded).is_equal
+    with pytest.raises(UsageError, match="no record of rank 2"):
+        load_runs(paths[:2])
+
+
+def test_a_resumed_epoch_and_an_unknown_rule_are_refused(tmp_path: Path) -> None:
+    def shift(lines: list[Line]) -> None:
+        event = next(line["event"] for line in lines[1:] if line["event"])
+        event["samples"] = event["samples"][5:]
+
+    with pytest.raises(UsageError, match="resumed"):
+        load_runs([tamper(record(tmp_path / "a.ndjson"), shift)])
+    strange = tamper(record(tmp_path / "b.ndjson"), lambda lines: lines[0]["config"].update(rule="mine"))
+    with pytest.raises(UsageError, match="no target rule 'mine'"):
+        load_runs([strange])
+
+
+def test_the_command_s_exit_status_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = str(record(tmp_path / "t.ndjson")), tmp_path / "out.json"
+    assert main(["replay", path, "--json", str(out)]) == 0
+    (entry,) = json.loads(out.read_text())["replays"]
+    assert entry["is_equal"] is True
+    assert entry["measured_steps"] == entry["predicted_steps"]
+    tamper(Path(path), lambda lines: find_steps(lines, 0, 0)[0]["positions"].reverse())
+    assert main(["replay", path]) == 1
+    assert "round 0, step 0, rank 0" in capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "none")]) == 2
+    assert main(["replay", path, "--depth", "0"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
