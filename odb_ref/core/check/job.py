@@ -122,6 +122,10 @@ class _Job:
 
     def _judge_outcomes(self, endings: Sequence[tuple[RankChecker, Ending]]) -> None:
         """ABORT: one outcome, in one round; but a rank that has lost the exchange can only say what it saw (R7.5)."""
+        differing = [stream for stream in self._streams if stream.header.config != self._header.config]
+        if differing and any(ending.kind == OutcomeKind.COMPLETE for _, ending in endings):
+            what = "completes with another configuration than other ranks"
+            self._findings.violate(Property.ABORT, what, rank=min(differing[0].ranks))
         told = [pair for pair in endings if pair[1].kind != OutcomeKind.LOST]
         for rank, ending in told[1:]:
             first, reference = told[0]

@@ -190,6 +190,9 @@ class RankChecker:
     def _post_offer(self, offer: Offer) -> None:
         number = self.posted[Kind.OFFER]
         self.posted[Kind.OFFER] += 1
+        if number == 0 and offer.round_min == offer.round_max > 0:
+            where = f"rank {self.rank} begins in round {offer.round_min}"
+            raise TraceError(f"{where}: of a resumed epoch, a trace does not hold the samples carried into it")
         self._exchanges.post_offer(self.rank, number, offer)
         is_of_round = offer.round_min == offer.round_max == number
         self._expect(is_of_round, Property.EXCHANGE, f"offers for round {offer.round_min}, in round {number}")
