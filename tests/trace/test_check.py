@@ -114,6 +114,17 @@ def test_a_rank_whose_file_is_not_given_is_missing(tmp_path: Path) -> None:
     assert [str(item) for item in verdict.violations] == ["FREE rank 2 round - step -: no trace of this rank"]
 
 
+def test_a_file_with_no_more_than_a_header_is_a_rank_that_did_nothing(tmp_path: Path) -> None:
+    paths = run(tmp_path / "t", is_one_file=False, faults=(Fault("kill", 1, 40),))
+    trace = Tampered(paths[1])
+    trace.records = []
+    trace.write(paths[1])
+    assert check_traces(paths).violations == ()
+    assert [str(item) for item in check_traces([paths[1]]).violations] == [
+        f"FREE rank {rank} round - step -: no trace of this rank" for rank in range(3)
+    ]
+
+
 def test_a_rank_that_was_killed_needs_no_finish_when_the_others_say_so(tmp_path: Path) -> None:
     paths = run(tmp_path / "t", is_one_file=False, faults=(Fault("kill", 1, 40),))
     verdict = check_traces(paths)

@@ -125,7 +125,7 @@ class _Job:
         differing = [stream for stream in self._streams if stream.header.config != self._header.config]
         if differing and any(ending.kind == OutcomeKind.COMPLETE for _, ending in endings):
             what = "completes with another configuration than other ranks"
-            self._findings.violate(Property.ABORT, what, rank=min(differing[0].ranks))
+            self._findings.violate(Property.ABORT, what, rank=min(differing[0].ranks, default=None))
         told = [pair for pair in endings if pair[1].kind != OutcomeKind.LOST]
         for rank, ending in told[1:]:
             first, reference = told[0]
