@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.types import Group, compute_padded_tokens, compute_real_tokens
+from odb_ref.core.types import Group
 
 _FLUSH_IDS: Final = 1 << 20
 COMPLETE: Final = Outcome(OutcomeKind.COMPLETE)
@@ -128,9 +128,9 @@ class Recorder:
             self._idle += 1
             return
         # The longest is looked for, not assumed first: a wrong grouping must show here.
-        longest = max(sample.length for sample in group)
-        padded = max(compute_padded_tokens(group), longest * len(group))
-        real = compute_real_tokens(group)
+        lengths = [sample.length for sample in group]
+        padded = max(lengths) * len(group)
+        real = sum(lengths)
         self._samples += len(group)
         self._real += real
         self._padded += padded
