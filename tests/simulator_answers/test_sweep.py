@@ -1,0 +1,108 @@
+"""Sweeps: the same answers in the same order whatever runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from odb_ref.core.errors import UsageError
+from simulator.cli import main
+from simulator.runs import run
+from simulator.sweep import Grid, Local, build_points, run_grid
+from tests.simulator_answers.helpers import make_lengths
+
+POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
+
+
+def make_grid() -> Grid:
+    return Grid(lengths=make_lengths(), points=POINTS, seed=1)
+
+
+def test_a_baseline_has_no_window() -> None:
+    assert len(POINTS) == 6
+    assert [point.window_samples for point in POINTS if point.policy == "standard"] == [16, 16]
+    assert [point.ranks for point in POINTS] == [2, 2, 2, 4, 4, 4]
+
+
+def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
+    def figures(executor: Executor) -> list[dict[str, object]]:
+        heard: list[int] = []
+        with executor:
+            answers = run_grid(make_grid(), executor, heard.append)
+        assert [answer.point for answer in answers] == list(POINTS)
+        assert sorted(heard) == [1, 2, 3, 4, 5, 6]
+        return [dict(answer.to_json()) for answer in answers]
+
+    here = figures(Local())
+    assert figures(ThreadPoolExecutor(3)) == here
+    assert figures(ProcessPoolExecutor(2, mp_context=get_context("spawn"))) == here
+
+
+def test_an_answer_is_that_of_the_run(tmp_path: Path) -> None:
+    grid = make_grid()
+    answer = run_grid(grid, Local())[1]
+    result = run(grid.build_run(POINTS[1], grid.build_workload(2)))
+    assert answer.summary.critical_tokens == result.summary.critical_tokens
+    assert answer.first_step_s == pytest.approx(result.rows[0].data_wait_s / 2)
+
+
+def test_a_point_that_makes_no_sense_is_refused_before_any_is_run() -> None:
+    points = build_points(policies=["odb"], ranks=[2, 4000], budgets=[2048], windows=[16], depths=[2])
+    with pytest.raises(UsageError, match="4000 ranks and only 400 samples"):
+        Grid(lengths=make_lengths(), points=points)
+
+
+def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = []
+    for name in ("a", "b"):
+        paths = {kind: tmp_path / f"{name}.{kind}" for kind in ("json", "csv")}
+        arguments = ["gsm8k", "--samples", "300", "--ranks", "2,3", "--token-budget", "1024", "--window", "16,32"]
+        options = [f"--{kind}={path}" for kind, path in paths.items()]
+        assert main(["sweep", *arguments, "--policy", "odb,paper", "--workers", "1", *options]) == 0
+        written.append([path.read_bytes() for path in paths.values()])
+    assert written[0] == written[1]
+    figures = json.loads(written[0][0])
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["steps"]) for row in rows] == [entry["steps"] for entry in figures]
+    assert len(rows) == 8
+    assert "efficiency" in capsys.readouterr().out
+
+
+def test_the_page_has_its_plots_inside(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    grid = ["gsm8k", "--samples", "200", "--ranks", "2", "--token-budget", "1024", "--window", "16,32,64"]
+    assert main(["sweep", *grid, "--policy", "odb,standard", "--workers", "1", "--html", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 1
+    assert not re.search(r'<(script|link|img)\b|(src|href)="(?!#)|url\((?!#)', text), "nothing to fetch: opens offline"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--ranks", "two"],
+        ["--ranks", "2,2"],
+        ["--ranks", "2,"],
+        ["--window", "0"],
+        ["--depth", "0"],
+        ["--policy", "mine"],
+        ["--workers", "0"],
+        ["--samples", "0"],
+        ["--cost-model", "none.json"],
+        ["--json", "none/x.json"],
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "gsm8k", "--ranks", "2", "--token-budget", "1024", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("odb-ref sweep: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,107 @@
+"""Tuning: the cheapest setting within the tolerance, found with few simulations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from odb_ref.core.errors import UsageError
+from simulator.cli import main
+from simulator.sweep import Local
+from simulator.tune import Question, Tuning, compute_budget_ladder, compute_host_tokens, compute_ladder, tune
+from tests.simulator_answers.helpers import make_lengths
+
+LENGTHS = make_lengths(1200)
+
+
+def ask(tolerance: float = 0.02, memory_tokens: int = 4096, window_max: int = 256) -> Tuning:
+    question = Question(
+        lengths=LENGTHS, ranks=4, memory_tokens=memory_tokens, window_max=window_max, tolerance=tolerance
+    )
+    return tune(question, Local())
+
+
+def test_the_recommendation_is_within_the_tolerance_and_cheapest_of_all_that_are() -> None:
+    tuning = ask()
+    best = max(answer.summary.tokens_per_s for answer in tuning.tried)
+    assert tuning.best.summary.tokens_per_s == best
+    good = [answer for answer in tuning.tried if answer.summary.tokens_per_s >= 0.98 * best]
+    assert tuning.recommended in good
+    assert compute_host_tokens(tuning.recommended) == min(map(compute_host_tokens, good))
+
+
+def test_no_single_step_down_from_it_is_good_enough() -> None:
+    tuning = ask()
+    point, best = tuning.recommended.point, tuning.best.summary.tokens_per_s
+    for curve, name in (
+        (tuning.windows, "window_samples"),
+        (tuning.budgets, "budget_tokens"),
+        (tuning.depths, "depth_steps"),
+    ):
+        values = [getattr(answer.point, name) for answer in curve]
+        assert values == sorted(set(values))
+        at = values.index(getattr(point, name))
+        if at:
+            assert curve[at - 1].summary.tokens_per_s < 0.98 * best
+    windows = compute_ladder(256, 8)
+    below = windows[windows.index(point.window_samples) - 1]
+    assert below in [answer.point.window_samples for answer in tuning.windows]
+
+
+def test_limits_are_kept_and_few_simulations_are_needed() -> None:
+    tuning = ask()
+    assert len(tuning.tried) <= 40
+    assert all(answer.point.budget_tokens <= 4096 for answer in tuning.tried)
+    assert all(answer.point.window_samples <= 256 for answer in tuning.tried)
+    assert all(answer.summary.over_budget_groups == 0 for answer in tuning.tried)
+
+
+def test_the_answer_is_the_same_every_time() -> None:
+    first, second = ask(), ask()
+    assert [a.to_json() for a in first.tried] == [a.to_json() for a in second.tried]
+    assert first.reasons == second.reasons
+
+
+def test_more_tolerance_never_costs_more() -> None:
+    costs = [compute_host_tokens(ask(tolerance).recommended) for tolerance in (0.0, 0.02, 0.2)]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[-1]
+
+
+def test_samples_that_fit_no_memory_are_counted() -> None:
+    tuning = ask(memory_tokens=512)
+    assert tuning.samples_over_memory == int((LENGTHS.tokens > 512).sum()) > 0
+
+
+def test_ladders() -> None:
+    assert compute_ladder(100, 8) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
+    assert compute_ladder(5, 8) == [5]
+    assert compute_budget_ladder(4096)[0] == 1024
+    assert compute_budget_ladder(4096)[-1] == 4096
+    assert compute_budget_ladder(1) == [1]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"memory_tokens": 0}, {"window_max": 0}, {"tolerance": -0.1}, {"tolerance": float("nan")}]
+)
+def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    good: dict[str, float] = {"ranks": 4, "memory_tokens": 4096}
+    with pytest.raises(UsageError):
+        Question(lengths=LENGTHS, **(good | wrong))  # type: ignore[arg-type]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out, page = tmp_path / "t.json", tmp_path / "t.html"
+    arguments = ["tune", "gsm8k", "--samples", "600", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "64"]
+    assert main([*arguments, "--workers", "1", "--json", str(out), "--html", str(page)]) == 0
+    data = json.loads(out.read_text())
+    text = capsys.readouterr().out
+    assert f"--token-budget {data['token_budget']} --window {data['window']} --depth {data['depth']}" in text
+    assert len(data["reasons"]) == 4
+    assert page.read_text().count("<svg") == 2
+    assert main(["tune", "gsm8k", "--ranks", "0", "--memory-tokens", "2048", "--workers", "1"]) == 2
+    assert main(["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "-1", "--workers", "1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
