@@ -99,6 +99,7 @@ class Driver:
         self._has_begun = False
         self._is_handling = False
         self._has_left = False
+        self._is_exhausted = False
         self._queue: deque[Step] = deque()
         self._batches: dict[int, object] = {}
         self._counts: dict[int, StepCounts] = {}
@@ -299,6 +300,11 @@ class Driver:
         metrics.real_tokens += compute_real_tokens(step.group)
         metrics.padded_tokens += compute_padded_tokens(step.group)
 
+    @property
+    def is_exhausted(self) -> bool:
+        """True when the epoch is complete and the consumer has been told."""
+        return self._is_exhausted
+
     def _conclude(self) -> None:
         self._close_trace()
         if self._has_left:
@@ -307,6 +313,7 @@ class Driver:
             raise self._broken
         if self._finish is not None and self._finish.outcome.kind is not OutcomeKind.COMPLETE:
             raise self._make_error(self._finish) from self._failure
+        self._is_exhausted = True
 
     def _make_error(self, finish: Finish) -> JobError:
         outcome = finish.outcome

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -20,14 +21,15 @@ from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Mode, compute_counts, compute_padded_tokens
 from odb_ref.torch.channel import Channel
-from odb_ref.torch.driver import Driver, EpochStart, Taken
-from odb_ref.torch.engine import Engine, LoaderOptions, ReadPlan, Source, ThreadEngine
+from odb_ref.torch.driver import Driver, Taken
+from odb_ref.torch.engine import Engine, LoaderOptions, Source, ThreadEngine
 from odb_ref.torch.info import TABLE, LossScaling, Reduction, StepInfo, Weighting
 from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
+from odb_ref.torch.order import Beginning, Order, choose_place, make_beginning
 from odb_ref.torch.reaper import REAPER
-from odb_ref.torch.sampler import ShardSampler
 from odb_ref.torch.session import Session
-from odb_ref.torch.transport import make_transport
+from odb_ref.torch.state import EpochState, StateDict
+from odb_ref.torch.transport import compute_place, make_transport
 from odb_ref.torch.workbench import CollateFn, OnIdle
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -113,8 +115,7 @@ class ODBDataLoader:
         self._mode = _choose(Mode, mode, "mode")
         self._quota = quota
         self._rule = get_rule(policy) if isinstance(policy, str) else policy
-        self._seed = seed
-        self._is_iterable = isinstance(dataset, IterableDataset)
+        is_iterable = isinstance(dataset, IterableDataset)
         self._on_idle = _choose(OnIdle, on_idle, "on_idle")
         self._idle_sample = idle_sample
         self._weighting = Weighting(
@@ -127,12 +128,18 @@ class ODBDataLoader:
         self._depth = max(_at_least_one(depth, "depth"), accumulation_steps + 1)
         if shard not in ("auto", "given"):
             raise UsageError(f"shard must be 'auto' or 'given', got {shard!r}")
-        if self._is_iterable and (sampler is not None or shuffle):
+        if is_iterable and (sampler is not None or shuffle):
             raise UsageError("an iterable data set takes neither sampler nor shuffle")
         if sampler is not None and shuffle:
             raise UsageError("sampler and shuffle exclude each other")
-        self._is_shuffled = shuffle
-        self._is_auto = shard == "auto" and sampler is None and not self._is_iterable
+        self._order = Order(
+            dataset=dataset,
+            sampler=sampler,
+            is_iterable=is_iterable,
+            is_auto=shard == "auto" and sampler is None and not is_iterable,
+            is_shuffled=shuffle,
+            seed=seed,
+        )
         if process_group is not None and device_mesh is not None:
             raise UsageError("process_group and device_mesh exclude each other")
         self._process_group = device_mesh.get_group() if device_mesh is not None else process_group
@@ -155,6 +162,8 @@ class ODBDataLoader:
         self._make_config(0, 1, "")  # refuses what makes no sense before any process has started
         self._epoch = 0
         self._driver: Driver | None = None
+        self._beginning: Beginning | None = None
+        self._loaded: tuple[EpochState, ...] = ()
         self._session = Session()
         self._finalizer = weakref.finalize(self, REAPER.submit, self._session.close)
         self._finalizer.atexit = False
@@ -181,27 +190,79 @@ class ODBDataLoader:
         session.end_epoch(self._timeout_s)
         channel = session.get_channel(self._make_channel)
         engine = session.get_engine(self._make_engine)
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        config = self._make_config(channel.rank, channel.world_size, self._make_tag(epoch))
-        start, total = self._make_start(epoch, channel.rank, channel.world_size)
-        writer = self._open_trace(config, epoch)
+        beginning = self._begin(channel.rank, channel.world_size)
+        self._epoch = beginning.epoch + 1
+        config = self._make_config(
+            channel.rank, channel.world_size, self._make_tag(beginning), beginning.emitted_before
+        )
         driver = Driver(
             config,
             engine,
             channel,
-            start,
+            beginning.start,
             accumulation_steps=self._weighting.accumulation_steps,
-            trace=writer,
+            trace=self._open_trace(config, beginning.epoch),
         )
-        self._driver = driver
+        self._driver, self._beginning = driver, beginning
         session.begin(driver)
-        return EpochIterator(
-            driver,
-            epoch=epoch,
-            world_size=channel.world_size,
-            weighting=self._weighting,
-            on_idle=self._on_idle,
-            total=total,
+        return EpochIterator(driver, beginning, channel.world_size, self._weighting, self._on_idle)
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> StateDict:
+        """This rank's place after the last step it was given, small enough to save with every checkpoint of the model.
+
+        Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
+        Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
+        """
+        rank, world_size = compute_place(self._process_group)
+        driver, beginning = self._driver, self._beginning
+        state = EpochState(
+            epoch=self._epoch,
+            world_size=world_size,
+            rank=rank,
+            settings=self._describe(),
+            order=self._order.description,
+        )
+        if self._loaded:
+            place, window, base = choose_place(self._order, rank, world_size, self._loaded, state.settings)
+            state = replace(state, place=place, window=window, base=base)
+        elif driver is not None and beginning is not None and not driver.is_exhausted:
+            place, window = driver.compute_place()
+            state = replace(state, epoch=beginning.epoch, place=place, window=window, base=beginning.base)
+        return state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
+        """Goes on from a saved state with the next iteration.
+
+        With the world size and settings it was saved with, a rank's own state is enough, and the same batches follow in the
+        same order. With others give every rank the list of all ranks' states: what none of them had taken is shared out anew.
+
+        Raises: UsageError when this is no such state; whether it fits is known at the next iteration.
+        """
+        states = [state] if isinstance(state, Mapping) else list(state)
+        if not states:
+            raise UsageError("load_state_dict: no state")
+        self._loaded = tuple(map(EpochState.from_dict, states))
+        self._epoch = self._loaded[0].epoch
+
+    def _describe(self) -> str:
+        """What decides the batches."""
+        shared = json.loads(self._make_config(0, 1, "").shared_json)
+        return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})
+
+    def _begin(self, rank: int, world_size: int) -> Beginning:
+        loaded, self._loaded = self._loaded, ()
+        if loaded and loaded[0].epoch != self._epoch:
+            loaded = ()  # set_epoch was called since
+        return make_beginning(
+            self._order,
+            self._epoch,
+            rank,
+            world_size,
+            loaded=loaded,
+            settings=self._describe(),
+            read_ahead=self._settings["window_samples"] // 2,
         )
 
     def close(self) -> None:
@@ -237,23 +298,22 @@ class ODBDataLoader:
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
-    def _make_config(self, rank: int, world_size: int, tag: str) -> Config:
+    def _make_config(self, rank: int, world_size: int, tag: str, emitted_before: int = 0) -> Config:
         return Config(
             rank=rank,
             world_size=world_size,
             budget_tokens=self.token_budget,
             depth_steps=self._depth,
             mode=self._mode,
-            quota_samples=self._quota,
+            quota_samples=None if self._quota is None else max(1, self._quota - emitted_before),
             rule=self._rule,
             tag=tag,
             **self._settings,
         )
 
-    def _make_tag(self, epoch: int) -> str:
+    def _make_tag(self, beginning: Beginning) -> str:
         weighting = " ".join(f"{key}={value}" for key, value in asdict(self._weighting).items())
-        order = f"auto shuffle={self._is_shuffled} seed={self._seed}" if self._is_auto else "given"
-        return f"epoch={epoch} order={order} {weighting}"
+        return f"epoch={beginning.epoch} step={beginning.resume_step} order={self._order.description} {weighting}"
 
     def _make_channel(self) -> Channel:
         return Channel(make_transport(self._process_group, self._transport, self._timeout_s))
@@ -267,37 +327,9 @@ class ODBDataLoader:
         dataset, idle_sample = self.dataset, self._idle_sample
         if idle_sample is not None:
             return lambda: idle_sample
-        if self._is_iterable or (isinstance(dataset, Sized) and not len(dataset)):
+        if self._order.is_iterable or (isinstance(dataset, Sized) and not len(dataset)):
             return None
         return lambda: dataset[0]
-
-    def _make_start(self, epoch: int, rank: int, world_size: int) -> tuple[EpochStart, int | None]:
-        """Where the epoch starts, and how many samples it has: of all ranks if that is known, else none."""
-        read_ahead = self._settings["window_samples"] // 2
-        seed = self._seed + 1_000_003 * epoch + 7_919 * rank
-        if self._is_iterable:
-            return EpochStart(plan=ReadPlan(keys=None, seed=seed), get_id=int, read_ahead=read_ahead), None
-        keys, total = self._compute_keys(epoch, rank, world_size)
-        plan = ReadPlan(keys=keys, positions=range(len(keys)), seed=seed)
-
-        def get_id(position: int) -> int:
-            key = keys[position]
-            return key if isinstance(key, int) else position
-
-        return EpochStart(plan=plan, get_id=get_id, read_ahead=read_ahead), total
-
-    def _compute_keys(self, epoch: int, rank: int, world_size: int) -> tuple[Sequence[object], int | None]:
-        if self.sampler is not None:
-            if hasattr(self.sampler, "set_epoch"):
-                self.sampler.set_epoch(epoch)
-            return list(self.sampler), None
-        if not isinstance(self.dataset, Sized):
-            raise UsageError("the data set has no length: pass a sampler")
-        if self._is_auto:
-            shard = ShardSampler(self.dataset, rank, world_size, self._is_shuffled, self._seed, epoch)
-            return list(shard), len(self.dataset)
-        whole = ShardSampler(self.dataset, 0, 1, self._is_shuffled, self._seed, epoch)
-        return list(whole), None if world_size > 1 else len(self.dataset)
 
     def _open_trace(self, config: Config, epoch: int) -> TraceWriter | None:
         if self._trace is None:
@@ -310,14 +342,13 @@ class EpochIterator:
     """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks."""
 
     def __init__(
-        self, driver: Driver, *, epoch: int, world_size: int, weighting: Weighting, on_idle: OnIdle, total: int | None
+        self, driver: Driver, beginning: Beginning, world_size: int, weighting: Weighting, on_idle: OnIdle
     ) -> None:
         self._driver = driver
-        self._epoch = epoch
+        self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
         self._on_idle = on_idle
-        self._total = total
 
     def __iter__(self) -> Self:
         return self
@@ -335,13 +366,15 @@ class EpochIterator:
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
+        emitted = self._beginning.emitted_before + taken.emitted_samples
+        total = self._beginning.total_samples
         local = compute_counts(step.group)
         k = self._weighting.accumulation_steps
         return StepInfo(
             loss_scale=self._weighting.compute_scale(local, taken.window, self._world_size),
             step=step.number,
             round=step.round,
-            epoch=self._epoch,
+            epoch=self._beginning.epoch,
             is_idle=step.is_idle,
             is_last=taken.is_last,
             is_window_end=taken.is_last or (step.number + 1) % k == 0,
@@ -353,8 +386,8 @@ class EpochIterator:
             global_tokens=counts.tokens,
             global_supervised=counts.supervised,
             window_supervised=taken.window.supervised,
-            emitted_samples=taken.emitted_samples,
-            progress=taken.emitted_samples / self._total if self._total else None,
+            emitted_samples=emitted,
+            progress=emitted / total if total else None,
             world_size=self._world_size,
         )
 

@@ -1,0 +1,140 @@
+"""Saving after any step and going on, with the same number of ranks and with others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {
+    "token_budget": 60,
+    "window": 10,
+    "collate_fn": collate,
+    "shuffle": True,
+    "timeout_s": 20,
+    "accumulation_steps": 3,
+}
+COUNT = 47
+
+
+def make_loader(**options: Any) -> ODBDataLoader:
+    return ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options))
+
+
+def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
+    """Step number, sample numbers and loss scale of each step, at most ``limit`` steps."""
+    found: list[tuple[int, list[int], float]] = []
+    if limit == 0:
+        return found
+    for batch in loader:
+        info = pop_step_info(batch)
+        found.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
+        if len(found) == limit:
+            break
+    return found
+
+
+def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
+    """At every step: what was read before it, and what a new loader reads from the state saved there, to the epoch's end."""
+    with make_loader(**options) as loader:
+        whole = read(loader)
+        second = read(loader)
+    rows = [whole, second]
+    for limit in range(len(whole) + 1):
+        with make_loader(**options) as loader:
+            before = read(loader, limit)
+            state = json.loads(json.dumps(loader.state_dict()))
+        with make_loader(**options) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            after = read(loader)
+            assert read(loader) == second
+        rows.append((before, after))
+    return rows
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "quota", "quota": 30}])
+def test_the_same_ranks_go_on_identically_after_any_step(options: dict[str, Any]) -> None:
+    results = run_ranks(2, save_and_go_on, options, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for result in results:
+        whole, _, *rows = result.value
+        assert all(before + after == whole for before, after in rows)
+
+
+def save(rank: int, limit: int, base: list[Any]) -> tuple[list[int], dict[str, Any]]:
+    with make_loader() as loader:
+        if base:
+            loader.load_state_dict(base)
+        numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
+        return numbers, loader.state_dict()
+
+
+@pytest.mark.parametrize("worlds", [(1, 2, 3), (2, 4, 1), (3, 1, 4), (4, 3, 2)])
+def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worlds: tuple[int, ...]) -> None:
+    for limit in (1, 2, 4):
+        base: list[Any] = []
+        seen: list[int] = []
+        for world_size in worlds:
+            is_final = world_size == worlds[-1]
+            results = run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base)
+            assert not any(result.error for result in results), results
+            seen += [number for result in results for number in result.value[0]]
+            base = [result.value[1] for result in results]
+        assert sorted(seen) == list(range(COUNT)), (worlds, limit)
+
+
+def test_other_settings_finish_the_epoch_too() -> None:
+    with make_loader() as loader:
+        before = read(loader, 3)
+        state = loader.state_dict()
+    with make_loader(token_budget=90) as loader:
+        loader.load_state_dict([state])
+        after = read(loader)
+    assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
+
+
+def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
+    options = SETTINGS | {"shuffle": False}
+    with ODBDataLoader(Stream(0, COUNT), **options) as loader:
+        whole = read(loader)
+    for limit in range(1, len(whole)):
+        with ODBDataLoader(Stream(0, COUNT), **options) as loader:
+            before = read(loader, limit)
+            state = loader.state_dict()
+        with ODBDataLoader(Stream(0, COUNT), **options) as loader:
+            loader.load_state_dict(state)
+            assert before + read(loader) == whole
+
+
+def test_a_state_is_small() -> None:
+    with ODBDataLoader(Numbers(0, 4000), **(SETTINGS | {"window": 512, "token_budget": 500})) as loader:
+        read(loader, 60)
+        assert len(json.dumps(loader.state_dict())) < 2 * 512 * 6 + 1000
+
+
+def test_states_that_do_not_fit_are_refused() -> None:
+    with make_loader() as loader:
+        read(loader, 2)
+        state = loader.state_dict()
+    with make_loader() as loader, pytest.raises(UsageError, match="no state of an ODBDataLoader"):
+        loader.load_state_dict({"version": 1})
+    with make_loader() as loader, pytest.raises(UsageError, match="version 2"):
+        loader.load_state_dict(state | {"version": 2})
+    with make_loader(seed=5) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match="saved with order"):
+            iter(loader)
+    with make_loader() as loader:
+        loader.load_state_dict(state | {"world_size": 2})
+        with pytest.raises(UsageError, match="states of all ranks are needed"):
+            iter(loader)
