@@ -1,0 +1,327 @@
+(** FREE, for loader, bounded output queue and trainer together: some transition is always possible, so with TERM every
+    schedule, fair or not, ends. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending.
+Import ListNotations.
+
+Lemma dec_exists : forall (p : nat -> bool) n, (exists r, r < n /\ p r = true) \/ (forall r, r < n -> p r = false).
+Proof.
+  induction n as [|n [[r [H E]]|IH]].
+  - right. intros; lia.
+  - left. exists r. split; [lia|exact E].
+  - destruct (p n) eqn:E; [left; exists n; split; [lia|exact E]|]. right. intros r H. destruct (Nat.eq_dec r n) as [->|NE]; [exact E|apply IH; lia].
+Qed.
+
+Lemma min_exists : forall (f : nat -> nat) n, 1 <= n -> exists q, q < n /\ forall i, i < n -> f q <= f i.
+Proof.
+  induction n as [|n IH]; intros H; [lia|]. destruct n as [|n]; [exists 0; split; [lia|]; intros i Hi; replace i with 0 by lia; lia|].
+  destruct IH as [q [Hq M]]; [lia|]. destruct (le_lt_dec (f q) (f (S n))) as [L|L].
+  - exists q. split; [lia|]. intros i Hi. destruct (Nat.eq_dec i (S n)) as [->|NE]; [exact L|apply M; lia].
+  - exists (S n). split; [lia|]. intros i Hi. destruct (Nat.eq_dec i (S n)) as [->|NE]; [lia|]. specialize (M i ltac:(lia)). lia.
+Qed.
+
+Lemma offers_of_total : forall os, offers_of (map MOffer os) = Some os.
+Proof. induction os as [|o os IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
+Lemma reports_of_total : forall os, reports_of (map MReport os) = Some os.
+Proof. induction os as [|o os IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
+Lemma counts_of_total : forall n l, Forall (fun c => length c = n) l -> counts_of n (map MCounts l) = Some l.
+Proof. induction 1 as [|c l E F IH]; simpl; [reflexivity|]. rewrite E, Nat.eqb_refl, IH. reflexivity. Qed.
+
+Lemma map_choice : forall (A B : Type) (f : A -> B) (P : A -> Prop) (l : list B), (forall x, In x l -> exists a, x = f a /\ P a) -> exists m, l = map f m /\ Forall P m.
+Proof.
+  induction l as [|x l IH]; intros H; [exists []; split; [reflexivity|constructor]|]. destruct (H x (or_introl eq_refl)) as [a [-> Pa]]. destruct IH as [m [-> Pm]]; [intros; apply H; right; assumption|].
+  exists (a :: m). split; [reflexivity|constructor; assumption].
+Qed.
+
+(** A limit is where the released steps end, unless a consumer has stopped. *)
+Lemma history_limit : forall c rs o l, h_kind (history c rs) = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released (history c rs).
+Proof.
+  intros c rs. unfold history. apply (fold_ind _ _ (h_step c) (fun h => forall o l, h_kind h = NClosed o l -> (exists q n, o = Stopped q n) \/ l = h_released h)).
+  - simpl. discriminate.
+  - intros h x IH o l. unfold h_step. destruct (h_kind h) eqn:K; destruct x; simpl; rewrite ?K; try discriminate; try (intros E; eapply IH; exact E).
+    + destruct (is_bad a); simpl; [discriminate|]. destruct (o_stop_rank a); simpl; [intros E; injection E as <- _; eauto|].
+      destruct (target c a); [|discriminate]. intros E. injection E as <- <-. auto.
+    + destruct (failure_of rs0) as [o1|]; simpl; [|congruence]. intros E. injection E as _ <-. auto.
+Qed.
+
+Section Coupled.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Hypothesis deep : forall r, r < N -> 1 <= depth r.
+Notation reachable := (System.reachable N cfg depth input).
+Notation invariant := (System.invariant N cfg depth input).
+Notation second := (Keeps.second N cfg).
+Notation step := (System.step N cfg depth input).
+Notation hist_of := (System.hist_of cfg).
+Notation whole := (Facts.whole cfg).
+
+(** What happens by itself: neither a failure, nor a consumer that leaves. *)
+Definition by_itself (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _) => False | _ => True end.
+(** And without another rank's urging. *)
+Definition unurged (l : label) : Prop := by_itself l /\ match l with LRank _ Urged => False | _ => True end.
+
+Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
+
+Lemma can_rank : forall s r e t, r < N -> may N input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+  unurged (LRank r e) -> can unurged s.
+Proof. intros s r e t H M E U. eexists. eexists. split; [exact U|]. eapply StepRank; eauto. Qed.
+
+(** ** No message contradicts the protocol *)
+
+Lemma logged_reports_say : forall s, reachable s -> Forall (fun p => match snd p with Reported rs => failure_of rs <> None | _ => True end) (log s).
+Proof.
+  induction 1 as [|s l t R IH St]; [constructor|]. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor]. simpl.
+  destruct x; auto. destruct (reports_say N cfg depth input ok s rs I S P Rd) as [o [-> _]]. discriminate.
+Qed.
+
+(** Every result is accepted: the Python raises neither UsageError nor PeerError. *)
+Theorem every_result_is_accepted : forall s r x, reachable s -> r < N -> may N input s r (Got x) ->
+  exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
+Proof.
+  intros s r x R H M. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  destruct (got_current N cfg depth input ok s r x I H M) as [G [W [Wh [ms [El Em]]]]].
+  pose proof (log_entry N cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
+  pose proof (logged_reports_say s R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
+  unfold is_waiting in W. unfold message in Em. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+  - destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. rewrite Po in Em. destruct x as [a|cs|rs].
+    2:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
+    2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
+    destruct (reduce_agreed _ _ ER) as [os [-> A]]. apply nth_error_In in Em as Im. apply in_map_iff in Im as [o' [Eo Io]]. injection Eo as ->.
+    unfold agree. destruct (is_bad a) eqn:B; [eauto|].
+    assert (Rr : o_round_min a = round (rank_of s r)).
+    { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
+      unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
+    rewrite Rr, Nat.eqb_refl. simpl. destruct (o_stop_rank a) eqn:Sr; [eauto|].
+    destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (c_align _ _ _ _); eauto|].
+    exfalso. destruct (at_ready _ _ A Ra) as [o1 [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
+    destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
+    + apply (ag_failed _ _ A o1 Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
+    + apply (ag_stop _ _ A o1 Ho) in F. contradiction.
+  - rewrite (k_count _ _ _ _ _ _ K Ph) in Em. destruct x as [a|cs|rs].
+    1:{ destruct (reduce_agreed _ _ ER) as [os [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
+    2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
+    destruct (reduce_counted _ _ ER) as [l [-> [F _]]]. apply nth_error_In in Em. apply in_map_iff in Em as [c [Ec Ic]]. injection Ec as ->.
+    rewrite Forall_forall in F. specialize (F _ Ic). rewrite map_length in F. unfold count. rewrite F, Nat.eqb_refl. simpl. eauto.
+  - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po _]]. rewrite Po in Em. destruct x as [a|cs|rs].
+    1:{ destruct (reduce_agreed _ _ ER) as [os [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
+    1:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
+    destruct (failure_of rs); [eauto|easy].
+Qed.
+
+Lemma in_messages : forall s m, In m (messages N s) -> exists r, r < N /\ m = message (rank_of s r).
+Proof. intros s m H. unfold messages in H. apply in_map_iff in H as [r [<- Hr]]. apply in_seq in Hr. exists r. split; [lia|reflexivity]. Qed.
+
+(** The messages of one exchange are always of one kind and one size. *)
+Theorem every_exchange_that_all_have_joined_completes : forall s, invariant s -> (forall r, r < N -> pending s r = true) -> exists x, reduce (messages N s) = Some x.
+Proof.
+  intros s I P. pose proof (some_rank _ _ ok) as SR.
+  assert (C : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r) /\ is_waiting (rank_of s r) = true).
+  { intros r H. destruct (pending_current N cfg depth input s r I H (P r H)) as [<- [_ W]]. split; [apply (g_core _ _ _ _ _ I r H)|exact W]. }
+  assert (NE : messages N s <> []) by (intros E; pose proof (messages_length N s) as L; rewrite E in L; simpl in L; lia).
+  destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
+  - destruct (map_choice _ _ MOffer (fun _ => True) (messages N s)) as [os [E _]].
+    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+      unfold is_waiting in W. destruct Ph as [Ph|Ph]; [rewrite Ph in W; discriminate|]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+    rewrite E in *. destruct os as [|o os]; [easy|]. simpl. rewrite offers_of_total. eauto.
+  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages N s)) as [l [E F]].
+    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
+      unfold message. rewrite (k_count _ _ _ _ _ _ K Ph). eexists. split; [reflexivity|]. rewrite map_length. congruence. }
+    rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. rewrite counts_of_total by assumption. eauto.
+  - destruct (map_choice _ _ MReport (fun _ => True) (messages N s)) as [rs [E _]].
+    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+      destruct (k_report _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+    rewrite E in *. destruct rs as [|o rs]; [easy|]. simpl. rewrite reports_of_total. eauto.
+  - exfalso. destruct (C 0 ltac:(lia)) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+    unfold is_waiting in W. destruct Ph as [Ph|Ph]; rewrite Ph in W; discriminate.
+Qed.
+
+(** ** The trainers *)
+
+(** The consumer has a step to take. *)
+Definition takeable (s : state) : Prop := queue s <> [] /\ forall l, limit s = Some l -> length (taken s) < l.
+
+Lemma head_number : forall s r x q, invariant s -> r < N -> queue (rank_of s r) = x :: q -> s_number x = length (taken (rank_of s r)).
+Proof.
+  intros s r x q I H E. eapply step_number; [apply (g_core _ _ _ _ _ I r H)|apply history_numbered|]. unfold steps_of. rewrite E, nth_error_app2, Nat.sub_diag by lia. reflexivity.
+Qed.
+
+Lemma take_possible : forall s r, invariant s -> r < N -> running s r = false -> takeable (rank_of s r) -> can unurged s.
+Proof.
+  intros s r I H Ru [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx.
+  assert (B : below (limit (rank_of s r)) (s_number x) = true).
+  { unfold below. destruct (limit (rank_of s r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
+  eapply (can_rank s r StepTaken); [exact H|exact Ru|simpl; rewrite Q, B; reflexivity|split; exact Logic.I].
+Qed.
+
+Definition takeableb (s : state) : bool := negb (is_nil (queue s)) && below (limit s) (length (taken s)).
+
+Lemma takeableb_spec : forall s, takeableb s = true <-> takeable s.
+Proof.
+  intros s. unfold takeableb, takeable, below. rewrite andb_true_iff. destruct (queue s) as [|y ys]; simpl; destruct (limit s) as [m|]; rewrite ?Nat.ltb_lt; split; intros [A B]; split; auto; try discriminate; try easy.
+  intros m' E. injection E as <-. exact B.
+Qed.
+
+(** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
+Lemma trainer_goes_on : forall s r, reachable s -> r < N -> running s r = true ->
+  (forall i n l, h_kind (whole s) = NClosed (Stopped i n) l -> length (taken (rank_of s r)) <= l) ->
+  can unurged s \/ exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
+Proof.
+  intros s r R H Ru Lr. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  destruct (min_exists (fun i => length (taken (rank_of s i))) N (some_rank _ _ ok)) as [q [Hq M]].
+  destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
+  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru)]; [split; exact Logic.I|]. intros i Hi. specialize (M i Hi). simpl in M. lia. }
+  destruct (running s q) eqn:Rq.
+  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s q Hq Rq)]; [split; exact Logic.I|]. exact M. }
+  destruct (takeableb (rank_of s q)) eqn:T; [left; apply (take_possible s q I Hq Rq); apply takeableb_spec, T|].
+  destruct (stopped (rank_of s q)) eqn:Sq; [right; exists q; auto|left].
+  pose proof (g_core _ _ _ _ _ I r H) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+  assert (Rel : length (taken (rank_of s q)) < h_released (hist_of s r)).
+  { rewrite <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
+  destruct (le_lt_dec (got s r) (got s q)) as [G|G].
+  - (* q has released the step too: then its limit forbids it *)
+    destruct (hist_order cfg s r q G) as [_ [_ Rq2]]. 
+    assert (Lim : exists m, limit (rank_of s q) = Some m /\ m <= length (taken (rank_of s q))).
+    { destruct (queue (rank_of s q)) as [|x ys] eqn:Q.
+      - assert (Ob : outbox (rank_of s q) <> []).
+        { intros E. pose proof (k_released _ _ _ _ _ _ Kq) as Z. unfold released_of in Z. rewrite Q, E, !app_nil_r in Z. lia. }
+        destruct (t_outbox _ _ (g_tight _ _ _ _ _ I q Hq) Ob) as [D|[l [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. exists l. split; [exact D1|lia].
+      - unfold takeableb, below in T. rewrite Q in T. simpl in T. destruct (limit (rank_of s q)) as [l|]; [|discriminate]. apply Nat.ltb_ge in T. eauto. }
+    destruct Lim as [l [L1 L2]]. rewrite (k_free _ _ _ _ _ _ Kq Sq) in L1. destruct (h_kind (hist_of s q)) as [| | |o l'] eqn:Hk; try discriminate. injection L1 as ->.
+    exfalso. destruct (history_limit _ _ _ _ Hk) as [[i [n ->]]|E].
+    + destruct (hist_cases N cfg depth input s q I Hq) as [[Gq Wq]|[_ [_ [W _]]]].
+      2:{ pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite Hk in Ph. unfold is_waiting in W. destruct Ph as [Ph|Ph]; rewrite Ph in W; discriminate. }
+      rewrite Wq in Hk. specialize (Lr i n l Hk). lia.
+    + change (l = h_released (hist_of s q)) in E. lia.
+  - destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
+    + destruct (hist_cases N cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
+    + assert (M2 : may N input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
+      destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|split; exact Logic.I].
+Qed.
+
+(** ** FREE *)
+
+Definition finished (s : sys) (r : nat) : Prop :=
+  at_phase (rank_of s r) = DONE /\ running s r = false /\ ~ takeable (rank_of s r).
+
+(** A trainer inside a step whose collective a consumer that has left will never enter. *)
+Definition forsaken (s : sys) (r : nat) : Prop :=
+  running s r = true /\ exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
+
+Lemma read_possible : forall s r, invariant s -> r < N -> wanted (rank_of s r) <> 0 -> can unurged s.
+Proof.
+  intros s r I H W. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
+  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
+  assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
+  set (en := length xs <? wanted u).
+  assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en) = Some t).
+  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact W). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia). simpl. eauto. }
+  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en)); [exact H| |exact T|split; exact Logic.I].
+  simpl. fold u. split; [|split].
+  - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
+    + rewrite Nat.min_l by exact L. reflexivity.
+    + rewrite Nat.min_r by exact L. rewrite !firstn_all2; [reflexivity| |]; rewrite skipn_length; lia.
+  - intros E. unfold en in E. apply Nat.ltb_lt in E. lia.
+  - destruct xs eqn:E; [right; unfold en; simpl; apply Nat.ltb_lt; lia|left; discriminate].
+Qed.
+
+Definition phase_is (p : phase_name) (s : state) : bool :=
+  match p, at_phase s with FILL, FILL | OFFER, OFFER | COUNT, COUNT | REPORT, REPORT | DRAIN, DRAIN | DONE, DONE => true | _, _ => false end.
+
+(** Every reachable state that is no end: a rank whose loader is not done, or a trainer that may still go on. *)
+Lemma free_lemma : forall s, reachable s ->
+  can unurged s \/ (exists r, r < N /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
+     (running s r = true -> exists q, q < N /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
+  (forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r)).
+Proof.
+  intros s R. destruct (reachable_second N cfg depth input ok s R) as [I S]. pose proof (some_rank _ _ ok) as SR.
+  destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) N) as [[r [H E]]|NG].
+  { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
+    destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
+    assert (M : may N input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
+    eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
+  assert (Cur : forall r, r < N -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
+  { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G W]]|[[P [G _]]|[P [G W]]]].
+    - split; [apply whole_when_current, G|auto].
+    - exfalso. rewrite P in NG. simpl in NG. apply Nat.ltb_ge in NG. lia.
+    - split; [apply whole_when_current, G|auto]. }
+  destruct (dec_exists (fun r => negb (pending s r)) N) as [[r [H E]]|AP].
+  2:{ left. destruct (every_exchange_that_all_have_joined_completes s I) as [x X]; [intros r H; specialize (AP r H); apply negb_false_iff in AP; exact AP|].
+      eexists. eexists. split; [|apply (StepExchange N cfg depth input s x); [|exact X]]; [split; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
+  destruct (dec_exists (fun r => phase_is FILL (rank_of s r)) N) as [[f [Hf Ef]]|NF].
+  - unfold phase_is in Ef. destruct (at_phase (rank_of s f)) eqn:Pf; try discriminate. clear Ef.
+    destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
+    destruct (is_ready (rank_of s f)) eqn:Rd.
+    2:{ left. unfold is_ready in Rd. destruct (wanted (rank_of s f)) eqn:W; [|apply (read_possible s f I Hf); rewrite W; discriminate].
+        simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|split; exact Logic.I]. }
+    destruct Fi as [Fi|[Ob Ur]]; [congruence|].
+    pose proof (g_core _ _ _ _ _ I f Hf) as Kf. pose proof (k_kind _ _ _ _ _ _ Kf) as Kk. unfold kind_ok in Kk. rewrite Pf in Kk.
+    assert (Ns : stopped (rank_of s f) = false) by (unfold must_end in Me; apply orb_false_iff in Me; apply Me).
+    assert (Lim : limit (rank_of s f) = None) by (rewrite (k_free _ _ _ _ _ _ Kf Ns), Kk; reflexivity).
+    assert (Q : queue (rank_of s f) <> []).
+    { destruct (t_outbox _ _ (g_tight _ _ _ _ _ I f Hf) Ob) as [D|[l [D _]]]; [|congruence]. intros Q. rewrite Q in D. simpl in D. specialize (deep f Hf). lia. }
+    assert (Tk : takeable (rank_of s f)) by (split; [exact Q|intros l L; congruence]).
+    destruct (running s f) eqn:Ru; [|left; apply (take_possible s f I Hf Ru Tk)].
+    destruct (trainer_goes_on s f R Hf Ru) as [C|[q [Hq [Sq _]]]]; [|left; exact C|].
+    + intros i n l Hk. destruct (Cur f Hf) as [Wf _]. rewrite <- Wf in Hk. congruence.
+    + right. left. exists f. split; [exact Hf|]. split; [exact Pf|]. split; [exact Rd|]. split; [exact Ob|]. split; [exact Ur|]. split; [intros _; exists q; auto|intros Z; congruence].
+  - assert (Hk : exists o l, h_kind (whole s) = NClosed o l).
+    { destruct (Cur r H) as [Wr [Pr|Wt]]; [rewrite Pr in E; discriminate|]. rewrite <- Wr.
+      pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. specialize (NF r H). unfold phase_is in NF. unfold is_waiting in Wt.
+      destruct (at_phase (rank_of s r)); try discriminate; destruct K as [o [l [K _]]]; eauto. }
+    destruct Hk as [o [l Hk]].
+    assert (Ph : forall q, q < N -> at_phase (rank_of s q) = DRAIN \/ at_phase (rank_of s q) = DONE).
+    { intros q Hq. destruct (Cur q Hq) as [Wq _]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq))) as P. rewrite Wq, Hk in P. exact P. }
+    destruct (dec_exists (fun q => phase_is DRAIN (rank_of s q) && negb (running s q)) N) as [[d [Hd Ed]]|ND].
+    + left. apply andb_true_iff in Ed as [Ed Rd]. apply negb_true_iff in Rd. unfold phase_is in Ed. destruct (at_phase (rank_of s d)) eqn:Pd; try discriminate.
+      apply (take_possible s d I Hd Rd). destruct (t_drain _ _ (g_tight _ _ _ _ _ I d Hd) Pd) as [Ob Li]. split.
+      * destruct (t_outbox _ _ (g_tight _ _ _ _ _ I d Hd) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep d Hd). lia.
+      * intros l' L. specialize (Li l' L). lia.
+    + assert (Each : forall q, q < N -> can unurged s \/ at_phase (rank_of s q) = DONE \/ (at_phase (rank_of s q) = DRAIN /\ forsaken s q)).
+      { intros q Hq. destruct (Ph q Hq) as [P|P]; [|auto]. specialize (ND q Hq). unfold phase_is in ND. rewrite P in ND. simpl in ND. apply negb_false_iff in ND.
+        destruct (trainer_goes_on s q R Hq ND) as [C|F]; [|left; exact C|].
+        - intros i n l' Hk'. destruct (t_drain _ _ (g_tight _ _ _ _ _ I q Hq) P) as [_ Li]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+          destruct (stopped (rank_of s q)) eqn:Sq.
+          + destruct (k_stop _ _ _ _ _ _ Kq Sq) as [m [L1 L2]]. specialize (Li m L1). lia.
+          + pose proof (k_free _ _ _ _ _ _ Kq Sq) as L1. destruct (Cur q Hq) as [Wq _]. rewrite Wq, Hk' in L1. specialize (Li l' L1). lia.
+        - right. right. split; [exact P|]. split; [exact ND|exact F]. }
+      assert (All : forall n, n <= N -> can unurged s \/ forall q, q < n -> at_phase (rank_of s q) = DONE \/ (at_phase (rank_of s q) = DRAIN /\ forsaken s q)).
+      { induction n as [|n IH]; intros Ln; [right; intros; lia|]. destruct (IH ltac:(lia)) as [C|A]; [auto|]. destruct (Each n ltac:(lia)) as [C|B]; [auto|].
+        right. intros q Hq. destruct (Nat.eq_dec q n) as [->|NE]; [exact B|apply A; lia]. }
+      destruct (All N ltac:(lia)) as [C|A]; auto.
+Qed.
+
+(** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers always goes on by itself, or every
+    loader is done and every trainer has taken all it was given: even after failures, and without anybody's urging. *)
+Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < N -> stopped (rank_of s r) = false) ->
+  can unurged s \/ forall r, r < N -> finished s r.
+Proof.
+  intros s R NS. destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [auto| |].
+  - exfalso. destruct (running s r); [destruct (X eq_refl) as [q [Hq Sq]]; rewrite NS in Sq by exact Hq; discriminate|auto].
+  - assert (D : forall r, r < N -> at_phase (rank_of s r) = DONE).
+    { intros r H. destruct (A r H) as [D|[_ [_ [q [Hq [Sq _]]]]]]; [exact D|]. rewrite NS in Sq by exact Hq. discriminate. }
+    destruct (dec_exists (fun r => running s r) N) as [[r [H Ru]]|NR].
+    + destruct (trainer_goes_on s r R H Ru) as [C|[q [Hq [Sq _]]]]; [|auto|rewrite NS in Sq by exact Hq; discriminate].
+      intros i n l Hk. exfalso. destruct (reachable_third N cfg depth input ok s R) as [_ O]. destruct (O _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
+    + destruct (dec_exists (fun r => takeableb (rank_of s r)) N) as [[r [H T]]|NT].
+      * left. apply (take_possible s r I H (NR r H)). apply takeableb_spec, T.
+      * right. intros r H. split; [apply D, H|]. split; [apply NR, H|]. intros T. apply takeableb_spec in T. rewrite NT in T by exact H. discriminate.
+Qed.
+
+(** STOP: where consumers have left, ranks that are urged still end; a loader that is not done then waits only for a trainer
+    that is inside a step which a consumer that has left never entered. *)
+Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left : forall s, reachable s ->
+  can by_itself s \/ forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
+Proof.
+  intros s R. destruct (free_lemma s R) as [[l [t [[U _] St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [left; exists l, t; auto| |auto].
+  destruct (running s r) eqn:Ru; [|exfalso; auto]. destruct (X eq_refl) as [q [Hq Sq]]. left.
+  exists (LRank r Urged). eexists. split; [exact Logic.I|]. eapply StepRank; [exact H| |].
+  - simpl. unfold is_ending. rewrite Ph. repeat split; auto. exists q. split; [exact Hq|]. unfold must_end. rewrite Sq. apply orb_true_r.
+  - simpl. unfold is_ending. rewrite Ph. reflexivity.
+Qed.
+
+End Coupled.
