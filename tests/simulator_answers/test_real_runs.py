@@ -1,0 +1,96 @@
+"""Real gloo runs of the torch adapter: every decision predicted, and times by a model fitted to another run.
+
+The loader, its exchange and the trainers' collective are real. The accelerator is emulated: a step sleeps as long as a device
+with a cost for each step and each padded token would take, so the test needs no quiet machine and no GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from simulator.calibrate import calibrate  # noqa: E402
+from simulator.recorded import RecordedRun, load_runs  # noqa: E402
+from simulator.replay import replay  # noqa: E402
+from tests.torch.data import Numbers  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+RANKS = 3
+FIXED_S = 0.03
+PER_TOKEN_S = 3e-4
+
+
+def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {
+        "input_ids": pad([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
+    }
+
+
+def train(rank: int, out: str, first: int) -> int:
+    shard = Numbers(first + 1000 * rank, 200 + 90 * rank)
+    steps = 0
+    with ODBDataLoader(
+        shard,
+        shard="given",
+        shuffle=True,
+        seed=first,
+        token_budget=200,
+        window=48,
+        collate_fn=collate,
+        trace=Path(out) / "rank{rank}.ndjson",
+    ) as loader:
+        for batch in loader:
+            pop_step_info(batch)
+            time.sleep(FIXED_S + PER_TOKEN_S * batch["input_ids"].numel())
+            dist.all_reduce(torch.ones(1))
+            steps += 1
+    return steps
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RecordedRun]:
+    """Two runs of the same job on different samples."""
+    recorded = []
+    for number in range(2):
+        out = tmp_path_factory.mktemp(f"run{number}")
+        results = run_ranks(RANKS, train, str(out), 10_000 * number, timeout_s=90)
+        assert not [result.text for result in results if result.error]
+        (run,) = load_runs(sorted(out.glob("*.ndjson")))
+        assert [result.value for result in results] == [run.steps] * RANKS
+        recorded.append(run)
+    return recorded
+
+
+@pytest.mark.timeout(240)
+def test_every_decision_of_a_real_run_is_predicted(runs: list[RecordedRun]) -> None:
+    for run in runs:
+        result = replay(run)
+        assert result.driver == "torch"
+        assert result.outcome == "complete"
+        assert result.difference == ""
+        assert result.predicted_steps == result.measured_steps == run.steps > 30
+
+
+@pytest.mark.timeout(240)
+def test_step_times_of_a_held_back_run_are_predicted_within_a_tenth(runs: list[RecordedRun]) -> None:
+    calibration = calibrate(runs)
+    step = calibration.fits[0]
+    assert calibration.held_back == "every second run"
+    assert step.median_error < 0.1
+    assert calibration.costs.gpu.per_token_s == pytest.approx(PER_TOKEN_S, rel=0.2)
+    assert calibration.costs.gpu.fixed_s == pytest.approx(FIXED_S, rel=0.4)
+    timing = replay(runs[1], costs=calibration.costs).timing
+    assert timing is not None
+    assert timing.step_error < 0.1
+    assert abs(timing.total_error) < 0.1
