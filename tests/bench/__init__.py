@@ -1,0 +1,1 @@
+"""Speed, memory and behaviour beside the released peer: ``python -m tests.bench``."""

@@ -1,0 +1,125 @@
+"""Benchmarks beside the released peer and a plain DataLoader.
+
+    python -m tests.bench                 # about three minutes on an idle machine of two cores
+    python -m tests.bench --peer-cases    # what a training job may meet, ours and the peer's answer, tried now
+    python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
+
+The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
+hold for this machine at its present load only. The peer is the PyPI package online-dynamic-batching; without it (the extra
+``bench`` installs it) its columns are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.bench import cases, inside, speed
+
+
+def main() -> int:
+    """0 when all of ours were right."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
+    parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
+    parser.add_argument("--only", choices=["loader", "exchange", "inside"], action="append", help="(repeatable)")
+    parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
+    parser.add_argument("--case", action="append", help="with --peer-cases: only this one (repeatable)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    options = parser.parse_args()
+    machine = describe_machine()
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if not cases.has_peer():
+        print("the peer is not installed (pip install online-dynamic-batching==0.1.2): ours alone")
+    began = time.monotonic()
+    if options.peer_cases:
+        figures, status = run_cases(options.case)
+    else:
+        repetitions = options.repetitions or (5 if options.full else 3)
+        figures, status = run_benchmarks(options.only or ["loader", "exchange", "inside"], repetitions, options.full)
+    print(f"\n{time.monotonic() - began:.0f} s")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n")
+    return status
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def run_benchmarks(parts: list[str], repetitions: int, is_full: bool) -> tuple[dict[str, Any], int]:
+    """All figures, and 1 when a run of ours failed."""
+    figures: dict[str, Any] = {}
+    kinds = speed.list_kinds()
+    found: list[speed.Runs] = []
+    peers: dict[int, speed.Runs] = {}
+    samples = speed.SAMPLES_PER_RANK
+    if "loader" in parts:
+        for ranks in (1, 2):
+            runs = speed.measure(ranks, kinds, repetitions, samples, speed.WINDOW_SAMPLES)
+            found += runs.values()
+            speed.say("")
+            speed.print_speed(runs)
+        speed.print_quality(runs, speed.compute_optimum(2, samples), speed.WINDOW_SAMPLES)
+        if "peer" in runs:
+            peers[2] = runs["peer"]
+        if is_full:
+            wide = speed.measure(2, kinds[1:], 1, samples, 1024)
+            found += wide.values()
+            speed.print_quality(wide, speed.compute_optimum(2, samples), 1024)
+    if "exchange" in parts:
+        measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in (2, 4)}
+        if "peer" in kinds:
+            for ranks in {2, 4} - set(peers):
+                peers[ranks] = speed.measure(ranks, ["peer"], 1, samples // 2, speed.WINDOW_SAMPLES)["peer"]
+            found += [peers[4]]
+        speed.say("")
+        speed.print_exchange(measured, dict(sorted(peers.items())))
+        figures["exchange"] = measured
+        figures["peer_bytes_per_1000_samples"] = dict(speed.extrapolate(peers))
+    if "inside" in parts:
+        explorer, simulator = inside.measure_explorer(repetitions), inside.measure_simulator(repetitions)
+        curve = inside.measure_curve() if is_full else {}
+        speed.say("")
+        figures["inside"] = inside.print_inside(explorer, simulator, curve)
+    figures["loaders"] = [asdict(runs) for runs in found]
+    return figures, int(any(runs.troubles for runs in found if runs.kind == "ours"))
+
+
+def run_cases(names: list[str] | None) -> tuple[dict[str, Any], int]:
+    """The outcome of every case, and 1 when ours was wrong in one."""
+    kinds = ["ours", "peer"] if cases.has_peer() else ["ours"]
+    figures: dict[str, Any] = {}
+    chosen = [cases.get_case(name) for name in names] if names else cases.CASES
+    for case in chosen:
+        print(f"\n{case.title}  [{case.name}]", flush=True)
+        for kind in kinds:
+            speed.say(f"{case.name}, {kind}")
+            outcome = case.run(kind)
+            speed.say("")
+            print(f"  {kind}: {'right' if outcome.is_right else 'WRONG'}: {outcome.text}", flush=True)
+            figures.setdefault(case.name, {})[kind] = asdict(outcome)
+    wrong = [name for name, found in figures.items() if not found["ours"]["is_right"]]
+    beaten = sum(1 for found in figures.values() if "peer" in found and not found["peer"]["is_right"])
+    print(f"\nours right in {len(figures) - len(wrong)} of {len(figures)} cases", end="")
+    print(f", the peer in {len(figures) - beaten}" if "peer" in kinds else "")
+    return {"cases": figures}, int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""What a rank does in a job: train on an epoch with one of the loaders, and report what it saw."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from tests.bench.collectives import Meter
+from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
+
+Spec = dict[str, Any]
+SETTLE_S = 5.0
+VOCABULARY = 32
+
+
+def make_dataset(spec: Spec, rank: int) -> Texts | Stream:
+    """The shard of ``rank``."""
+    sizes = spec["shards"]
+    lengths = compute_shards(spec["trace"], sizes, spec.get("seed", 0))[rank]
+    fault = spec.get("fault")
+    mine = fault if fault is not None and fault["rank"] == rank and fault["kind"] != "collate" else None
+    texts = Texts(lengths, sum(sizes[:rank]), masked=spec.get("masked", 0.0), fault=mine)
+    return Stream(texts) if spec.get("is_iterable") else texts
+
+
+def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any]]:
+    """The loader that ``spec["kind"]`` names, as its README says to make it, and what takes the step information."""
+    dataset = make_dataset(spec, rank)
+    fault = spec.get("fault")
+    function: Any = collate_known if spec.get("is_collate_strict") else collate
+    if fault is not None and fault["rank"] == rank and fault["kind"] == "collate":
+        function = BrokenCollate(sum(spec["shards"][:rank]) + fault["at"])
+    workers = spec.get("workers", 2)
+    options = {"num_workers": workers, "collate_fn": function, **spec.get("options", {})}
+    match spec["kind"]:
+        case "ours":
+            from odb_ref.torch import ODBDataLoader, pop_step_info
+
+            own = {"token_budget": spec["budget"], "window": spec["window"], **spec.get("ours", {})}
+            if not spec.get("is_iterable"):
+                own["shard"] = "given"
+            if spec.get("is_idle_sample_given"):
+                own["idle_sample"] = Texts([4], 0)[0]
+            return ODBDataLoader(dataset, **own, **options), pop_step_info
+        case "peer":
+            import odb
+
+            own = {"token_budget": spec["budget"], "batch_size": 1, "loss_scaling": "exact"}
+            if workers:
+                own["prefetch_factor"] = max(1, spec["window"] // workers)
+            pop = spec.get("peer", {}).get("loss_scaling", "exact")
+            loader = odb.ODBDataLoader(dataset, **own, **spec.get("peer", {}), **options)
+            return loader, lambda batch: odb.pop_step_info(batch, loss_scaling=pop)
+        case "plain":
+            return DataLoader(dataset, batch_size=spec["batch"], **options), lambda batch: None
+        case kind:
+            raise ValueError(kind)
+
+
+def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
+    """Takes all steps of one epoch, without a model, and says what they held."""
+    meter = Meter()
+    _import(spec["kind"])
+    began = time.monotonic()
+    loader, pop = make_loader(spec, rank)
+    seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
+    first_s = None
+    error, processes = None, 0
+    try:
+        for batch in loader:
+            if first_s is None:
+                first_s = time.monotonic() - began
+                processes = sum(1 for _ in _find_descendants(os.getpid()))
+            _note(seen, batch, pop(batch))
+            if len(seen["padded"]) == spec.get("break_at", {}).get(str(rank)):
+                break
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"[:600]
+    seconds = time.monotonic() - began
+    if hasattr(loader, "close"):
+        loader.close()
+    return {
+        **seen,
+        "processes": processes,
+        "first_s": first_s,
+        "seconds": seconds,
+        "error": error,
+        "steps": len(seen["padded"]),
+        **meter.read(),
+    }
+
+
+def _import(kind: str) -> None:
+    # What importing takes is no matter of the loader's speed.
+    if kind != "plain":
+        importlib.import_module("odb" if kind == "peer" else "odb_ref.torch")
+
+
+def _note(seen: Spec, batch: Any, info: Any) -> None:
+    is_idle = info is not None and getattr(info, "is_idle", False)
+    seen["idle"] += is_idle
+    seen["padded"].append(0 if is_idle else batch["input_ids"].numel())
+    seen["real"].append(0 if is_idle else int(batch["attention_mask"].sum()))
+    seen["groups"].append(0 if is_idle else len(batch["number"]))
+    seen["numbers"] += [] if is_idle else batch["number"].tolist()
+    if info is not None:
+        seen["scales"].append(float(info.loss_scale))
+
+
+def length(spec: Spec, rank: int, ranks: int) -> Spec:
+    """What ``len()`` says before an epoch, of this loader and of a plain one made after it."""
+    loader, _ = make_loader(spec, rank)
+    try:
+        own: int | str = len(loader)
+    except TypeError as error:
+        own = f"TypeError: {error}"[:80]
+    steps = sum(1 for _ in loader)
+    plain = DataLoader(range(10))  # type: ignore[arg-type, var-annotated]
+    return {"own": own, "steps": steps, "plain": len(plain)}
+
+
+class Model(nn.Module):
+    """The smallest language model whose gradients depend on every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The mean loss over the supervised tokens of the batch, with the causal shift."""
+        logits = self.layers(batch["input_ids"])
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
+def _get_gradient(model: nn.Module) -> torch.Tensor:
+    return torch.cat([item.grad.flatten() for item in model.parameters() if item.grad is not None])
+
+
+def gradient(spec: Spec, rank: int, ranks: int) -> Spec:
+    """How far each step's gradient, averaged over ranks, is from that of one process on the union batch (float64)."""
+    torch.manual_seed(0)
+    model = Model().double()
+    loader, pop = make_loader(spec, rank)
+    errors = []
+    for batch in loader:
+        info = pop(batch)
+        model.zero_grad()
+        (model(batch) * info.loss_scale).backward()
+        mine = _get_gradient(model)
+        dist.all_reduce(mine)
+        batches: list[Any] = [None] * ranks
+        is_idle = getattr(info, "is_idle", False)
+        dist.all_gather_object(batches, None if is_idle else dict(batch))
+        model.zero_grad()
+        present = [item for item in batches if item is not None]
+        counts = [int((item["labels"][:, 1:] != -100).sum()) for item in present]
+        for item, count in zip(present, counts, strict=True):
+            if count:
+                (model(item) * (count / sum(counts))).backward()
+        union = _get_gradient(model)
+        errors.append(float((mine / ranks - union).norm() / union.norm()))
+    if hasattr(loader, "close"):
+        loader.close()
+    return {"errors": errors}
+
+
+def train(spec: Spec, rank: int, ranks: int) -> Spec:
+    """Trains a plain DDP model to the end of the epoch."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model())
+    loader, pop = make_loader(spec, rank)
+    seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
+    error = None
+    try:
+        for batch in loader:
+            info = pop(batch)
+            _note(seen, batch, info)
+            (model(batch) * info.loss_scale).backward()
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"[:600]
+    if hasattr(loader, "close"):
+        loader.close()
+    return {**seen, "error": error, "steps": len(seen["padded"])}
+
+
+def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
+    """Several short epochs, each with a fresh loader that is left early, and what is left in the end."""
+    before: dict[str, int] = {}
+    born = {os.getpid()}
+    for epoch_number in range(spec["epochs"]):
+        if ranks > 1:
+            dist.barrier()
+        loader, pop = make_loader(spec, rank)
+        for step, batch in enumerate(loader):
+            pop(batch)
+            born |= set(_find_descendants(os.getpid()))
+            if step == 2:
+                break
+        del loader, batch
+        gc.collect()
+        if not epoch_number:
+            # What a library sets up once is no leak: counted is what the later epochs add.
+            time.sleep(SETTLE_S / 2)
+            before = _count_left(born)
+    deadline = time.monotonic() + SETTLE_S
+    while (left := _count_left(born)) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if ranks > 1:
+        dist.barrier()
+    return {key: left[key] - before[key] for key in left} | {"left": left}
+
+
+def _count_left(born: set[int]) -> dict[str, int]:
+    return {
+        "processes": sum(1 for _ in _find_descendants(os.getpid())),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "shared_files": sum(_get_maker(name) in born for name in os.listdir("/dev/shm")),
+        "threads": threading.active_count(),
+    }
+
+
+def _get_maker(name: str) -> int | None:
+    """The process that made a shared-memory file of torch (``torch_PID_...``)."""
+    parts = name.split("_")
+    return int(parts[1]) if len(parts) > 1 and parts[0] == "torch" and parts[1].isdigit() else None
+
+
+def _find_descendants(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _find_descendants(child)
+
+
+def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
+    """The cost of one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
+    from odb_ref.core.offer import WIRE_SIZE
+    from odb_ref.torch.transport import make_transport
+
+    transport = make_transport(None, spec["transport"], 60.0)
+    offer, counts = [rank] * (WIRE_SIZE + 3), [rank] * (3 * spec["steps"])
+
+    def play(rounds: int) -> None:
+        for _ in range(rounds):
+            transport.reduce_max(offer)
+            transport.reduce_sum(counts)
+
+    play(spec["rounds"] // 10)
+    meter = Meter()
+    began, cpu = time.monotonic(), time.process_time()
+    play(spec["rounds"])
+    seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
+    rounds = spec["rounds"]
+    found = meter.read()
+    dist.barrier()
+    transport.close()
+    return {"cpu_us": cpu_s / rounds * 1e6, "wall_us": seconds / rounds * 1e6} | {
+        key: value / rounds for key, value in found.items()
+    }
+
+
+JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {
+    "epoch": epoch,
+    "length": length,
+    "gradient": gradient,
+    "train": train,
+    "breaks": breaks,
+    "exchange": exchange,
+}

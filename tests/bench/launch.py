@@ -1,0 +1,88 @@
+"""Starts the ranks of a job as a user would, each a Python process of its own, and collects what they found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ERROR_CHARACTERS = 300
+NOISE = ("Warning", "warn", "  return ", "[W", "[rank", "\tat ", "    ")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What came of one rank. ``data`` is None when it did not get as far as to report."""
+
+    exit_status: int | None
+    """None: it still ran at the time limit and was killed."""
+    data: dict[str, Any] | None
+    error: str
+    """The last line it wrote to stderr that is no warning."""
+    seconds: float
+
+    @property
+    def is_hung(self) -> bool:
+        """True when the time limit ended it."""
+        return self.exit_status is None
+
+
+def launch(job: str, spec: dict[str, Any], *, ranks: int = 1, limit_s: float = 60.0) -> list[Rank]:
+    """Runs ``job`` of `tests.bench.jobs` on ``ranks`` processes; whatever is left after ``limit_s`` is killed."""
+    with tempfile.TemporaryDirectory(prefix="odb-bench-") as name:
+        folder = Path(name)
+        (folder / "spec.json").write_text(json.dumps({**spec, "job": job, "ranks": ranks}))
+        began = time.monotonic()
+        processes = [_start(folder, rank, ranks) for rank in range(ranks)]
+        ends: list[float | None] = [None] * ranks
+        try:
+            while None in ends and time.monotonic() - began < limit_s:
+                time.sleep(0.02)
+                for rank, process in enumerate(processes):
+                    if ends[rank] is None and process.poll() is not None:
+                        ends[rank] = time.monotonic() - began
+        finally:
+            for process in processes:
+                _kill(process)
+        return [
+            _collect(folder, rank, None if ends[rank] is None else process.returncode, ends[rank] or limit_s)
+            for rank, process in enumerate(processes)
+        ]
+
+
+def _start(folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with (folder / f"log-{rank}").open("wb") as log:
+        command = [sys.executable, "-m", "tests.bench.rank", str(folder)]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # The whole session: a rank that has ended may have left workers behind.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _collect(folder: Path, rank: int, exit_status: int | None, seconds: float) -> Rank:
+    found = folder / f"result-{rank}.json"
+    log = (folder / f"log-{rank}").read_text(errors="replace").splitlines()
+    lines = [line for line in log if line.strip() and not line.startswith(NOISE)]
+    return Rank(
+        exit_status=exit_status,
+        data=json.loads(found.read_text()) if found.exists() else None,
+        error=lines[-1].strip()[:ERROR_CHARACTERS] if lines else "",
+        seconds=seconds,
+    )

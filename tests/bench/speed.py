@@ -1,0 +1,235 @@
+"""The loaders beside each other: throughput, time to the first step, exchange, and how good the batches are.
+
+One job gives all four: an epoch over the same shards, without a model, so that the loader is all there is to wait for.
+Loaders take turns inside each repetition; a ratio is of two jobs of the same repetition.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Final
+
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.offer import WIRE_SIZE
+from odb_ref.core.types import Sample
+from tests.bench.cases import has_peer
+from tests.bench.data import compute_shards
+from tests.bench.launch import Rank, launch
+from tests.bench.report import Spread, compute_ratios, print_table
+
+TRACE: Final = "mm_mix_real"
+BUDGET_TOKENS: Final = 8192
+WINDOW_SAMPLES: Final = 256
+WORKERS: Final = 2
+SAMPLES_PER_RANK: Final = 2000
+LIMIT_S: Final = 120.0
+FLAGS: Final = 3
+"""Integers that an adapter's message carries beside the offer."""
+FAR: Final = (512, 4096)
+
+Figures = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Runs:
+    """What the repetitions of one loader gave."""
+
+    kind: str
+    ranks: int
+    samples_per_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    critical_tokens: list[int] = field(default_factory=list)
+    efficiency: list[float] = field(default_factory=list)
+    collectives: list[float] = field(default_factory=list)
+    bytes: list[float] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    def add(self, results: Sequence[Rank]) -> None:
+        """One repetition."""
+        data = [rank.data for rank in results]
+        missing = [f"rank {number}: {rank.error or 'hung'}" for number, rank in enumerate(results) if rank.data is None]
+        found = [item for item in data if item is not None]
+        missing += [item["error"] for item in found if item["error"]]
+        if missing or not found:
+            self.troubles.append(missing[0] if missing else "nothing came back")
+            return
+        samples = sum(len(item["numbers"]) for item in found)
+        self.samples_per_s.append(samples / max(item["seconds"] for item in found))
+        self.first_s.append(max(item["first_s"] for item in found))
+        self.steps.append(max(item["steps"] for item in found))
+        critical = sum(map(max, zip_longest(*(item["padded"] for item in found), fillvalue=0)))
+        self.critical_tokens.append(critical)
+        self.efficiency.append(sum(sum(item["real"]) for item in found) / (self.ranks * critical))
+        per_thousand = 1000 * self.ranks / samples
+        self.collectives.append(found[0]["collectives"] * per_thousand)
+        self.bytes.append(found[0]["bytes"] * per_thousand)
+
+
+def make_spec(kind: str, ranks: int, samples: int, window: int, **more: Any) -> Figures:
+    """The job of one loader. A plain DataLoader's batches hold about as many samples as ours do."""
+    spec = {"kind": kind, "trace": TRACE, "shards": [samples] * ranks, "budget": BUDGET_TOKENS, "window": window}
+    return {**spec, "workers": WORKERS, "batch": 15, **more}
+
+
+def measure(ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int) -> dict[str, Runs]:
+    """All loaders in turn, ``repetitions`` times."""
+    runs = {kind: Runs(kind, ranks) for kind in kinds}
+    for repetition in range(repetitions):
+        for kind in kinds:
+            say(f"{ranks} ranks, window {window}, {kind}, {repetition + 1} of {repetitions}")
+            runs[kind].add(launch("epoch", make_spec(kind, ranks, samples, window), ranks=ranks, limit_s=LIMIT_S))
+    return runs
+
+
+def say(text: str) -> None:
+    """A line of progress, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def compute_optimum(ranks: int, samples: int) -> int:
+    """The fewest steps possible if all lengths were known before the epoch: the most groups that any shard needs."""
+    return max(
+        len(compute_groups([Sample(i, i, length, length) for i, length in enumerate(shard)], BUDGET_TOKENS))
+        for shard in compute_shards(TRACE, [samples] * ranks)
+    )
+
+
+def print_speed(runs: dict[str, Runs]) -> None:
+    """Samples per second and the first step: ratios."""
+    ours = runs["ours"]
+    rows = []
+    for kind, name in (("plain", "plain DataLoader"), ("peer", "peer")):
+        if kind not in runs:
+            continue
+        other = runs[kind]
+        speed = compute_ratios(ours.samples_per_s, other.samples_per_s)
+        first = compute_ratios(ours.first_s, other.first_s)
+        rows.append([f"ours / {name}", _show(speed), _show(first), *_list_troubles(other)])
+    print_table(
+        f"Loader, {ours.ranks} rank(s), {WORKERS} workers each, {len(ours.steps)} repetitions: median (least to greatest)",
+        ["", "samples/s", "time to first step", *([""] if any(len(row) > 3 for row in rows) else [])],
+        [[*row, *([""] if len(row) < 4 and any(len(r) > 3 for r in rows) else [])] for row in rows],
+    )
+    for trouble in ours.troubles:
+        print(f"  ours: {trouble}")
+
+
+def _list_troubles(runs: Runs) -> list[str]:
+    return [f"{len(runs.troubles)} failed: {runs.troubles[0][:80]}"] if runs.troubles else []
+
+
+def _show(spread: Spread | None) -> str:
+    return "-" if spread is None else str(spread)
+
+
+def print_quality(runs: dict[str, Runs], optimum: int, window: int) -> None:
+    """Steps, critical tokens, efficiency."""
+    rows = [
+        [kind, _show_all(found.steps), _show_all(found.critical_tokens), _show_all(found.efficiency)]
+        for kind, found in runs.items()
+        if found.steps and kind != "plain"
+    ]
+    if len(rows) == 2:
+        ours, peer = runs["ours"], runs["peer"]
+        ratios = [
+            compute_ratios(mine, other)  # type: ignore[arg-type]
+            for mine, other in (
+                (ours.steps, peer.steps),
+                (ours.critical_tokens, peer.critical_tokens),
+                (ours.efficiency, peer.efficiency),
+            )
+        ]
+        rows.append(["ours / peer", *map(_show, ratios)])
+    rows.append(["all lengths known", str(optimum), "", ""])
+    print_table(
+        f"Batches, {runs['ours'].ranks} ranks, {TRACE}, budget {BUDGET_TOKENS}, window {window} "
+        f"(the peer's: prefetch_factor {window // WORKERS} x {WORKERS} workers)",
+        ["", "steps", "critical tokens", "efficiency"],
+        rows,
+    )
+
+
+def _show_all(values: Sequence[float]) -> str:
+    return _show(Spread.of(values) if values else None)
+
+
+def measure_exchange(ranks: int, rounds: int) -> dict[str, Figures]:
+    """Collectives, bytes and CPU of one round on one rank, by transport."""
+    found = {}
+    for transport in ("reduce", "gather"):
+        say(f"exchange, {ranks} ranks, {transport}")
+        results = launch(
+            "exchange", {"transport": transport, "rounds": rounds, "steps": 16}, ranks=ranks, limit_s=LIMIT_S
+        )
+        data = [rank.data for rank in results if rank.data is not None]
+        if len(data) == ranks:
+            found[transport] = {key: sum(item[key] for item in data) / ranks for key in data[0]}
+    return found
+
+
+def compute_round_bytes(transport: str, ranks: int, steps: int) -> int:
+    """Bytes that a rank puts in and gets back in one round of ``steps`` steps."""
+    message = 8 * (WIRE_SIZE + FLAGS) + 8 * 3 * steps
+    return message * (2 if transport == "reduce" else 1 + ranks)
+
+
+def print_exchange(measured: dict[int, dict[str, Figures]], peers: dict[int, Runs]) -> None:
+    """A row for each transport and world, measured and by formula."""
+    rows = []
+    for transport in ("reduce", "gather"):
+        for ranks, found in measured.items():
+            if transport in found:
+                figures = found[transport]
+                formula = compute_round_bytes(transport, ranks, 16)
+                rows.append(
+                    [
+                        f"ours, {transport}",
+                        f"{ranks}",
+                        f"{figures['collectives']:.0f}",
+                        f"{figures['bytes']:,.0f}",
+                        f"{formula:,}",
+                        f"{figures['cpu_us'] / measured[min(measured)]['reduce']['cpu_us']:.2f}",
+                    ]
+                )
+        rows += [
+            [f"ours, {transport}", f"{ranks}", "2", "-", f"{compute_round_bytes(transport, ranks, 16):,}", "-"]
+            for ranks in FAR
+        ]
+    print_table(
+        "Exchange, one round of 16 steps, per rank: what goes in and what comes back",
+        ["", "ranks", "collectives", "bytes, measured", "bytes, formula", "CPU (reduce at 2 = 1)"],
+        rows,
+    )
+    rows = [
+        [f"{runs.kind}", f"{ranks}", _show_all(runs.collectives), _show_all(runs.bytes)]
+        for ranks, runs in peers.items()
+        if runs.bytes
+    ]
+    for ranks, size in extrapolate(peers):
+        rows.append(["peer", f"{ranks}", "-", f"{size:,.0f} (line through the two above)"])
+    if rows:
+        print_table(
+            "Exchange of the peer, exact mode, per rank and 1,000 samples of it",
+            ["", "ranks", "collectives", "bytes"],
+            rows,
+        )
+
+
+def extrapolate(peers: dict[int, Runs]) -> list[tuple[int, float]]:
+    """The bytes of the peer in a large world: each rank's message comes back from every rank, so they lie on a line."""
+    points = [(ranks, Spread.of(runs.bytes).median) for ranks, runs in sorted(peers.items()) if runs.bytes]
+    if len(points) != 2:
+        return []
+    (low, at_low), (high, at_high) = points
+    slope = (at_high - at_low) / (high - low)
+    return [(ranks, at_low + slope * (ranks - low)) for ranks in FAR]
+
+
+def list_kinds() -> list[str]:
+    """The loaders that can be measured here, in the order of their turns."""
+    return ["plain", "ours", "peer"] if has_peer() else ["plain", "ours"]
