@@ -31,7 +31,7 @@ VARIABLES
 vars == <<rank, answer, owed, failures, stops, losses, ops>>
 
 Ranks == 1..Len(Shard)
-None == 9999
+None == 1000000000
 NoPost == [kind |-> "none"]
 NoOutcome == [kind |-> "none", rank |-> None]
 Ending == {"drain", "done"}
@@ -70,8 +70,9 @@ IsClosing(most, least, isAllEnded) ==
     \/ most = 0 /\ (Variant \in {"idle_uses_slot", "windows_by_time"} => isAllEnded)
     \/ least = 0 /\ (Mode = "quota" \/ Variant = "close_on_first_dry")
 
-\* The agreements that a set of offers may lead to: one, but with the rule "any" one for each target within the bounds.
-Agreements(posts) ==
+\* The agreements that a set of offers may lead to: one, but with the rule "any" one for each target within the bounds. A
+\* target that is given, as by a trace, is taken if it is within the bounds.
+Agreements(posts, given) ==
     LET field(name) == {p[name] : p \in posts}
         samples == MinMax(field("samples"))
         most == Max(field("groups"))
@@ -82,6 +83,8 @@ Agreements(posts) ==
         isPlain == Min(field("failed")) = None /\ Min(field("stop")) = None /\ Min(field("ready")) = 1
         targets == IF ~isPlain THEN {None}
                    ELSE IF IsClosing(samples[2], samples[1], least = None) THEN {0}
+                   ELSE IF given # None
+                        THEN {given} \cap ((low..samples[2]) \union IF Mode = "quota" THEN {samples[1]} ELSE {})
                    ELSE CASE Rule = "any" -> low..samples[2]
                           [] Rule = "odb" -> {odb}
                           [] Rule = "paper" -> {most}
@@ -132,13 +135,15 @@ DrainTo(r, s, outcome, limit) ==
 
 Outcome(kind, who) == [kind |-> kind, rank |-> who]
 
+AfterReadOf(r, s, n, isEnded) ==
+    LET left == IF isEnded THEN 0 ELSE s.reading - n
+    IN PostWhenReady(r, [s EXCEPT !.read = @ + n, !.held = @ + n, !.ended = isEnded, !.reading = left,
+                                  !.wanted = IF isEnded THEN 0 ELSE @ - n])
+
 AfterRead(r, s) ==
     LET asked == IF IsSingleReads THEN Min({1, s.reading}) ELSE s.reading
         n == Min({asked, Shard[r] - s.read})
-        isEnded == IF IsEagerEnd THEN s.read + n = Shard[r] ELSE n < asked
-        left == IF isEnded THEN 0 ELSE s.reading - n
-    IN PostWhenReady(r, [s EXCEPT !.read = @ + n, !.held = @ + n, !.ended = isEnded, !.reading = left,
-                                  !.wanted = IF isEnded THEN 0 ELSE @ - n])
+    IN AfterReadOf(r, s, n, IF IsEagerEnd THEN s.read + n = Shard[r] ELSE n < asked)
 
 \* Only in variants: windows cut by time. What is not read yet is read for the next window.
 AfterEarlyPost(r, s) == [s EXCEPT !.phase = "offer", !.wanted = 0, !.reading = 0, !.post = Offer(r, s, TRUE)]
@@ -149,12 +154,16 @@ AfterCollate(r, s) ==
     LET ready == [s EXCEPT !.collating = None, !.collated = TRUE]
     IN PostWhenReady(r, IF Variant = "release_early" THEN DeliverNow(r, Release(ready)) ELSE ready)
 
-AfterAgreed(r, before, a) ==
+Aligned(s, T) ==
+    IF Variant = "idle_uses_slot" /\ s.slots < T
+    THEN Align(s.held, Max({0, s.slots})) \o Repeat(0, T - Max({0, s.slots}))
+    ELSE Align(s.held, T)
+IsGoingOn(a) == a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target > 0
+
+\* `aligned` counts only if the agreement is one to go on.
+AfterAgreed(r, before, a, aligned) ==
     LET s == [before EXCEPT !.post = NoPost]
         released == IF Variant = "release_early" THEN s ELSE Release(s)
-        aligned == IF Variant = "idle_uses_slot" /\ s.slots < a.target
-                   THEN Align(s.held, Max({0, s.slots})) \o Repeat(0, a.target - Max({0, s.slots}))
-                   ELSE Align(s.held, a.target)
         carried == s.held - Sum(aligned)
         wanted == IF s.ended THEN 0 ELSE Max({0, WindowSize(s.round + 1) - carried})
         marks == Append(s.marks, s.read)
@@ -166,13 +175,16 @@ AfterAgreed(r, before, a) ==
                 DrainTo(r, released, Outcome("complete", None), s.planned)
          [] OTHER ->
                 DeliverNow(r, [released EXCEPT !.phase = "count", !.wanted = wanted, !.reading = wanted,
-                    !.held = carried, !.aligned = aligned, !.slots = @ - Len(aligned),
+                    !.held = carried, !.aligned = aligned,
+                    !.slots = IF Variant = "idle_uses_slot" THEN @ - Len(aligned) ELSE @,
                     !.marks = IF n > Age THEN SubSeq(marks, n - Age + 1, n) ELSE marks,
                     !.post = [kind |-> "counts", sizes |-> aligned]])
 
 RECURSIVE StepsToQuota(_, _)
 StepsToQuota(total, sizes) ==
-    IF sizes = <<>> THEN 0 ELSE IF total + Head(sizes) >= Quota THEN 1 ELSE 1 + StepsToQuota(total + Head(sizes), Tail(sizes))
+    IF sizes = <<>> THEN 0
+    ELSE IF total + Head(sizes) >= Quota THEN 1
+    ELSE 1 + StepsToQuota(total + Head(sizes), Tail(sizes))
 
 AfterCounted(r, before, a) ==
     LET n == IF Quota > 0 THEN StepsToQuota(before.global, a.sizes) ELSE Len(a.sizes)
@@ -215,14 +227,14 @@ AfterLoss(r, s) ==
 (* ---- The exchange: it answers once all ranks have posted; each rank gets the answer at any later moment. ------------ *)
 
 Posts(ranks) == {ranks[r].post : r \in Ranks}
-Answers(ranks) ==
+Answers(ranks, given) ==
     LET kinds == {p.kind : p \in Posts(ranks)}
         kind == CHOOSE k \in kinds : TRUE
         sizes(r) == ranks[r].post.sizes
     IN IF Cardinality(kinds) > 1 THEN {[kind |-> "mixed"]}
        ELSE CASE kind = "offer" ->
                    IF Cardinality({p.round : p \in Posts(ranks)}) > 1 THEN {[kind |-> "mixed"]}
-                   ELSE Agreements(Posts(ranks))
+                   ELSE Agreements(Posts(ranks), given)
               [] kind = "counts" ->
                    IF Cardinality({Len(sizes(r)) : r \in Ranks}) > 1 THEN {[kind |-> "mixed"]}
                    ELSE {[kind |-> "counts", sizes |-> [i \in 1..Len(sizes(1)) |->
@@ -235,15 +247,16 @@ IsExchangeNext(o) == IsShared => \A r \in Ranks : o[r] # <<>> /\ Head(o[r]) = "e
 Pop(o) == IF IsShared THEN [r \in Ranks |-> Tail(o[r])] ELSE o
 
 \* Makes `ranks` the state of the ranks, with `rest` still owed the present answer and `issued` on the communicator.
-Settle(ranks, rest, issued) ==
+SettleOn(ranks, rest, issued, given) ==
     /\ rank' = ranks
     /\ IF rest = {} /\ (\A r \in Ranks : ranks[r].post # NoPost) /\ IsExchangeNext(issued)
-       THEN /\ answer' \in Answers(ranks)
+       THEN /\ answer' \in Answers(ranks, given)
             /\ owed' = Ranks
             /\ ops' = Pop(issued)
        ELSE /\ answer' = IF rest = {} THEN NoPost ELSE answer
             /\ owed' = rest
             /\ ops' = issued
+Settle(ranks, rest, issued) == SettleOn(ranks, rest, issued, None)
 
 \* `issued`, and the exchange that rank r joins by becoming s.
 Issue(issued, r, s) ==
@@ -262,7 +275,8 @@ Collate(r) ==
     IsLive(r) /\ rank[r].collating # None /\ Become(r, AfterCollate(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
 Answer(r) ==
     /\ IsLive(r) /\ r \in owed /\ rank[r].post # NoPost
-    /\ LET s == CASE answer.kind = "offer" -> AfterAgreed(r, rank[r], answer)
+    /\ LET aligned == IF answer.kind = "offer" /\ IsGoingOn(answer) THEN Aligned(rank[r], answer.target) ELSE <<>>
+           s == CASE answer.kind = "offer" -> AfterAgreed(r, rank[r], answer, aligned)
                   [] answer.kind = "counts" -> AfterCounted(r, rank[r], answer)
                   [] answer.kind = "report" -> AfterReported(r, rank[r], answer)
                   [] OTHER -> [rank[r] EXCEPT !.phase = "error"]
@@ -358,11 +372,11 @@ Ready(s) == IF s.collated THEN s.planned ELSE Released(s)
 Steps(s) == s.plan \o s.outbox \o s.queue
 
 NoError == \A r \in Ranks : rank[r].phase # "error"
-Aligned ==
+StepsAgree ==
     \A r, o \in Ranks :
         /\ rank[r].round - rank[o].round \in {-1, 0, 1}
         /\ rank[r].round = rank[o].round => rank[r].planned = rank[o].planned /\ rank[r].global = rank[o].global
-        /\ rank[r].taken - rank[o].taken \in {-1, 0, 1}
+Lockstep == \A r, o \in Ranks : rank[r].taken - rank[o].taken \in {-1, 0, 1}
 Numbered == \A r \in Ranks : rank[r].planned = rank[r].taken + Len(Steps(rank[r]))
 Conserve == \A r \in Ranks : rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
 Cover ==

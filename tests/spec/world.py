@@ -63,6 +63,7 @@ class Node:
     is_urged: bool = False
     events: list[tuple[Event, tuple[Effect, ...]]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    begun: tuple[Effect, ...] = ()
 
     @property
     def head(self) -> Step | None:
@@ -102,13 +103,15 @@ class World:
             self.nodes.append(Node(Machine(own), shard))
         for rank, node in enumerate(self.nodes):
             if checkpoints is None:
-                self._perform(rank, node.machine.begin())
+                node.begun = node.machine.begin()
+                self._perform(rank, node.begun)
             else:
                 start = checkpoints[rank].start
                 node.read = start.read_samples
                 node.ledger = Ledger(start)
                 carried = tuple(node.shard[position] for position in start.carried)
-                self._perform(rank, node.machine.begin(start, carried))
+                node.begun = node.machine.begin(start, carried)
+                self._perform(rank, node.begun)
 
     # What the ranks ask for -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from odb_ref.core.types import Group, Step, StepCounts
 from simulator.explore.rank import Act, Answer, Post, Rank
 from simulator.explore.world import Space, World
 
-TLA_NONE = 9999
+TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
     "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "

@@ -1,0 +1,178 @@
+"""An odb-trace file as data for spec/tla/TraceCheck.tla."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from odb_ref.core.offer import NONE
+from odb_ref.core.trace import Header, JsonObject, Record, read_trace
+from tests.tla.same import TLA_NONE
+
+_ANSWERS = {"agreed": "post_offer", "counted": "post_counts", "reported": "post_report"}
+
+
+def _to_tla(value: object) -> str:
+    match value:
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case int() if value == NONE:
+            return str(TLA_NONE)
+        case int():
+            return str(value)
+        case str():
+            return f'"{value}"'
+        case Mapping():
+            return "[" + ", ".join(f"{key} |-> {_to_tla(item)}" for key, item in value.items()) + "]"
+        case Sequence():
+            return "<<" + ", ".join(map(_to_tla, value)) + ">>"
+        case _:
+            raise TypeError(f"no TLA+ value for {value!r}")
+
+
+def _who(rank: object) -> object:
+    return rank + 1 if isinstance(rank, int) and rank != NONE else TLA_NONE
+
+
+def _convert_offer(offer: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "kind": "offer", "round": offer["round_min"], "ready": offer["ready_min"], "failed": _who(offer["failed_rank"]),
+        "stop": _who(offer["stop_rank"]), "step": offer["stop_step"], "samples": offer["samples_min"],
+        "reading": offer["groups_min"], "groups": offer["groups_max"], "due": offer["due_max"],
+    }  # fmt: skip
+
+
+def _convert_effects(effects: Sequence[JsonObject]) -> dict[str, object]:
+    line: dict[str, object] = {"read": 0, "delivered": [], "collate": [], "post": {"kind": "none"}, "finish": []}
+    delivered: list[object] = []
+    for effect in effects:
+        match effect:
+            case {"kind": "read", "count": int(count)}:
+                line["read"] = count
+            case {"kind": "deliver", "number": int(number)}:
+                delivered.append(number)
+            case {"kind": "collate", "round": int(round_), "steps": [dict(first), *_] as steps}:
+                sizes = [len(step["positions"]) for step in steps if isinstance(step, dict)]
+                line["collate"] = [round_, first["number"], *sizes]
+            case {"kind": "post_offer", "offer": dict(offer)}:
+                line["post"] = _convert_offer(offer)
+            case {"kind": "post_counts", "counts": list(counts)}:
+                line["post"] = {"kind": "counts", "sizes": [row[0] for row in counts]}
+            case {"kind": "post_report", "report": {"cause": str(cause)}}:
+                line["post"] = {"kind": "report", "failed": bool(cause)}
+            case {"kind": "finish", "outcome": {"kind": str(kind), "rank": rank}, "step_limit": int(limit)}:
+                line["finish"] = [kind, TLA_NONE if kind == "lost" else _who(rank), limit]
+    line["delivered"] = delivered
+    return line
+
+
+def _convert(record: Record) -> dict[str, object]:
+    line = {"rank": record.rank + 1, **_convert_effects(record.effects)}
+    match record.event:
+        case None:
+            return {"kind": "start", **line}
+        case {"kind": "samples_read", "samples": list(samples), "is_ended": bool(is_ended)}:
+            return {"kind": "samples_read", "n": len(samples), "ended": is_ended, **line}
+        case {"kind": "collated", "round": int(round_)}:
+            return {"kind": "collated", "round": round_, **line}
+        case {"kind": "agreed", "agreement": dict(offer)}:
+            agreement = _convert_offer(offer) | {"samples": [offer["samples_min"], offer["samples_max"]]}
+            return {"kind": "agreed", "agreement": agreement, **line}
+        case {"kind": "counted", "counts": list(counts)}:
+            return {"kind": "counted", "sizes": [row[0] for row in counts], **line}
+        case {"kind": str(kind)}:
+            return {"kind": kind, **line}
+        case _:
+            raise ValueError(f"not an event: {record.event!r}")
+
+
+def merge(world_size: int, records: Sequence[Record]) -> list[Record]:
+    """The records in an order in which every answer follows all posts: files of one rank each hold no other order."""
+    waiting = [deque(record for record in records if record.rank == rank) for rank in range(world_size)]
+    posted = [dict.fromkeys(_ANSWERS.values(), 0) for _ in range(world_size)]
+    answered = [dict.fromkeys(_ANSWERS, 0) for _ in range(world_size)]
+    merged: list[Record] = []
+    while any(waiting):
+        for rank, queue in enumerate(waiting):
+            kind = str(queue[0].event["kind"]) if queue and queue[0].event else ""
+            post = _ANSWERS.get(kind)
+            if not queue or (post and any(row[post] <= answered[rank][kind] for row in posted)):
+                continue
+            record = queue.popleft()
+            if post:
+                answered[rank][kind] += 1
+            for effect in record.effects:
+                if effect["kind"] in posted[rank]:
+                    posted[rank][str(effect["kind"])] += 1
+            merged.append(record)
+            break
+        else:
+            # An answer without its posts: the model will refuse it here.
+            merged += [record for queue in waiting for record in queue]
+            break
+    return merged
+
+
+def read_records(paths: Sequence[Path]) -> tuple[Header, list[Record]]:
+    """The header and the records of the files of one run, in one order."""
+    records: list[Record] = []
+    for path in paths:
+        header, lines = read_trace(path)
+        records += lines
+    return header, merge(header.world_size, records) if len(paths) > 1 else records
+
+
+def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> Path:
+    """Writes TraceData.tla and a configuration into ``work``; the latter's path. The queue depth, which is not in the
+    header, is the largest number of steps any queue has held.
+    """
+    lines = [_convert(record) for record in records]
+    ranks = range(1, header.world_size + 1)
+    shards = [sum(_integer(line.get("n", 0)) for line in lines if line["rank"] == rank) for rank in ranks]
+    depths = []
+    for rank in ranks:
+        held = most = 0
+        for line in lines:
+            if line["rank"] == rank:
+                held -= line["kind"] == "step_taken"
+                held += len(_list(line["delivered"]))
+                most = max(most, held)
+        depths.append(max(most, 1))
+    given: dict[int, int] = {}
+    for line in lines:
+        if line["kind"] == "agreed":
+            agreement, post = line["agreement"], line["post"]
+            assert isinstance(agreement, dict)
+            assert isinstance(post, dict)
+            given[agreement["round"]] = len(post["sizes"]) if post["kind"] == "counts" else TLA_NONE
+    targets = [given.get(round_, TLA_NONE) for round_ in range(max(given, default=-1) + 1)]
+    body = ",\n".join(map(_to_tla, lines))
+    (work / "TraceData.tla").write_text(
+        "---- MODULE TraceData ----\n"
+        f"TraceShard == {_to_tla(shards)}\nTraceDepth == {_to_tla(depths)}\nGiven == {_to_tla(targets)}\n"
+        f"Trace == <<\n{body}\n>>\n====\n"
+    )
+    config = header.config
+    values = {
+        "Cap": 1, "Window": config["window_samples"], "Ramp": config["ramp_rounds"], "Age": config["max_age_rounds"],
+        "Mode": f'"{config["mode"]}"', "Quota": config["quota_samples"] or 0, "Rule": '"any"', "MaxFailures": 0,
+        "MaxStops": 0, "MaxLosses": 0, "IsSingleReads": "FALSE", "IsEagerEnd": "FALSE", "Urging": '"never"',
+        "Variant": '"none"',
+    }  # fmt: skip
+    path = work / "trace.cfg"
+    constants = "".join(f"    {name} = {value}\n" for name, value in values.items())
+    path.write_text(
+        f"SPECIFICATION TraceSpec\nCONSTANTS\n    Shard <- TraceShard\n    Depth <- TraceDepth\n{constants}INVARIANTS Kept\n"
+    )
+    return path
+
+
+def _integer(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _list(value: object) -> list[object]:
+    assert isinstance(value, list)
+    return value
