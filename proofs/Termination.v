@@ -1,0 +1,245 @@
+(** TERM: a measure that falls on every transition, with its explicit start value: every schedule, fair or not, ends. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled.
+Import ListNotations.
+
+(** ** What the measure looks at *)
+
+Definition vital (s : state) : nat * bool * bool * bool * bool * list Machine.step * nat * bool :=
+  (read s, ended s, is_some (failure s), stopped s, urged s, taken s, round s, collated s).
+
+Lemma vital_post : forall c r s, vital (post c r s) = vital s.
+Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
+Lemma vital_deliver : forall d s, vital (deliver d s) = vital s.
+Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
+Lemma vital_finish : forall s, vital (finish_when_drained s) = vital s.
+Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
+Lemma vital_drain : forall d o l s, vital (drain d o l s) = vital s.
+Proof. intros. unfold drain. rewrite vital_finish, vital_deliver. reflexivity. Qed.
+
+Definition b2n (b : bool) : nat := if b then 1 else 0.
+
+(** What is left of a rank's own: samples to read, an end to find, a failure, a stop, an urge, collations, steps to take. *)
+Definition rank_measure (total : nat) (inp : list sample) (s : state) : nat :=
+  (length inp - read s) + (1 - b2n (ended s)) + (1 - b2n (is_some (failure s))) + (1 - b2n (stopped s)) + (1 - b2n (urged s)) +
+  (2 * total + 1 - (2 * round s + b2n (collated s))) + 2 * (total - length (taken s)).
+
+Lemma measure_vital : forall total inp s t, vital s = vital t -> rank_measure total inp s = rank_measure total inp t.
+Proof. intros total inp s t E. unfold vital in E. injection E as E1 E2 E3 E4 E5 E6 E7 E8. unfold rank_measure. rewrite E1, E2, E3, E4, E5, E6, E7, E8. reflexivity. Qed.
+
+Definition sum_over (n : nat) (f : nat -> nat) : nat := sum_nat (map f (seq 0 n)).
+
+Lemma sum_over_le : forall f g n, (forall i, i < n -> f i <= g i) -> sum_over n f <= sum_over n g.
+Proof.
+  intros f g n H. unfold sum_over. assert (X : forall i, In i (seq 0 n) -> f i <= g i) by (intros i Hi; apply in_seq in Hi; apply H; lia).
+  induction (seq 0 n) as [|i l IH]; simpl; [lia|]. pose proof (X i (or_introl eq_refl)). assert (forall j, In j l -> f j <= g j) by (intros; apply X; right; assumption). specialize (IH H1). lia.
+Qed.
+
+Lemma sum_over_lt : forall f g n i, i < n -> f i < g i -> (forall j, j < n -> f j <= g j) -> sum_over n f < sum_over n g.
+Proof.
+  intros f g n i Hi L H. unfold sum_over. assert (X : forall j, In j (seq 0 n) -> f j <= g j) by (intros j Hj; apply in_seq in Hj; apply H; lia).
+  assert (Y : In i (seq 0 n)) by (apply in_seq; lia). clear H Hi. induction (seq 0 n) as [|k l IH]; simpl in *; [easy|].
+  assert (Z : sum_nat (map f l) <= sum_nat (map g l)).
+  { clear IH Y. induction l as [|m l IHl]; simpl; [lia|]. pose proof (X m (or_intror (or_introl eq_refl))). assert (forall j, k = j \/ In j l -> f j <= g j) by (intros j [->|Hj]; apply X; simpl; auto). specialize (IHl H0). lia. }
+  destruct Y as [->|Y]; [lia|]. assert (IH' : sum_nat (map f l) < sum_nat (map g l)) by (apply IH; [intros; apply X; auto|exact Y]). pose proof (X k (or_introl eq_refl)). lia.
+Qed.
+
+Lemma sum_swap : forall (a : nat -> nat -> nat) l m,
+  sum_nat (map (fun j => sum_nat (map (fun q => a q j) l)) m) = sum_nat (map (fun q => sum_nat (map (a q) m)) l).
+Proof.
+  intros a l m. induction m as [|j m IH]; simpl.
+  - induction l as [|q l IHl]; simpl; [reflexivity|exact IHl].
+  - rewrite IH. clear IH. induction l as [|q l IHl]; simpl; [reflexivity|]. lia.
+Qed.
+
+Lemma sum_nth_lengths : forall (gs : list group) n k, sum_nat (map (fun j => length (nth j gs [])) (seq k n)) <= length (concat (skipn k gs)).
+Proof.
+  intros gs n. induction n as [|n IH]; intros k; simpl; [lia|]. specialize (IH (S k)).
+  destruct (lt_dec k (length gs)) as [L|L].
+  - assert (E : skipn k gs = nth k gs [] :: skipn (S k) gs).
+    { clear IH. revert k L. induction gs as [|g gs IHg]; intros k L; simpl in L; [lia|]. destruct k; [reflexivity|]. simpl. apply IHg. lia. }
+    rewrite E. cbn [concat]. rewrite app_length. apply Nat.add_le_mono_l. exact IH.
+  - rewrite nth_overflow by lia. simpl length. rewrite (skipn_all2 gs) by lia.
+    assert (E : skipn (S k) gs = []) by (apply skipn_all2; lia). rewrite E in IH. exact IH.
+Qed.
+
+Lemma map_nth_seq : forall (A : Type) (l : list A) (f : A -> nat) (g : nat -> nat),
+  (forall j x, nth_error l j = Some x -> f x = g j) -> map f l = map g (seq 0 (length l)).
+Proof.
+  intros A l f g H. assert (X : forall l k, (forall j x, nth_error l j = Some x -> f x = g (k + j)) -> map f l = map g (seq k (length l))).
+  { induction l0 as [|y l0 IH]; simpl; intros k Hk; [reflexivity|]. f_equal; [rewrite <- (Nat.add_0_r k); apply (Hk 0 y eq_refl)|].
+    apply IH. intros j x Hj. rewrite Nat.add_succ_comm. apply (Hk (S j) x Hj). }
+  apply X. exact H.
+Qed.
+
+Section Termination.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Notation reachable := (System.reachable N cfg depth input).
+Notation invariant := (System.invariant N cfg depth input).
+Notation step := (System.step N cfg depth input).
+Notation hist_of := (System.hist_of cfg).
+Notation whole := (Facts.whole cfg).
+
+(** All samples of all ranks. *)
+Definition total : nat := sum_over N (fun r => length (input r)).
+
+Lemma planned_within_total : forall s, reachable s -> h_samples (whole s) <= total.
+Proof.
+  intros s R. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  assert (E : h_samples (whole s) = sum_nat (map (fun j => sum_nat (map (fun q => length (nth j (groups_of (rank_of s q)) [])) (seq 0 N))) (seq 0 (length (h_steps (whole s)))))).
+  { unfold h_samples. f_equal. apply map_nth_seq. intros j x Hx. rewrite (n_true _ _ _ S j x Hx). unfold true_counts, sum_counts.
+    rewrite fold_add_samples. simpl. rewrite map_map. reflexivity. }
+  rewrite E, (sum_swap (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply (sum_over_le _ _ N). intros q Hq.
+  eapply Nat.le_trans; [apply (sum_nth_lengths (groups_of (rank_of s q)) _ 0)|]. simpl.
+  pose proof (nothing_is_lost N cfg depth input ok s q R Hq) as P. apply Permutation_length in P. rewrite <- P. unfold groups_of. rewrite concat_app, !app_length. unfold samples_of. lia.
+Qed.
+
+Lemma steps_within_total : forall s, reachable s -> length (h_steps (whole s)) <= total.
+Proof.
+  intros s R. eapply Nat.le_trans; [|apply (planned_within_total s R)]. destruct (reachable_second N cfg depth input ok s R) as [_ S].
+  unfold h_samples. pose proof (n_work _ _ _ S) as F. induction F as [|x l Hx F IH]; simpl; lia.
+Qed.
+
+Definition kind_ops (k : kind) : nat := match k with NOffer => 0 | NCount _ => 1 | NReport => 1 | NClosed _ _ => 2 end.
+
+(** Rounds and exchanges are bounded by the steps made. *)
+Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) <= length (h_steps (whole s)) /\ length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s)).
+Proof.
+  induction 1 as [|s l t R [IH1 IH2] St]; [simpl; lia|]. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)].
+  rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (some_rank _ _ ok) as SR.
+  assert (Cur : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
+  { intros r H. destruct (pending_current N cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
+  pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K0. unfold kind_ok in K0. unfold h_step. destruct x as [a|cs|rs].
+  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
+    destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
+  - destruct (pending_counts N cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L]. rewrite Ph, L in K0. destruct K0 as [K0 _].
+    destruct (n_count _ _ _ S _ K0) as [T1 _]. rewrite K0 in *. simpl in IH2. simpl. rewrite app_length, make_shared_length, firstn_length.
+    pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs). destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). simpl in *. lia.
+  - destruct (pending_reports N cfg depth input s rs I P Rd) as [_ X]. destruct (X 0 ltac:(lia)) as [Ph _]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
+    destruct (reports_say N cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
+Qed.
+
+(** TERM: an epoch has at most as many steps and rounds as there are samples, and at most two exchanges a round and two more. *)
+Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < N ->
+  length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= total /\ length (log s) <= 2 * total + 2.
+Proof.
+  intros s r R H. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
+  pose proof (steps_within_total s R) as B1. destruct (rounds_within_steps s R) as [B2 B3].
+  assert (G : length (h_steps (hist_of s r)) <= length (h_steps (whole s)) /\ h_round (hist_of s r) <= h_round (whole s)).
+  { destruct (hist_cases N cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]]; [lia|]. rewrite W.
+    destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [[ext [E _]] [Rr _]]. rewrite E, app_length. lia. }
+  rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
+  assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
+Qed.
+
+(** ** The measure *)
+
+Definition exchanges : nat := 2 * total + 2.
+
+Definition measure (s : sys) : nat :=
+  (exchanges - length (log s)) +
+  sum_over N (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r)).
+
+(** A rank's own measure falls with whatever it does for itself. *)
+Lemma own_measure_falls : forall s r e t, reachable s -> r < N -> may N input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+  read t <= length (input r) -> round t <= total -> length (taken t) <= total ->
+  match e with
+  | Got _ => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r)
+  | StepTaken => rank_measure total (input r) t + 2 <= rank_measure total (input r) (rank_of s r)
+  | _ => rank_measure total (input r) t + 1 <= rank_measure total (input r) (rank_of s r)
+  end.
+Proof.
+  intros s r e t R H M E B1 B2 B3. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
+  set (u := rank_of s r) in *. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  - destruct (wanted u =? 0) eqn:W; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. injection E as <-. apply Nat.eqb_neq in W.
+    match goal with |- rank_measure _ _ (post ?c ?r ?v) + 1 <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post; assert (Bv : read (post c r v) = read v) by (pose proof (vital_post c r v) as Z; unfold vital in Z; congruence) end.
+    rewrite Bv in B1. simpl in B1. unfold rank_measure. simpl. destruct M as [_ [_ M]].
+    assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]). rewrite En.
+    destruct M as [M|M]; [destruct xs as [|x xs]; [easy|]; simpl in *; destruct en; simpl; lia|rewrite M; simpl; lia].
+  - destruct (collated u) eqn:C; [discriminate|]. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_collated true u)) by apply vital_post.
+    assert (Bv : round (post (cfg r) r (set_collated true u)) = round u) by (pose proof (vital_post (cfg r) r (set_collated true u)) as Z; unfold vital in Z; simpl in Z; congruence).
+    rewrite Bv in B2. unfold rank_measure. simpl. rewrite C. simpl. lia.
+  - destruct (at_phase u); try discriminate. unfold agree in E.
+    destruct (is_bad a); [injection E as <-; apply Nat.eq_le_incl, measure_vital; reflexivity|]. destruct (negb _); [discriminate|].
+    destruct (o_stop_rank a); [injection E as <-; apply Nat.eq_le_incl, measure_vital; rewrite vital_drain; reflexivity|]. destruct (negb _); [discriminate|]. destruct (target (cfg r) a).
+    + injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_drain. reflexivity.
+    + destruct (c_align _ _ _ _). injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_deliver. reflexivity.
+  - destruct (at_phase u); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
+    match goal with |- rank_measure _ _ (post ?c ?r ?v) <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post end. unfold rank_measure. simpl. destruct (collated u); simpl; lia.
+  - destruct (at_phase u); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_drain. reflexivity.
+  - destruct (queue u) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
+    set (v := set_taken (taken u ++ [x]) (set_queue q u)) in *.
+    assert (V : vital (match at_phase (deliver (depth r) v) with DRAIN => finish_when_drained (deliver (depth r) v) | _ => post (cfg r) r (deliver (depth r) v) end) = vital v).
+    { destruct (at_phase (deliver (depth r) v)); rewrite ?vital_post, ?vital_finish, vital_deliver; reflexivity. }
+    rewrite (measure_vital _ _ _ v V). assert (Bv : length (taken u ++ [x]) <= total) by (unfold vital in V; injection V as _ _ _ _ _ V _ _; rewrite V in B3; exact B3).
+    rewrite app_length in Bv. simpl in Bv. unfold rank_measure. simpl. rewrite app_length. simpl. lia.
+  - change (stopped u = false /\ at_phase u <> DONE) in M. destruct M as [M1 M2]. rewrite M1 in E. cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase u) in E.
+    assert (V : vital t = (read u, ended u, is_some (failure u), true, urged u, taken u, round u, collated u)).
+    { destruct (at_phase u) eqn:P; try (exfalso; apply M2; reflexivity); injection E as <-; rewrite ?vital_post, ?vital_finish; reflexivity. }
+    unfold vital in V. injection V as V1 V2 V3 V4 V5 V6 V7 V8. unfold rank_measure. rewrite V1, V2, V3, V4, V5, V6, V7, V8. rewrite M1. simpl. lia.
+  - change (is_ending u = false /\ failure u = None) in M. destruct M as [M1 M2]. rewrite M1, M2 in E. simpl in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_failure (Some cause) u)) by apply vital_post.
+    unfold rank_measure. simpl. rewrite M2. simpl. lia.
+  - assert (M' : is_ending u = false /\ urged u = false) by (destruct M as [M1 [M2 _]]; split; assumption). destruct M' as [M1 M2]. rewrite M1 in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_urged true u)) by apply vital_post.
+    unfold rank_measure. simpl. rewrite M2. simpl. lia.
+Qed.
+
+Lemma got_within : forall s r, reachable s -> r < N -> got s r <= length (log s).
+Proof. intros s r R H. destruct (g_sync _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
+
+(** TERM: the measure falls on every transition. *)
+Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t < measure s.
+Proof.
+  intros s l t R St. assert (R' : reachable t) by (eapply reach_step; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
+  - match type of R' with System.reachable _ _ _ _ ?x => set (s' := x) in * end.
+    assert (Bd : read t <= length (input r) /\ round t <= total /\ length (taken t) <= total).
+    { pose proof (invariant_of N cfg depth input ok s' R') as I'. pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I' r H)) as Z1.
+      destruct (steps_rounds_and_exchanges_are_bounded s' r R' H) as [Z2 [Z3 _]]. unfold s' in Z1, Z2, Z3. simpl in Z1, Z2, Z3. rewrite update_same in Z1, Z2, Z3.
+      unfold steps_of in Z2. rewrite app_length in Z2. lia. }
+    destruct Bd as [B1 [B2 B3]]. pose proof (own_measure_falls s r e t R H M E B1 B2 B3) as F.
+    unfold measure. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H| |].
+    + rewrite update_same. destruct e; try (simpl in F; lia).
+      * rewrite update_same. destruct (got_current N cfg depth input ok s r r0 (invariant_of N cfg depth input ok s R) H M) as [G _].
+        destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. lia.
+      * rewrite update_same. simpl in M. rewrite M. simpl. lia.
+    + intros j Hj. destruct (Nat.eq_dec j r) as [->|NE].
+      * rewrite update_same. destruct e; try (simpl in F; lia); rewrite update_same; [lia|simpl in M; rewrite M; simpl; lia].
+      * rewrite update_other by assumption. destruct e; try lia; rewrite update_other by assumption; lia.
+  - unfold measure. simpl. destruct (steps_rounds_and_exchanges_are_bounded _ 0 R' ltac:(pose proof (some_rank _ _ ok); lia)) as [_ [_ L]]. simpl in L. rewrite app_length in *. simpl in *. unfold exchanges in *. lia.
+  - unfold measure. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|rewrite update_same, Ru; simpl; lia|].
+    intros j Hj. destruct (Nat.eq_dec j r) as [->|NE]; [rewrite update_same, Ru; simpl; lia|rewrite update_other by assumption; lia].
+Qed.
+
+(** A path of [n] transitions. *)
+Inductive path : sys -> nat -> sys -> Prop :=
+| path_here : forall s, path s 0 s
+| path_on : forall s l t n u, step s l t -> path t n u -> path s (S n) u.
+
+Definition bound : nat := exchanges + N * (6 * total + 7) + total.
+
+Lemma sum_over_const : forall n c f, sum_over n (fun r => c + f r) = n * c + sum_over n f.
+Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
+
+Lemma start_measure : measure (start cfg) <= bound.
+Proof.
+  unfold measure, bound. simpl length. rewrite Nat.sub_0_r.
+  assert (E : sum_over N (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r)) <=
+    sum_over N (fun r => (6 * total + 7) + length (input r))).
+  { apply sum_over_le. intros i Hi. unfold rank_measure, exchanges. simpl. lia. }
+  rewrite sum_over_const in E. fold total in E. lia.
+Qed.
+
+(** TERM: no schedule is longer than [bound], which is linear in samples times ranks. *)
+Theorem every_schedule_ends_within_the_bound : forall n s, path (start cfg) n s -> n <= bound.
+Proof.
+  assert (X : forall n s t, reachable s -> path s n t -> n + measure t <= measure s).
+  { induction n as [|n IH]; intros s t R P; inversion P as [|? l u ? ? St P']; subst; [lia|].
+    pose proof (every_transition_lowers_the_measure s l u R St) as L. assert (R' : reachable u) by (eapply reach_step; eauto). specialize (IH u t R' P'). lia. }
+  intros n s P. pose proof (X n _ s (reach_start N cfg depth input) P). pose proof start_measure. lia.
+Qed.
+
+End Termination.
