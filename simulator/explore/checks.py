@@ -169,8 +169,8 @@ def check_together(ranks: Sequence[Progress]) -> None:
         raise Violation("ABORT", f"the ranks end differently: {', '.join(map(str, outcomes))}")
 
 
-def check_sink(ranks: Sequence[Progress]) -> None:
-    """What must hold where nothing can happen any more: every loader is done, and every consumer done, gone or stranded.
+def check_stillness(ranks: Sequence[Progress]) -> None:
+    """What must hold where nothing has to happen any more: every loader is done, and every consumer done, gone or stranded.
 
     A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone. No loader
     can help it; one that still has steps for it is in DRAIN, and holds up nobody else.

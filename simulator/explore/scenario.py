@@ -187,8 +187,8 @@ def _step(space: Space, world: World, action: Action, number: int, *, is_last: b
         world = space.apply(world, action.code)
         after = space.get_ranks(world)[action.rank]
         space.check(world)
-        if is_last and not space.enabled(world):
-            space.check_sink(world)
+        if is_last and space.is_over(world, space.enabled(world)):
+            space.check_over(world)
     except Violation as error:
         violation = error
     return Moment(action=action, before=before, after=after, violation=violation), world

@@ -29,7 +29,7 @@ class Exploration:
     edges: int
     depth: int
     ends: int
-    """Worlds in which nothing can happen any more: all of them proper ends, unless there is a counterexample."""
+    """Worlds in which nothing has to happen any more: all of them proper ends, unless there is a counterexample."""
     rank_states: int
     transition_bound: int
     seconds: float
@@ -71,8 +71,8 @@ def explore(
 ) -> Exploration:
     """Every world that any schedule can reach, each checked once, and each transition.
 
-    A world without a successor must be a proper end (FREE), and the measure falls on every transition (TERM), so that no
-    schedule goes on for ever: the graph has no cycle.
+    A world in which nothing has to happen any more must be a proper end (FREE). The measure falls on every transition
+    (TERM), so the graph has no cycle and no schedule goes on for ever.
     """
     return Search(bounds, core=core, max_states=max_states, on_progress=on_progress).run()
 
@@ -123,7 +123,7 @@ class Search:
 
     def _walk(self, space: Space, start: World) -> Counterexample | None:
         parents = self._parents
-        enabled, apply, check = space.enabled, space.apply, space.check
+        enabled, apply, check, is_over = space.enabled, space.apply, space.check, space.is_over
         parents[start] = None
         layer = [start]
         limit = self._max_states or 2**62
@@ -134,9 +134,9 @@ class Search:
                 code = _NO_ACTION
                 try:
                     codes = enabled(world)
-                    if not codes:
+                    if is_over(world, codes):
                         self._ends += 1
-                        space.check_sink(world)
+                        space.check_over(world)
                     self._edges += len(codes)
                     for code in codes:
                         place = apply(world, code)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from simulator.explore.bounds import Bounds
-from simulator.explore.checks import Progress, RankChecks, check_end, check_sink, check_together, compute_progress
+from simulator.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
 from simulator.explore.rank import (
     ACTS,
     Act,
@@ -203,12 +203,23 @@ class Space:
             check_together([self._progress_list[number] for number in key])
             self._together.add(key)
 
-    def check_sink(self, world: World) -> None:
-        """Nothing when the world, in which nothing can happen any more, is a proper end.
+    def is_over(self, world: World, codes: list[int]) -> bool:
+        """True when nothing *has* to happen any more; ``codes`` is what can.
+
+        What may go wrong need not, so it frees nobody: a world in which ranks wait for a fault is a deadlock.
+        """
+        for code in codes:
+            i, act = divmod(code, ACTS)
+            if act < _URGE or act == _LOSE or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
+                return False
+        return True
+
+    def check_over(self, world: World) -> None:
+        """Nothing when the world, in which nothing has to happen any more, is a proper end.
 
         Raises: Violation: a deadlock, or an end that is not what the properties promise.
         """
-        check_sink([self._progress_list[self._progress[rank]] for rank in world[1:]])
+        check_stillness([self._progress_list[self._progress[rank]] for rank in world[1:]])
         check_end(self.bounds, self.get_ranks(world))
 
     def get_ranks(self, world: World) -> tuple[Rank, ...]:

@@ -61,9 +61,11 @@ def test_large_random_world_ends_properly(seed: int) -> None:
     fault_weight = draw.choice((1.0, 0.02))
     transitions = 0
     while codes := space.enabled(world):
+        if space.is_over(world, codes):
+            space.check_over(world)
         weights = [speeds[code // 10] * (fault_weight if code % 10 >= 6 else 1.0) for code in codes]
         world = space.apply(world, draw.choices(codes, weights)[0])
         space.check(world)
         transitions += 1
-    space.check_sink(world)
+    space.check_over(world)
     assert transitions <= compute_bound(bounds)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
-from simulator.explore.bounds import Bounds
+from simulator.explore.bounds import Bounds, compute_lengths
 from simulator.explore.rank import ACTS, Act, Core, Violation, compute_bound
 from simulator.explore.scenario import Scenario, encode_scenario
 from simulator.explore.search import make_space
@@ -20,13 +20,13 @@ _FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE})
 
 
 @st.composite
-def bounds(draw: st.DrawFn, *, max_ranks: int = 4, max_shard: int = 7, has_faults: bool = True) -> Bounds:
-    """Worlds of up to ``max_ranks`` ranks with up to ``max_shard`` samples each, some of them longer than the budget."""
+def bounds(draw: st.DrawFn) -> Bounds:
+    """Worlds of up to 4 ranks with up to 8 samples each, some of them longer than the budget."""
     mode = draw(st.sampled_from(Mode))
-    faults = st.integers(0, 2 if has_faults else 0)
-    lengths = st.lists(st.integers(1, 9), max_size=max_shard).map(tuple)
+    faults = st.integers(0, 2)
+    shards = draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))
     return Bounds(
-        lengths=tuple(draw(st.lists(lengths, min_size=1, max_size=max_ranks))),
+        lengths=compute_lengths(shards, draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))),
         budget_tokens=draw(st.integers(1, 16)),
         window_samples=draw(st.integers(1, 6)),
         depth_steps=draw(st.integers(1, 3)),
@@ -79,8 +79,8 @@ class WorldMachine(RuleBasedStateMachine):
             self.space.check(self.world)
             assert self.space.compute_measure(self.world) < before, "the measure does not fall"
             assert len(self.schedule) <= compute_bound(self.bounds), "more transitions than the bound"
-            if not self._codes():
-                self.space.check_sink(self.world)
+            if self.space.is_over(self.world, self._codes()):
+                self.space.check_over(self.world)
         except (Violation, AssertionError):
             scenario = Scenario(bounds=self.bounds, schedule=tuple(self.schedule), rule=self.bounds.rule.name)
             note(json.dumps(encode_scenario(scenario)))

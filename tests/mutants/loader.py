@@ -1,0 +1,87 @@
+"""Loads a mutant of the core: the same modules, one of them with one text replaced, under a package name of their own."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from types import ModuleType
+
+from odb_ref.core.config import Config
+from odb_ref.core.invariants import check_transition
+from odb_ref.core.offer import Offer
+from odb_ref.core.state import State
+from simulator.explore.bounds import Bounds
+from simulator.explore.rank import Core
+
+REBUILT = ("offer", "alignment", "grouping", "rules", "rounds", "resume", "machine")
+"""The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
+
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One small defect, and the check that must find it.
+
+    ``old`` occurs once in the source of ``module``. ``property`` is the id of the property that `bounds` shows to be
+    broken. ``needs_invariants`` marks what only the core's own invariants can see: a wrong book that no driver notices.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    property: str
+    bounds: Bounds
+    needs_invariants: bool = False
+    prelude: str = ""
+    """Text to follow the module's own; for defects with a memory, whose schedules cannot be replayed."""
+
+
+@contextmanager
+def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core, Bounds]]:
+    """The mutant's core, and its bounds with the mutant's own target rule."""
+    package = f"odb_mutant_{next(_names)}"
+    modules = {name: _build(package, name, mutant) for name in REBUILT}
+    try:
+        machine, offer, rules = modules["machine"], modules["offer"], modules["rules"]
+
+        def reduce(offers: tuple[Offer, ...]) -> Offer:
+            if mutant.module != "offer":
+                return offer.reduce_offers(offers)
+            return Offer(**asdict(offer.reduce_offers(offer.Offer(**asdict(item)) for item in offers)))
+
+        def accept(config: Config, before: State, after: State) -> None:
+            """Nothing: the world's own checks have to do."""
+
+        core = Core(machine.start, machine.transition, check_transition if has_invariants else accept, reduce)
+        bounds = replace(mutant.bounds, rule=rules.RULES[mutant.bounds.rule.name])
+        yield core, bounds
+    finally:
+        for name in REBUILT:
+            sys.modules.pop(f"{package}.{name}", None)
+
+
+def _build(package: str, name: str, mutant: Mutant) -> ModuleType:
+    original = import_module(f"odb_ref.core.{name}")
+    if name == "offer" and mutant.module != "offer":
+        return original
+    source = inspect.getsource(original)
+    if name == mutant.module:
+        count = source.count(mutant.old)
+        if count != 1:
+            raise ValueError(f"mutant {mutant.name!r}: its text occurs {count} times in {name}, not once")
+        source = source.replace(mutant.old, mutant.new) + mutant.prelude
+    for other in REBUILT:
+        # A mutant of the offer changes how offers are reduced, not their type: the rest keeps the original's.
+        if other != "offer":
+            source = source.replace(f"from odb_ref.core.{other} import", f"from {package}.{other} import")
+    module = ModuleType(f"{package}.{name}")
+    sys.modules[module.__name__] = module
+    exec(compile(source, f"<{mutant.name}: {name}>", "exec"), module.__dict__)
+    return module

@@ -1,0 +1,618 @@
+"""The mutants: each a defect that an implementation of this protocol could have, and the property it breaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from odb_ref.core.rules import PaperRule
+from odb_ref.core.types import Mode
+from simulator.explore.bounds import Bounds, compute_lengths
+from tests.mutants.loader import Mutant
+
+
+def _mixed(*shards: int, failures: int = 0, stops: int = 0, losses: int = 0, depth: int = 1, window: int = 2) -> Bounds:
+    return Bounds(
+        lengths=compute_lengths(shards, (3, 1, 2)),
+        window_samples=window,
+        depth_steps=depth,
+        failures=failures,
+        stops=stops,
+        losses=losses,
+    )
+
+
+def _singles(*shards: int, stops: int = 0, failures: int = 0, window: int = 3) -> Bounds:
+    """Every sample fills a step of its own, so that steps wait for room in the queue."""
+    lengths = compute_lengths(shards, (1,))
+    return Bounds(lengths=lengths, budget_tokens=1, window_samples=window, stops=stops, failures=failures)
+
+
+PLAIN = _mixed(5, 2)
+FAILURE = _mixed(3, 2, failures=1)
+STOP = _singles(4, 3, stops=1)
+LOSS = _mixed(3, 1, losses=1)
+SPLIT = Bounds(lengths=((1, 1, 1, 1), (4, 4, 4, 4)), budget_tokens=4, window_samples=4, rule=PaperRule())
+QUOTA = Bounds(
+    lengths=compute_lengths((6, 6), (1,)), budget_tokens=1, window_samples=3, mode=Mode.QUOTA, quota_samples=3
+)
+DRY = Bounds(lengths=((4, 4, 4), (4,)), window_samples=3, mode=Mode.QUOTA)
+# Rank 1 makes one group of a window, so one step a round: rank 0 carries most of what it reads, until it is due.
+CARRY = Bounds(lengths=((4,) * 5, (1,) * 8), budget_tokens=4, window_samples=3, max_age_rounds=1)
+# Rank 0's short sample never makes the fullest group: only its age gets it out.
+AGED = Bounds(lengths=((1, 9, 9, 9), (1,) * 8), budget_tokens=9, window_samples=2, max_age_rounds=1)
+IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
+
+MUTANTS = (
+    # Grouping and alignment.
+    Mutant(
+        name="the budget is one sample too wide",
+        module="grouping",
+        old="(len(group) + 1) * sample.length > budget_tokens",
+        new="len(group) * sample.length > budget_tokens",
+        property="BUDGET",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the budget counts real tokens, not padded ones",
+        module="grouping",
+        old="(len(group) + 1) * sample.length > budget_tokens",
+        new="sum(item.length for item in group) + sample.length > budget_tokens",
+        property="BUDGET",
+        bounds=Bounds(lengths=((3, 1), (3, 1)), budget_tokens=4),
+    ),
+    Mutant(
+        name="groups are swept in sampler order",
+        module="grouping",
+        old="sorted(samples, key=_length_then_position)",
+        new="samples",
+        property="BUDGET",
+        bounds=Bounds(lengths=((3, 1), (3, 1)), budget_tokens=4),
+    ),
+    Mutant(
+        name="every sample is a group of its own",
+        module="grouping",
+        old="        if group and (len(group) + 1) * sample.length > budget_tokens:",
+        new="        if group:",
+        property="FEWEST",
+        bounds=Bounds(lengths=((1, 1), (1,))),
+    ),
+    Mutant(
+        name="the last group is forgotten when it is a single sample",
+        module="grouping",
+        old="    if group:\n        groups",
+        new="    if len(group) > 1:\n        groups",
+        property="CONSERVE",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="what is carried is dropped",
+        module="alignment",
+        old="return _fullest_first(chosen), tuple(carried)",
+        new="return _fullest_first(chosen), ()",
+        property="CONSERVE",
+        bounds=CARRY,
+    ),
+    Mutant(
+        name="what is carried is emitted as well",
+        module="alignment",
+        old="for i in order[target:]",
+        new="for i in order[target - 1 :]",
+        property="CONSERVE",
+        bounds=CARRY,
+    ),
+    Mutant(
+        name="an idle step uses up the slot of a group",
+        module="alignment",
+        old="chosen = [groups[i] for i in order[:target]]",
+        new="chosen = [*(groups[i] for i in order[: target - 1]), ()]",
+        property="CONSERVE",
+        bounds=CARRY,
+    ),
+    Mutant(
+        name="a rank that runs dry posts no idle steps",
+        module="alignment",
+        old=" + ((),) * max(0, target - sum(map(len, groups)))",
+        new="",
+        property="ALIGN",
+        bounds=IDLE,
+    ),
+    Mutant(
+        name="what is due by age does not go first",
+        module="alignment",
+        old="(not is_due(groups[i], due_before), -compute_padded_tokens(groups[i]), i)",
+        new="(-compute_padded_tokens(groups[i]), i)",
+        property="AGE",
+        bounds=AGED,
+    ),
+    Mutant(
+        name="the carried samples lose their order",
+        module="alignment",
+        old="sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)",
+        new="reversed(sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position))",
+        property="REPLAY",
+        bounds=CARRY,
+        needs_invariants=True,
+    ),
+    Mutant(
+        name="ties are broken by how often the rank has been asked",
+        module="alignment",
+        old="-compute_padded_tokens(groups[i]), i)",
+        new="-compute_padded_tokens(groups[i]), -i if _calls % 3 else i)",
+        prelude="""
+_original, _calls = align, 0
+
+
+def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tuple[Group, ...], Group]:
+    global _calls
+    _calls += 1
+    return _original(groups, target, due_before)
+""",
+        property="REPLAY",
+        bounds=replace(CARRY, lengths=((4,) * 8, (1,) * 16), max_age_rounds=4),
+    ),
+    Mutant(
+        name="a split loses the sample in the middle",
+        module="alignment",
+        old="group[middle:])",
+        new="group[middle + 1 :])",
+        property="CONSERVE",
+        bounds=SPLIT,
+    ),
+    Mutant(
+        name="a split emits the sample in the middle twice",
+        module="alignment",
+        old="(group[:middle],",
+        new="(group[: middle + 1],",
+        property="CONSERVE",
+        bounds=SPLIT,
+    ),
+    # Offers, agreements and the target.
+    Mutant(
+        name="the epoch closes when the first rank runs dry",
+        module="rounds",
+        old="agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0)",
+        new="agreement.samples_min == 0",
+        property="COVER",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the epoch closes when a single sample is left",
+        module="rounds",
+        old="agreement.samples_max == 0 or",
+        new="agreement.samples_max <= 1 or",
+        property="COVER",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the fewest samples are taken where the most are meant",
+        module="offer",
+        old="samples_max: int = _max()",
+        new="samples_max: int = _min()",
+        property="COVER",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the target depends on the rank",
+        module="rounds",
+        old="    target = compute_checked_target(config.rule, agreement)\n",
+        new="    target = compute_checked_target(config.rule, agreement) + config.rank\n",
+        property="ALIGN",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the fewest due groups are taken where the most are meant",
+        module="offer",
+        old="due_max: int = _max()",
+        new="due_max: int = _min()",
+        property="AGE",
+        bounds=CARRY,
+    ),
+    Mutant(
+        name="no group is ever due",
+        module="rounds",
+        old="due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,",
+        new="due_max=0,",
+        property="AGE",
+        bounds=CARRY,
+    ),
+    Mutant(
+        name="age is counted one round too late",
+        module="rounds",
+        old="return state.marks[0] if len(state.marks) == config.max_age_rounds else 0",
+        new="return state.marks[-2] if len(state.marks) > 1 else 0",
+        property="AGE",
+        bounds=AGED,
+    ),
+    Mutant(
+        name="the rule forgets what is due",
+        module="rules",
+        old="return max(wanted, agreement.due_max)",
+        new="return wanted",
+        property="RULE-BOUNDS",
+        bounds=CARRY,
+    ),
+    Mutant(
+        name="the rule asks for more steps than anybody has samples",
+        module="rules",
+        old='        """The most groups any rank has formed."""\n        return agreement.groups_max',
+        new='        """The most groups any rank has formed."""\n        return agreement.groups_max + 1',
+        property="RULE-BOUNDS",
+        bounds=SPLIT,
+    ),
+    # Quota mode.
+    Mutant(
+        name="quota mode idles",
+        module="rounds",
+        old="return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target",
+        new="return target",
+        property="QUOTA",
+        bounds=DRY,
+    ),
+    Mutant(
+        name="the quota is not counted",
+        module="machine",
+        old="    if config.quota_samples is not None:\n        steps =",
+        new="    if config.quota_samples is None:\n        steps =",
+        property="QUOTA",
+        bounds=QUOTA,
+    ),
+    Mutant(
+        name="the quota cut comes a step late",
+        module="machine",
+        old="if total >= config.quota_samples), steps)",
+        new="if total > config.quota_samples), steps)",
+        property="QUOTA",
+        bounds=replace(QUOTA, quota_samples=4),
+    ),
+    Mutant(
+        name="the quota counts one rank's samples",
+        module="machine",
+        old="accumulate((count.samples for count in counts), initial=state.global_samples)",
+        new="accumulate((len(group) for group in state.aligned), initial=state.global_samples)",
+        property="QUOTA",
+        bounds=QUOTA,
+    ),
+    Mutant(
+        name="the epoch goes on after the quota",
+        module="rounds",
+        old="held = 0 if is_quota_met(config, state) else len(state.window)",
+        new="held = len(state.window)",
+        property="QUOTA",
+        bounds=replace(QUOTA, max_age_rounds=9),
+    ),
+    Mutant(
+        name="the steps that a quota cuts off are lost",
+        module="machine",
+        old="window=_return_samples(state.window, state.aligned[steps:]),",
+        new="window=state.window,",
+        property="CONSERVE",
+        bounds=QUOTA,
+    ),
+    Mutant(
+        name="the steps that a quota cuts off are numbered all the same",
+        module="machine",
+        old="planned_steps=state.planned_steps + steps,",
+        new="planned_steps=state.planned_steps + len(counts),",
+        property="ALIGN",
+        bounds=QUOTA,
+    ),
+    # Reading and steps.
+    Mutant(
+        name="a rank offers before its window is full",
+        module="rounds",
+        old="is_ready = state.is_collated and not state.wanted_samples",
+        new="is_ready = state.is_collated",
+        property="RULE-BOUNDS",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the window is not filled again",
+        module="machine",
+        old="wanted = 0 if released.is_ended else max(0, room)",
+        new="wanted = 0",
+        property="COVER",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a rank reads on after the end of its source",
+        module="machine",
+        old="wanted = 0 if released.is_ended else max(0, room)",
+        new="wanted = max(0, room)",
+        property="TERM",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a rank forgets that its source has ended",
+        module="machine",
+        old="is_ended=event.is_ended,",
+        new="is_ended=False,",
+        property="RULE-BOUNDS",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a part of a read counts as the whole",
+        module="machine",
+        old="state.wanted_samples - len(samples),",
+        new="0,",
+        property="FREE",
+        bounds=Bounds(lengths=((3, 1, 2), (3,)), is_single_reads=True),
+    ),
+    Mutant(
+        name="steps are numbered one too high",
+        module="machine",
+        old="Step(state.planned_steps + i,",
+        new="Step(state.planned_steps + i + 1,",
+        property="ALIGN",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="the round is not counted on",
+        module="machine",
+        old="round=state.round + 1,",
+        new="round=state.round,",
+        property="TERM",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a step is told its rank's own counts",
+        module="machine",
+        old="Step(state.planned_steps + i, state.round, group, count)",
+        new="Step(state.planned_steps + i, state.round, group, compute_counts(group))",
+        property="ALIGN",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="idle steps are not counted",
+        module="machine",
+        old="PostCounts(tuple(map(compute_counts, aligned)))",
+        new="PostCounts(tuple(compute_counts(group) for group in aligned if group))",
+        property="ALIGN",
+        bounds=PLAIN,
+    ),
+    # Release and delivery.
+    Mutant(
+        name="a rank says that it is ready before it has collated",
+        module="rounds",
+        old="is_ready = state.is_collated and not state.wanted_samples",
+        new="is_ready = not state.wanted_samples",
+        property="RELEASE",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a rank does not wait for its collation",
+        module="machine",
+        old="is_collated=False,",
+        new="is_collated=True,",
+        property="FREE",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a rank releases what it has collated itself",
+        module="machine",
+        old="return replace(state, is_collated=True)",
+        new="return replace(state, is_collated=True, outbox=state.outbox + state.plan, plan=())",
+        property="RELEASE",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a release overwrites what waits for room",
+        module="machine",
+        old="outbox=state.outbox + state.plan, plan=())",
+        new="outbox=state.plan, plan=())",
+        property="CONSERVE",
+        bounds=replace(_singles(4, 4, window=2), is_urged_freely=True),
+    ),
+    Mutant(
+        name="a step is delivered into a full queue",
+        module="machine",
+        old="room = config.depth_steps - len(state.queue)",
+        new="room = config.depth_steps - len(state.queue) + 1",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="room in the queue goes unnoticed",
+        module="machine",
+        old="    taken, delivered = _deliver(config, taken)\n    if taken.phase",
+        new="    delivered: tuple[Effect, ...] = ()\n    if taken.phase",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a taken step's samples are not booked",
+        module="machine",
+        old="taken_samples=state.taken_samples + len(state.queue[0].group),",
+        new="taken_samples=state.taken_samples,",
+        property="CONSERVE",
+        bounds=PLAIN,
+        needs_invariants=True,
+    ),
+    # Endings.
+    Mutant(
+        name="the last round is not handed out",
+        module="machine",
+        old="return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)",
+        new="return _drain(config, replace(state, groups=()), Outcome(OutcomeKind.COMPLETE), released.planned_steps)",
+        property="COVER",
+        bounds=PLAIN,
+    ),
+    Mutant(
+        name="a rank finishes while steps wait for room",
+        module="machine",
+        old="if state.outcome is None or (state.outbox and state.outbox[0].number < state.step_limit):",
+        new="if state.outcome is None:",
+        property="STOP",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a failure waits for the read that has failed",
+        module="rounds",
+        old="must_end = bool(state.failure) or state.is_stopped",
+        new="must_end = state.is_stopped",
+        property="FREE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="a failure is not agreed on: the rank ends alone",
+        module="machine",
+        old='return post_when_ready(config, replace(state, failure=event.cause or "unknown failure"))',
+        new="return _drain(config, replace(state, failure=event.cause), "
+        "Outcome(OutcomeKind.FAILED, config.rank, event.cause), state.planned_steps - len(state.plan))",
+        property="FREE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="a failure is not said in the offer",
+        module="rounds",
+        old="failed_rank=config.rank if state.failure else NONE,",
+        new="failed_rank=NONE,",
+        property="FREE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="a failure outside FILL is forgotten",
+        module="machine",
+        old="            if state.phase in _ENDING or state.failure:",
+        new="            if state.phase is not Phase.FILL or state.failure:",
+        property="FREE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="the agreement ignores a failure",
+        module="machine",
+        old="if agreement.failed_rank != NONE or is_mismatch:",
+        new="if is_mismatch:",
+        property="FREE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="a failure is agreed on only when every rank has failed",
+        module="offer",
+        old="failed_rank: int = _min()",
+        new="failed_rank: int = _max()",
+        property="FREE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="the failure of a rank is put down to another",
+        module="machine",
+        old="return Outcome(OutcomeKind.FAILED, report.rank, report.cause)",
+        new="return Outcome(OutcomeKind.FAILED, 0, report.cause)",
+        property="ABORT",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="a failure hands out what is not released",
+        module="machine",
+        old="return _drain(config, state, compute_failure(reports), state.planned_steps - len(state.plan))",
+        new="return _drain(config, replace(state, outbox=state.outbox + state.plan, plan=()), "
+        "compute_failure(reports), state.planned_steps)",
+        property="RELEASE",
+        bounds=FAILURE,
+    ),
+    Mutant(
+        name="a stop waits for the consumer that has left",
+        module="rounds",
+        old="must_end = bool(state.failure) or state.is_stopped",
+        new="must_end = bool(state.failure)",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a stop is forgotten",
+        module="machine",
+        old="replace(state, is_stopped=True, step_limit=",
+        new="replace(state, step_limit=",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a stop is not said in the offer",
+        module="rounds",
+        old="stop_rank=config.rank if state.is_stopped else NONE,",
+        new="stop_rank=NONE,",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a stop names what was planned, not what was taken",
+        module="rounds",
+        old="stop_step=state.taken_steps if state.is_stopped else NONE,",
+        new="stop_step=state.planned_steps if state.is_stopped else NONE,",
+        property="STOP",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="each rank puts a stop down to itself",
+        module="machine",
+        old="outcome = Outcome(OutcomeKind.STOPPED, agreement.stop_rank, cause)",
+        new="outcome = Outcome(OutcomeKind.STOPPED, config.rank, cause)",
+        property="ABORT",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a consumer that leaves at the end is waited for",
+        module="machine",
+        old="    if stopped.phase is Phase.DRAIN:\n        return _finish_when_drained(stopped)\n",
+        new="",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="an urge is ignored",
+        module="rounds",
+        old="may_post = is_ready and (state.is_urged or not state.outbox)",
+        new="may_post = is_ready and not state.outbox",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="an urge is noted and not acted on",
+        module="machine",
+        old="return post_when_ready(config, replace(state, is_urged=True))",
+        new="return replace(state, is_urged=True), ()",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="an urged rank offers before it is ready",
+        module="rounds",
+        old="may_post = is_ready and (state.is_urged or not state.outbox)",
+        new="may_post = state.is_urged or (is_ready and not state.outbox)",
+        property="FREE",
+        bounds=STOP,
+    ),
+    Mutant(
+        name="a lost peer is waited for",
+        module="machine",
+        old="            return _lose(state, event)",
+        new="            return state, ()",
+        property="FREE",
+        bounds=LOSS,
+    ),
+    Mutant(
+        name="after a loss a rank trains on",
+        module="machine",
+        old="    limit = min(state.step_limit, state.taken_steps)\n    outcome = Outcome(OutcomeKind.LOST",
+        new="    limit = state.step_limit\n    outcome = Outcome(OutcomeKind.LOST",
+        property="ABORT",
+        bounds=LOSS,
+    ),
+    Mutant(
+        name="a loss leaves formed steps behind",
+        module="machine",
+        old="        groups=(),\n        aligned=(),\n        step_limit=limit,",
+        new="        step_limit=limit,",
+        property="TERM",
+        bounds=LOSS,
+    ),
+)
+
+PLANTED = (
+    "what is carried is dropped",
+    "an idle step uses up the slot of a group",
+    "the epoch closes when the first rank runs dry",
+    "a rank says that it is ready before it has collated",
+    "a failure is not agreed on: the rank ends alone",
+)
+"""The defects that random schedules must find, too, within seconds."""
