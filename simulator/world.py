@@ -20,7 +20,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import assert_never
@@ -41,7 +41,7 @@ from odb_ref.core.effects import (
     Read,
 )
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.events import Collated, ConsumerStopped, Event, LocalFailed, PeerLost, SamplesRead, StepTaken, Urged
+from odb_ref.core.events import Collated, Event, LocalFailed, SamplesRead
 from odb_ref.core.machine import Machine
 from odb_ref.core.types import Step, compute_padded_tokens
 from simulator.conditions import STEADY, Conditions, Fault, FaultKind
@@ -49,9 +49,9 @@ from simulator.costs import Costs
 from simulator.exchange import Answer, Exchange
 from simulator.metrics import Recorder
 from simulator.timeline import Timeline
+from simulator.trainers import Process, Trainers
 from simulator.workload import Workload
 
-Process = Generator[simpy.Event, object, None]
 TimedObserver = Callable[[int, Event | None, Sequence[Effect], float], None]
 """Rank, event, effects, simulated seconds; `odb_ref.core.trace.TraceWriter.record` fits."""
 
@@ -250,156 +250,6 @@ class Rank:
     def _fail(self, fault: Fault) -> None:
         self._world.note_fault()
         self.handle(LocalFailed(fault.cause))
-
-
-class Trainers:
-    """The training processes of all ranks, in step: each takes a batch, computes, and waits for all in a collective."""
-
-    __slots__ = (
-        "_departed",
-        "_leaving",
-        "_on_progress",
-        "_slowness",
-        "_waiting",
-        "_wakened",
-        "_waking",
-        "_world",
-        "compute_s",
-        "data_wait_s",
-        "takes",
-    )
-
-    def __init__(self, world: World, on_progress: Callable[[int], None] | None) -> None:
-        self._world = world
-        self._on_progress = on_progress
-        self._slowness = dict(world.conditions.slow_ranks)
-        self._leaving = [fault for fault in world.conditions.faults if fault.kind in (FaultKind.STOP, FaultKind.KILL)]
-        self._departed: set[int] = set()
-        """Ranks whose trainer is gone: no step can end any more."""
-        self._waiting: set[int] = set()
-        """Ranks that want their next step and do not have it."""
-        self._wakened: list[int] = []
-        self._waking: simpy.Event | None = None
-        self.compute_s = 0.0
-        self.data_wait_s = 0.0
-        self.takes: list[tuple[float, int]] = []
-        """When each rank of the step will have computed it, and the rank."""
-
-    def notice(self, rank: int) -> None:
-        """A step was delivered to ``rank``, or its epoch is over."""
-        if rank in self._waiting:
-            self._wakened.append(rank)
-            if self._waking is not None and not self._waking.triggered:
-                self._waking.succeed()
-
-    def train(self) -> Process:
-        """The SimPy process of all trainers; ends when no rank has a step left."""
-        env, ranks, costs = self._world.env, len(self._world.ranks), self._world.costs
-        while True:
-            start_s, number = env.now, len(self._world.recorder.rows)
-            self._depart(number)
-            self._waiting = set(range(ranks)) - self._departed
-            self._wakened = sorted(self._waiting) if self._departed else list(range(ranks))
-            self.compute_s = self.data_wait_s = 0.0
-            self.takes.clear()
-            leavers: list[int] = []
-            round_ = 0
-            while self._waiting:
-                wakened, self._wakened = self._wakened, []
-                for rank in wakened:
-                    if rank not in self._waiting:
-                        continue
-                    step = self._take(rank, number, start_s)
-                    if step is not None:
-                        round_ = step.round
-                    elif self._world.ranks[rank].outcome is not None:
-                        self._waiting.discard(rank)
-                        leavers.append(rank)
-                if self._waiting and not self._wakened:
-                    self._waking = env.event()
-                    yield self._waking
-            if self._departed:
-                return  # whoever has taken the step waits in its collective for one that has left
-            if leavers and self.takes:
-                taker = self.takes[0][1]
-                raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
-            if leavers:
-                return
-            slowest_s, _ = max(self.takes)
-            end_s = slowest_s + costs.gpu.sync_s
-            yield env.timeout(end_s - env.now)
-            self._end_step(round_, start_s)
-
-    def _depart(self, number: int) -> None:
-        """Those leave who leave before step ``number``; the others learn of it."""
-        world = self._world
-        for fault in self._leaving:
-            if fault.at != number:
-                continue
-            world.note_fault()
-            self._departed.add(fault.rank)
-            if fault.kind is FaultKind.KILL:
-                world.ranks[fault.rank].is_gone = True
-            else:
-                world.ranks[fault.rank].handle(ConsumerStopped())
-            world.env.process(self._spread(fault))
-
-    def _spread(self, fault: Fault) -> Process:
-        """A stop is known to all within a message; of one that is gone they learn when their deadline has passed.
-
-        By then their own trainers, held in a collective that cannot end, have given up too.
-        """
-        world = self._world
-        others = [rank for rank in world.ranks if rank.number != fault.rank]
-        if fault.kind is FaultKind.STOP:
-            yield world.env.timeout(world.costs.network.alpha_s)
-            for rank in others:
-                rank.handle(Urged())
-        yield world.env.timeout(world.conditions.deadline_s)
-        for rank in others:
-            if rank.outcome is None and not rank.is_gone:
-                if fault.kind is FaultKind.KILL:
-                    rank.handle(PeerLost(fault.rank, fault.cause))
-                rank.handle(ConsumerStopped())
-
-    def _take(self, rank: int, number: int, start_s: float) -> Step | None:
-        """The step that ``rank`` takes now; None when none is there."""
-        world = self._world
-        queue = world.ranks[rank].queue
-        if not queue:
-            return None
-        step = queue.popleft()
-        if step.number != number:
-            raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
-        self._waiting.discard(rank)
-        now = world.env.now
-        compute_s = world.stretch(world.costs.gpu.compute_group_s(step.group) * self._slowness.get(rank, 1.0))
-        self.compute_s += compute_s
-        self.data_wait_s += now - start_s
-        self.takes.append((now + compute_s, rank))
-        if world.timeline is not None:
-            world.timeline.add(rank, "trainer", "wait for data", start_s, now)
-            world.timeline.add(rank, "trainer", "idle" if step.is_idle else "compute", now, now + compute_s)
-        if not self._departed:
-            world.recorder.take(rank, step.group)
-        world.ranks[rank].handle(StepTaken())
-        return step
-
-    def _end_step(self, round_: int, start_s: float) -> None:
-        world, end_s = self._world, self._world.env.now
-        world.recorder.end_step(
-            round_=round_,
-            start_s=start_s,
-            end_s=end_s,
-            data_wait_s=self.data_wait_s,
-            compute_s=self.compute_s,
-            sync_wait_s=len(self.takes) * (end_s - start_s) - self.data_wait_s - self.compute_s,
-        )
-        if world.timeline is not None:
-            for ready_s, rank in self.takes:
-                world.timeline.add(rank, "trainer", "wait for ranks", ready_s, end_s)
-        if self._on_progress is not None:
-            self._on_progress(world.recorder.samples_emitted)
 
 
 @contextmanager
