@@ -96,6 +96,8 @@ class Driver:
         self._machine = Machine(config, self._record)
         self._condition = threading.Condition(threading.RLock())
         self._inbox: deque[Event] = deque()
+        self._closing = threading.Lock()
+        self._is_closed = False
         self._has_begun = False
         self._is_handling = False
         self._has_left = False
@@ -117,7 +119,11 @@ class Driver:
         """Starts the epoch."""
         with self._condition:
             self._channel.open(self.submit)
-            self._engine.begin(self._start.plan, self, self._start.read_ahead)
+            try:
+                self._engine.begin(self._start.plan, self, self._start.read_ahead)
+            except Exception as error:  # a data set that cannot be sent to a worker, say
+                self.on_error(describe(error), error)
+                return
             checkpoint = self._start.checkpoint
             if checkpoint is not None and checkpoint.start.carried:
                 self._engine.read(len(checkpoint.start.carried))
@@ -136,7 +142,9 @@ class Driver:
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Samples have been read."""
         get_id = self._start.get_id
-        samples = tuple(Sample(get_id(item.position), item.position, item.length, item.supervised) for item in items)
+        samples = tuple(
+            Sample(get_id(position), position, length, supervised) for position, length, supervised in items
+        )
         if self._has_begun:
             self.submit(SamplesRead(samples, is_ended))
         else:
@@ -148,7 +156,7 @@ class Driver:
             self._batches.update(batches)
             self.submit(Collated(round_))
 
-    def on_error(self, error: BaseException) -> None:
+    def on_error(self, cause: str, error: BaseException) -> None:
         """Reading or collating has failed."""
         with self._condition:
             self._failure = self._failure or error
@@ -156,7 +164,7 @@ class Driver:
                 # Its round does not matter: a failure ends the epoch whatever round the others are in.
                 self._has_begun = True
                 self._machine.begin()
-            self.submit(LocalFailed(describe(error)))
+            self.submit(LocalFailed(cause))
 
     # Events and effects ----------------------------------------------------------------------------------------------
 
@@ -345,8 +353,17 @@ class Driver:
 
     def close(self) -> None:
         """Ends the engine's epoch and the trace. After `leave` and `wait`, or at the end."""
-        self._engine.end()
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._engine.end()
         self._close_trace()
+
+    def retire(self, timeout_s: float) -> None:
+        """Leaves, waits until all ranks know, and closes."""
+        self.leave()
+        self.wait(timeout_s)
+        self.close()
 
     def _close_trace(self) -> None:
         with self._condition:

@@ -6,7 +6,7 @@ import queue
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, Protocol
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from odb_ref.torch.measure import Measure, Measured
-from odb_ref.torch.workbench import BatchOrder, CollateFn, OnIdle, Workbench, pin
+from odb_ref.torch.workbench import BatchOrder, CollateFn, OnIdle, Workbench, describe, pin
 
 CHUNK_SAMPLES: Final = 8
 """How many samples a worker reads at a time: one message for each chunk."""
@@ -48,13 +48,21 @@ class ReadPlan:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadItem:
-    """A sample as the machine sees it."""
+ReadItem = tuple[int, int, int]
+"""A sample as the machine sees it: position, length and supervised tokens."""
 
-    position: int
-    length: int
-    supervised: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """All an engine needs, in whichever process it runs."""
+
+    dataset: Dataset[object]
+    measure: Measure
+    options: LoaderOptions
+    collate_fn: CollateFn
+    on_idle: OnIdle
+    idle_sample: object
+    """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
 
 
 class Listener(Protocol):
@@ -68,8 +76,8 @@ class Listener(Protocol):
         """Answers one ``collate``: step numbers with their batches."""
         ...
 
-    def on_error(self, error: BaseException) -> None:
-        """Reading or collating failed; nothing more comes."""
+    def on_error(self, cause: str, error: BaseException) -> None:
+        """Reading or collating failed, as ``cause`` says in a line; nothing more comes."""
         ...
 
 
@@ -153,12 +161,10 @@ class Source:
 class ThreadEngine:
     """Reads in one thread and collates in another, both of this process."""
 
-    def __init__(
-        self, source: Source, collate_fn: CollateFn, on_idle: OnIdle, get_idle_sample: object, is_pinned: bool
-    ) -> None:
-        self._source = source
-        self._bench = Workbench(collate_fn, on_idle, get_idle_sample if callable(get_idle_sample) else None)
-        self._is_pinned = is_pinned
+    def __init__(self, spec: EngineSpec) -> None:
+        self._source = Source(spec.dataset, spec.measure, spec.options)
+        self._bench = Workbench(spec.collate_fn, spec.on_idle, _make_idle_source(spec))
+        self._is_pinned = spec.options.is_pinned
         self._epoch: _Epoch | None = None
 
     def begin(self, plan: ReadPlan, listener: Listener, read_ahead: int) -> None:
@@ -193,6 +199,15 @@ class ThreadEngine:
     def close(self) -> None:
         """Ends the epoch."""
         self.end()
+
+
+def _make_idle_source(spec: EngineSpec) -> Callable[[], object] | None:
+    dataset, idle_sample = spec.dataset, spec.idle_sample
+    if idle_sample is not None:
+        return lambda: idle_sample
+    if isinstance(dataset, IterableDataset) or (isinstance(dataset, Sized) and not len(dataset)):
+        return None
+    return lambda: dataset[0]
 
 
 class _Epoch:
@@ -247,7 +262,7 @@ class _Epoch:
         except Exception as error:  # whatever the data set raises
             # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
             traceback.clear_frames(error.__traceback__)
-            self._listener.on_error(error)
+            self._listener.on_error(describe(error), error)
 
     def _read_from(self, samples: Iterator[tuple[int, Measured]]) -> None:
         buffer: deque[ReadItem] = deque()
@@ -269,7 +284,7 @@ class _Epoch:
             is_ended = not pulled
             for position, item in pulled:
                 self._bench.put(position, item)
-                buffer.append(ReadItem(position, item.length, item.supervised))
+                buffer.append((position, item.length, item.supervised))
 
     def _collate_all(self) -> None:
         try:
@@ -283,4 +298,4 @@ class _Epoch:
                     batches.append((item.number, pin(batch) if self._is_pinned else batch))
                 self._listener.on_collated(round_, batches)
         except Exception as error:  # whatever collate_fn raises
-            self._listener.on_error(error)
+            self._listener.on_error(describe(error), error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,18 +16,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from odb_ref.core.config import Config
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Mode, compute_counts, compute_padded_tokens
 from odb_ref.torch.channel import Channel
 from odb_ref.torch.driver import Driver, Taken
-from odb_ref.torch.engine import Engine, LoaderOptions, Source, ThreadEngine
+from odb_ref.torch.engine import Engine, EngineSpec, LoaderOptions, ThreadEngine
 from odb_ref.torch.info import TABLE, LossScaling, Reduction, StepInfo, Weighting
 from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
 from odb_ref.torch.order import Beginning, Order, choose_place, make_beginning
+from odb_ref.torch.process_engine import ProcessEngine
 from odb_ref.torch.reaper import REAPER
-from odb_ref.torch.session import Session
+from odb_ref.torch.session import LEAVE_S, Session
 from odb_ref.torch.state import EpochState, StateDict
 from odb_ref.torch.transport import compute_place, make_transport
 from odb_ref.torch.workbench import CollateFn, OnIdle
@@ -319,17 +320,15 @@ class ODBDataLoader:
         return Channel(make_transport(self._process_group, self._transport, self._timeout_s))
 
     def _make_engine(self) -> Engine:
-        source = Source(self.dataset, self._measure, self._options)
-        return ThreadEngine(source, self.collate_fn, self._on_idle, self._get_idle_sample(), self.pin_memory)
-
-    def _get_idle_sample(self) -> Callable[[], object] | None:
-        # These outlive the loader by a moment and must not keep it alive: they close over what they need, not over it.
-        dataset, idle_sample = self.dataset, self._idle_sample
-        if idle_sample is not None:
-            return lambda: idle_sample
-        if self._order.is_iterable or (isinstance(dataset, Sized) and not len(dataset)):
-            return None
-        return lambda: dataset[0]
+        spec = EngineSpec(
+            dataset=self.dataset,
+            measure=self._measure,
+            options=self._options,
+            collate_fn=self.collate_fn,
+            on_idle=self._on_idle,
+            idle_sample=self._idle_sample,
+        )
+        return ProcessEngine(spec) if self.num_workers else ThreadEngine(spec)
 
     def _open_trace(self, config: Config, epoch: int) -> TraceWriter | None:
         if self._trace is None:
@@ -355,8 +354,13 @@ class EpochIterator:
 
     def __next__(self) -> object:
         while True:
-            taken = self._driver.take()
+            try:
+                taken = self._driver.take()
+            except OdbError:
+                REAPER.submit(self._driver.close)
+                raise
             if taken is None:
+                REAPER.submit(self._driver.close)
                 raise StopIteration
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
@@ -396,7 +400,8 @@ class EpochIterator:
         self._driver.leave()
 
     def __del__(self) -> None:
-        REAPER.submit(self._driver.leave)
+        driver = self._driver
+        REAPER.submit(lambda: driver.retire(LEAVE_S))
 
 
 def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:

@@ -63,9 +63,7 @@ class Session:
         """Ends the epoch that is under way, if any, and waits until all ranks know."""
         driver, self._driver = self._driver, None
         if driver is not None:
-            driver.leave()
-            driver.wait(timeout_s)
-            driver.close()
+            driver.retire(timeout_s)
 
     def close(self) -> None:
         """Ends everything: leaves the epoch, takes leave of the other ranks, ends workers."""

@@ -1,0 +1,223 @@
+"""Reading and collating in a process of their own, so that neither holds the interpreter lock of the one that trains.
+
+The loader process runs a `ThreadEngine` and, under it, the workers of the inner DataLoader. Samples never enter the training
+process: it learns their measures, and receives finished batches, whose tensors lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Final, TypeAlias
+
+import torch
+import torch.multiprocessing
+
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.engine import EngineSpec, Listener, ReadItem, ReadPlan, ThreadEngine
+from odb_ref.torch.workbench import BatchOrder, describe, pin
+
+JOIN_S: Final = 10.0
+"""How long a loader process may take to end its workers."""
+
+WATCH_S: Final = 2.0
+"""How often a loader process looks whether the training process is still there."""
+
+Link: TypeAlias = "Connection[object, object]"
+
+
+class LoaderProcessError(OdbError, RuntimeError):
+    """Something failed in the loader process; the text is its traceback."""
+
+
+# In the loader process ---------------------------------------------------------------------------------------------------
+
+
+class _Reporter:
+    """The listener of one epoch: sends on what the engine reports."""
+
+    def __init__(self, connection: Link, lock: threading.Lock, epoch: int) -> None:
+        self._connection = connection
+        self._lock = lock
+        self._epoch = epoch
+
+    def _send(self, *message: object) -> None:
+        # The training process may be gone; then this one is about to end too.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError), self._lock:
+            self._connection.send((self._epoch, *message))
+
+    def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
+        self._send("read", items, is_ended)
+
+    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
+        self._send("collated", round_, batches)
+
+    def on_error(self, cause: str, error: BaseException) -> None:
+        self._send("error", cause, "".join(traceback.format_exception(error)))
+
+
+def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, parent: int) -> None:
+    """The loader process: does what it is told until it is told to end, or the training process is gone."""
+    if other_end is not None:
+        other_end.close()  # a forked copy, which would hide that the training process is gone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
+    torch.set_num_threads(1)
+    lock = threading.Lock()
+    try:
+        engine = ThreadEngine(spec)
+    except Exception as error:  # whatever a DataLoader refuses
+        _Reporter(connection, lock, 1).on_error(describe(error), error)
+        return
+    while True:
+        try:
+            while not connection.poll(WATCH_S):
+                if os.getppid() != parent:
+                    break
+            message = connection.recv() if os.getppid() == parent else ("close",)
+        except (EOFError, ConnectionResetError):
+            message = ("close",)
+        match message:
+            case ("begin", int(epoch), ReadPlan() as plan, int(read_ahead)):
+                engine.begin(plan, _Reporter(connection, lock, epoch), read_ahead)
+            case ("read", int(count)):
+                engine.read(count)
+            case ("collate", int(round_), tuple(orders)):
+                engine.collate(round_, orders)
+            case ("end",):
+                engine.end()
+            case _:
+                engine.close()
+                return
+
+
+# In the training process -------------------------------------------------------------------------------------------------
+
+
+class ProcessEngine:
+    """An engine in a process of its own. With persistent workers it outlives the epoch, as they do."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        context = spec.options.multiprocessing_context
+        self._context = (
+            context if isinstance(context, BaseContext) else torch.multiprocessing.get_context(_name(context))
+        )
+        # Pages are locked in the training process, and the process is already of the kind asked for.
+        options = replace(
+            spec.options, is_pinned=False, multiprocessing_context=self._context.get_start_method(allow_none=False)
+        )
+        self._spec = replace(spec, options=options)
+        self._is_pinned = spec.options.is_pinned
+        self._is_persistent = spec.options.persistent_workers
+        self._process: BaseProcess | None = None
+        self._connection: Link | None = None
+        self._receiver: threading.Thread | None = None
+        self._epoch = 0
+        self._listener: Listener | None = None
+
+    def begin(self, plan: ReadPlan, listener: Listener, read_ahead: int) -> None:
+        """Starts the process, unless it is there."""
+        self._epoch += 1
+        self._listener = listener
+        if self._connection is None:
+            self._start()
+        self._send("begin", self._epoch, plan, read_ahead)
+
+    def _start(self) -> None:
+        ours, theirs = self._context.Pipe()
+        other_end = ours if self._context.get_start_method() == "fork" else None
+        # Not a daemon: daemons may have no children. It ends with the training process all the same.
+        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+            target=_serve, args=(self._spec, theirs, other_end, os.getpid()), name="odb-loader", daemon=False
+        )
+        process.start()
+        theirs.close()
+        self._process, self._connection = process, ours
+        self._receiver = threading.Thread(target=self._receive, args=(ours,), name="odb-receive", daemon=True)
+        self._receiver.start()
+
+    def _send(self, *message: object) -> None:
+        if self._connection is not None:
+            # When the process is gone the receiver says so.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._connection.send(message)
+
+    def read(self, count: int) -> None:
+        """Asks for samples; does not wait."""
+        self._send("read", count)
+
+    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        """Asks for the batches of a round; does not wait."""
+        self._send("collate", round_, orders)
+
+    def stop(self) -> None:
+        """Reports nothing more."""
+        self._listener = None
+
+    def end(self) -> None:
+        """Ends the epoch, and the process unless its workers persist."""
+        self._listener = None
+        if self._is_persistent:
+            self._send("end")
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the process and its workers."""
+        self._listener = None
+        self._send("close")
+        process, connection, receiver = self._process, self._connection, self._receiver
+        self._process = self._connection = self._receiver = None
+        if receiver is not None:
+            receiver.join(JOIN_S)
+        if process is not None:
+            process.join(JOIN_S)
+            if process.is_alive():
+                process.terminate()
+                process.join(JOIN_S)
+        if connection is not None:
+            connection.close()
+
+    def _receive(self, connection: Link) -> None:
+        try:
+            while True:
+                self._dispatch(connection.recv())
+        except (EOFError, ConnectionResetError) as error:
+            listener, process = self._listener, self._process
+            if listener is not None:
+                if process is not None:
+                    process.join(1.0)
+                code = process.exitcode if process is not None else None
+                listener.on_error(f"the loader process exited unexpectedly (exit code {code})", error)
+        except Exception as error:  # a batch that cannot be rebuilt here
+            if self._listener is not None:
+                self._listener.on_error(describe(error), error)
+
+    def _dispatch(self, message: object) -> None:
+        listener = self._listener
+        if listener is None:
+            return
+        match message:
+            case (int(epoch), *_) if epoch != self._epoch:
+                return
+            case (_, "read", list(items), bool(is_ended)):
+                listener.on_read(items, is_ended)
+            case (_, "collated", int(round_), list(batches)):
+                if self._is_pinned:
+                    batches = [(number, pin(batch)) for number, batch in batches]
+                listener.on_collated(round_, batches)
+            case (_, "error", str(cause), str(text)):
+                listener.on_error(cause, LoaderProcessError(text))
+            case _:
+                raise OdbError(f"unexpected message of the loader process: {message!r}")
+
+
+def _name(context: object) -> str | None:
+    return context if isinstance(context, str) else None
