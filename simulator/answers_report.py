@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from odb_ref.core.errors import UsageError
 from simulator.report import COLOURS, Report, make_figure
 from simulator.sweep import Answer, Point
 from simulator.tune import Tuning, compute_host_tokens
@@ -41,6 +43,15 @@ _MARKERS: Final = "os^Dv*PX"
 _DASHES: Final = ("-", "--", "-.", ":")
 _NEAREST_TICKS: Final = 0.55
 """Values closer than this factor, as a power of two, share a label."""
+
+
+def check_plots(path: str | None) -> None:
+    """Nothing when no page is asked for, or it can be drawn: better said before many simulations than after them.
+
+    Raises: UsageError when matplotlib is missing.
+    """
+    if path is not None and find_spec("matplotlib") is None:
+        raise UsageError("--html needs matplotlib: pip install 'odb-ref[plots]'")
 
 
 def build_row(answer: Answer) -> list[str]:

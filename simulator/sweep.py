@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from odb_ref.core.errors import InvariantError, OdbError, UsageError
 from odb_ref.core.rules import RULES
+from simulator.conditions import STEADY, Conditions
 from simulator.costs import Costs
 from simulator.lengths import Lengths
 from simulator.metrics import Summary
@@ -50,13 +51,14 @@ class Grid:
     seed: int = 0
     sharding: Sharding = Sharding.EVEN
     costs: Costs = field(default_factory=Costs)
+    conditions: Conditions = STEADY
 
     def __post_init__(self) -> None:
-        workloads: dict[int, Workload] = {}
-        for point in self.points:
-            if point.ranks not in workloads:
-                workloads[point.ranks] = self.build_workload(point.ranks)
-            self.build_run(point, workloads[point.ranks])
+        for ranks in dict.fromkeys(point.ranks for point in self.points):
+            workload = self.build_workload(ranks)
+            for point in self.points:
+                if point.ranks == ranks:
+                    self.build_run(point, workload)
 
     def build_workload(self, ranks: int) -> Workload:
         """What ``ranks`` ranks read.
@@ -79,6 +81,7 @@ class Grid:
             sharding=self.sharding,
             seed=self.seed,
             costs=self.costs,
+            conditions=self.conditions,
         )
 
 

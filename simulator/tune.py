@@ -29,6 +29,7 @@ from typing import Final
 import numpy as np
 
 from odb_ref.core.errors import UsageError
+from simulator.conditions import STEADY, Conditions
 from simulator.costs import Costs
 from simulator.lengths import Lengths
 from simulator.sweep import Answer, Grid, Point, run_grid
@@ -56,6 +57,7 @@ class Question:
     seed: int = 0
     sharding: Sharding = Sharding.EVEN
     costs: Costs = field(default_factory=Costs)
+    conditions: Conditions = STEADY
     window_max: int = LARGEST_WINDOW
     tolerance: float = 0.01
 
@@ -79,6 +81,7 @@ class Question:
             seed=self.seed,
             sharding=self.sharding,
             costs=self.costs,
+            conditions=self.conditions,
         )
 
 

@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from simulator.answers_report import HEADER, build_row, write_sweep_report
+from simulator.answers_report import HEADER, build_row, check_plots, write_sweep_report
+from simulator.conditions import Conditions
 from simulator.cost_files import load_costs
 from simulator.costs import Costs
 from simulator.lengths import load_lengths
@@ -51,6 +52,13 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards", choices=[str(sharding) for sharding in Sharding], default=str(Sharding.EVEN), help="(even)"
     )
+    parser.add_argument(
+        "--jitter",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="spread of every duration: the standard deviation of its ln (0)",
+    )
     parser.add_argument("--cost-model", metavar="FILE", help="JSON, as odb-ref calibrate writes it")
     parser.add_argument(
         "--workers",
@@ -85,8 +93,10 @@ def run_command(options: argparse.Namespace) -> int:
         seed=options.seed,
         sharding=Sharding(options.shards),
         costs=load_cost_option(options.cost_model),
+        conditions=Conditions(jitter=options.jitter),
     )
     check_writable(options.json, options.csv, options.html)
+    check_plots(options.html)
     with (
         show_progress(f"{grid.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
         make_executor(min(options.workers, len(grid.points))) as executor,

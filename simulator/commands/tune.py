@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.rules import RULES
-from simulator.answers_report import TUNE_HEADER, build_tune_row, write_tune_report
+from simulator.answers_report import TUNE_HEADER, build_tune_row, check_plots, write_tune_report
 from simulator.commands.sweep import add_data_options, load_cost_option
+from simulator.conditions import Conditions
 from simulator.lengths import load_lengths
 from simulator.options import check_writable
 from simulator.sweep import Answer, make_executor
@@ -64,10 +65,12 @@ def run_command(options: argparse.Namespace) -> int:
         seed=options.seed,
         sharding=Sharding(options.shards),
         costs=load_cost_option(options.cost_model),
+        conditions=Conditions(jitter=options.jitter),
         window_max=options.window_max,
         tolerance=options.tolerance,
     )
     check_writable(options.json, options.html)
+    check_plots(options.html)
     with (
         show_progress(f"tune {question.lengths.name}", _USUAL_SIMULATIONS) as on_done,
         make_executor(options.workers) as executor,
