@@ -58,14 +58,19 @@ Notation step := (System.step N cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
-(** What happens by itself: neither a failure, nor a consumer that leaves. *)
-Definition by_itself (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _) => False | _ => True end.
-(** And without another rank's urging. *)
-Definition unurged (l : label) : Prop := by_itself l /\ match l with LRank _ Urged => False | _ => True end.
+(** What happens by itself: neither a failure, nor a consumer that leaves, nor an urge. *)
+Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _ | Urged) => False | _ => True end.
+(** The driver urges when a consumer has left (assumption A6 of the spec). *)
+Definition by_itself (s : sys) (l : label) : Prop :=
+  match l with
+  | LRank _ (ConsumerStopped | LocalFailed _) => False
+  | LRank _ Urged => exists q, q < N /\ stopped (rank_of s q) = true
+  | _ => True
+  end.
 
 Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
 
-Lemma can_rank : forall s r e t, r < N -> may N input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma can_rank : forall s r e t, r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   unurged (LRank r e) -> can unurged s.
 Proof. intros s r e t H M E U. eexists. eexists. split; [exact U|]. eapply StepRank; eauto. Qed.
 
@@ -79,7 +84,7 @@ Proof.
 Qed.
 
 (** Every result is accepted: the Python raises neither UsageError nor PeerError. *)
-Theorem every_result_is_accepted : forall s r x, reachable s -> r < N -> may N input s r (Got x) ->
+Theorem every_result_is_accepted : forall s r x, reachable s -> r < N -> may input s r (Got x) ->
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
   intros s r x R H M. destruct (reachable_second N cfg depth input ok s R) as [I S].
@@ -155,7 +160,7 @@ Proof.
   intros s r I H Ru [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx.
   assert (B : below (limit (rank_of s r)) (s_number x) = true).
   { unfold below. destruct (limit (rank_of s r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  eapply (can_rank s r StepTaken); [exact H|exact Ru|simpl; rewrite Q, B; reflexivity|split; exact Logic.I].
+  eapply (can_rank s r StepTaken); [exact H|exact Ru|simpl; rewrite Q, B; reflexivity|exact Logic.I].
 Qed.
 
 Definition takeableb (s : state) : bool := negb (is_nil (queue s)) && below (limit s) (length (taken s)).
@@ -174,9 +179,9 @@ Proof.
   intros s r R H Ru Lr. destruct (reachable_second N cfg depth input ok s R) as [I S].
   destruct (min_exists (fun i => length (taken (rank_of s i))) N (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
-  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru)]; [split; exact Logic.I|]. intros i Hi. specialize (M i Hi). simpl in M. lia. }
+  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru)]; [exact Logic.I|]. intros i Hi. specialize (M i Hi). simpl in M. lia. }
   destruct (running s q) eqn:Rq.
-  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s q Hq Rq)]; [split; exact Logic.I|]. exact M. }
+  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s q Hq Rq)]; [exact Logic.I|]. exact M. }
   destruct (takeableb (rank_of s q)) eqn:T; [left; apply (take_possible s q I Hq Rq); apply takeableb_spec, T|].
   destruct (stopped (rank_of s q)) eqn:Sq; [right; exists q; auto|left].
   pose proof (g_core _ _ _ _ _ I r H) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
@@ -199,8 +204,8 @@ Proof.
     + change (l = h_released (hist_of s q)) in E. lia.
   - destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
     + destruct (hist_cases N cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
-    + assert (M2 : may N input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
-      destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|split; exact Logic.I].
+    + assert (M2 : may input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
+      destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|exact Logic.I].
 Qed.
 
 (** ** FREE *)
@@ -220,7 +225,7 @@ Proof.
   set (en := length xs <? wanted u).
   assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en) = Some t).
   { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact W). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia). simpl. eauto. }
-  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en)); [exact H| |exact T|split; exact Logic.I].
+  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en)); [exact H| |exact T|exact Logic.I].
   simpl. fold u. split; [|split].
   - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
     + rewrite Nat.min_l by exact L. reflexivity.
@@ -242,8 +247,8 @@ Proof.
   destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) N) as [[r [H E]]|NG].
   { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
     destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
-    assert (M : may N input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
-    eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
+    assert (M : may input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
+    eapply can_rank; [exact H|exact M|exact T|exact Logic.I]. }
   assert (Cur : forall r, r < N -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
   { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G W]]|[[P [G _]]|[P [G W]]]].
     - split; [apply whole_when_current, G|auto].
@@ -251,13 +256,13 @@ Proof.
     - split; [apply whole_when_current, G|auto]. }
   destruct (dec_exists (fun r => negb (pending s r)) N) as [[r [H E]]|AP].
   2:{ left. destruct (every_exchange_that_all_have_joined_completes s I) as [x X]; [intros r H; specialize (AP r H); apply negb_false_iff in AP; exact AP|].
-      eexists. eexists. split; [|apply (StepExchange N cfg depth input s x); [|exact X]]; [split; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
+      eexists. eexists. split; [|apply (StepExchange N cfg depth input s x); [|exact X]]; [exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
   destruct (dec_exists (fun r => phase_is FILL (rank_of s r)) N) as [[f [Hf Ef]]|NF].
   - unfold phase_is in Ef. destruct (at_phase (rank_of s f)) eqn:Pf; try discriminate. clear Ef.
     destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
     destruct (is_ready (rank_of s f)) eqn:Rd.
     2:{ left. unfold is_ready in Rd. destruct (wanted (rank_of s f)) eqn:W; [|apply (read_possible s f I Hf); rewrite W; discriminate].
-        simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|split; exact Logic.I]. }
+        simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|exact Logic.I]. }
     destruct Fi as [Fi|[Ob Ur]]; [congruence|].
     pose proof (g_core _ _ _ _ _ I f Hf) as Kf. pose proof (k_kind _ _ _ _ _ _ Kf) as Kk. unfold kind_ok in Kk. rewrite Pf in Kk.
     assert (Ns : stopped (rank_of s f) = false) by (unfold must_end in Me; apply orb_false_iff in Me; apply Me).
@@ -315,12 +320,13 @@ Qed.
 (** STOP: where consumers have left, ranks that are urged still end; a loader that is not done then waits only for a trainer
     that is inside a step which a consumer that has left never entered. *)
 Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left : forall s, reachable s ->
-  can by_itself s \/ forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
+  can (by_itself s) s \/ forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
 Proof.
-  intros s R. destruct (free_lemma s R) as [[l [t [[U _] St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [left; exists l, t; auto| |auto].
+  intros s R. destruct (free_lemma s R) as [[l [t [U St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [| |auto].
+  { left. exists l, t. split; [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U. }
   destruct (running s r) eqn:Ru; [|exfalso; auto]. destruct (X eq_refl) as [q [Hq Sq]]. left.
-  exists (LRank r Urged). eexists. split; [exact Logic.I|]. eapply StepRank; [exact H| |].
-  - simpl. unfold is_ending. rewrite Ph. repeat split; auto. exists q. split; [exact Hq|]. unfold must_end. rewrite Sq. apply orb_true_r.
+  exists (LRank r Urged). eexists. split; [exists q; auto|]. eapply StepRank; [exact H| |].
+  - simpl. unfold is_ending. rewrite Ph. auto.
   - simpl. unfold is_ending. rewrite Ph. reflexivity.
 Qed.
 

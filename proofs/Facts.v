@@ -191,7 +191,7 @@ Proof.
   - left. split; [assumption|apply whole_when_current, G].
 Qed.
 
-Lemma got_current : forall s r x, invariant s -> r < N -> may N input s r (Got x) ->
+Lemma got_current : forall s r x, invariant s -> r < N -> may input s r (Got x) ->
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.

@@ -193,7 +193,8 @@ Variable input : nat -> list sample.
 
 Definition start : sys := mkSys (fun r => initial (cfg r)) (fun _ => 0) (fun _ => false) [] (fun _ => false).
 
-(** When an event may happen to rank [r]. The cases that would change nothing are left out. *)
+(** When an event may happen to rank [r]. The cases that would change nothing are left out. An urge may come at any time,
+    early or for nothing. *)
 Definition may (s : sys) (r : nat) (e : event) : Prop :=
   match e with
   | SamplesRead xs en =>
@@ -204,8 +205,7 @@ Definition may (s : sys) (r : nat) (e : event) : Prop :=
   | StepTaken => running s r = false
   | ConsumerStopped => stopped (rank_of s r) = false /\ at_phase (rank_of s r) <> DONE
   | LocalFailed _ => is_ending (rank_of s r) = false /\ failure (rank_of s r) = None
-  | Urged => is_ending (rank_of s r) = false /\ urged (rank_of s r) = false /\
-             exists q, q < N /\ must_end (rank_of s q) = true
+  | Urged => is_ending (rank_of s r) = false /\ urged (rank_of s r) = false
   end.
 
 Definition messages (s : sys) : list msg := map (fun r => message (rank_of s r)) (seq 0 N).

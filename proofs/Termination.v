@@ -146,7 +146,7 @@ Definition measure (s : sys) : nat :=
   sum_over N (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r)).
 
 (** A rank's own measure falls with whatever it does for itself. *)
-Lemma own_measure_falls : forall s r e t, reachable s -> r < N -> may N input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma own_measure_falls : forall s r e t, reachable s -> r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   read t <= length (input r) -> round t <= total -> length (taken t) <= total ->
   match e with
   | Got _ => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r)
@@ -184,7 +184,7 @@ Proof.
     unfold vital in V. injection V as V1 V2 V3 V4 V5 V6 V7 V8. unfold rank_measure. rewrite V1, V2, V3, V4, V5, V6, V7, V8. rewrite M1. simpl. lia.
   - change (is_ending u = false /\ failure u = None) in M. destruct M as [M1 M2]. rewrite M1, M2 in E. simpl in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_failure (Some cause) u)) by apply vital_post.
     unfold rank_measure. simpl. rewrite M2. simpl. lia.
-  - assert (M' : is_ending u = false /\ urged u = false) by (destruct M as [M1 [M2 _]]; split; assumption). destruct M' as [M1 M2]. rewrite M1 in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_urged true u)) by apply vital_post.
+  - change (is_ending u = false /\ urged u = false) in M. destruct M as [M1 M2]. rewrite M1 in E. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_urged true u)) by apply vital_post.
     unfold rank_measure. simpl. rewrite M2. simpl. lia.
 Qed.
 

@@ -1,0 +1,20 @@
+(** The shipped target rules of odb_ref/core/rules.py lie within the bounds, on every agreement that can arise. *)
+Require Import List Arith Lia.
+From ODB Require Import Types Alignment Machine Local.
+Import ListNotations.
+
+Definition paper_rule (a : offer) : nat := o_groups_max a.
+
+Definition odb_rule (a : offer) : nat :=
+  Nat.max (match o_groups_min a with Some g => g | None => o_groups_max a end) (o_due_max a).
+
+Theorem the_paper_rule_lies_within_the_bounds : within_bounds paper_rule.
+Proof. intros a [S G D M]. unfold paper_rule. lia. Qed.
+
+Theorem the_default_rule_lies_within_the_bounds : within_bounds odb_rule.
+Proof. intros a [S G D M]. unfold odb_rule. destruct (o_groups_min a) as [g|]; [specialize (M g eq_refl)|]; lia. Qed.
+
+(** Any other wish becomes a rule within the bounds when it is kept between them. *)
+Theorem a_clamped_rule_lies_within_the_bounds : forall wish : offer -> nat,
+  within_bounds (fun a => Nat.min (Nat.max (wish a) (Nat.max 1 (o_due_max a))) (o_samples_max a)).
+Proof. intros wish a [S G D M]. lia. Qed.
