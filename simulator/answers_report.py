@@ -41,7 +41,7 @@ HEADER: Final = [
 _MOST_LINES: Final = 12
 _MARKERS: Final = "os^Dv*PX"
 _DASHES: Final = ("-", "--", "-.", ":")
-_NEAREST_TICKS: Final = 0.55
+_NEAREST_TICKS: Final = 0.8
 """Values closer than this factor, as a power of two, share a label."""
 
 
@@ -165,6 +165,7 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
     """
     report = Report(f"Tuning: {title}", lead)
     report.add_table(TUNE_HEADER, [build_tune_row(tuning.recommended, tuning), build_tune_row(tuning.best, tuning)])
+    report.add_text(TUNE_NOTE)
     for reason in tuning.reasons:
         report.add_text(reason)
     report.add_heading("What a window buys and costs")
@@ -190,7 +191,10 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
     report.write(path)
 
 
-# Host tokens of a rank, in thousands, are "host k"; "first s" is when the first step begins.
+TUNE_NOTE: Final = (
+    "first s: simulated seconds to the first step. host k: thousands of tokens in a rank's host memory at most, for window K, "
+    "mean length L, padding p, depth D and budget B: K L being filled, 2 K L / (1 - p) collated, and D B in the queue."
+)
 TUNE_HEADER: Final = [
     "setting",
     "window",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.rules import RULES
-from simulator.answers_report import TUNE_HEADER, build_tune_row, check_plots, write_tune_report
+from simulator.answers_report import TUNE_HEADER, TUNE_NOTE, build_tune_row, check_plots, write_tune_report
 from simulator.commands.sweep import add_data_options, load_cost_option
 from simulator.conditions import Conditions
 from simulator.lengths import load_lengths
@@ -85,6 +85,7 @@ def run_command(options: argparse.Namespace) -> int:
         write_tune_report(Path(options.html), title, lead, tuning)
     for name, curve in (("window", tuning.windows), ("token budget", tuning.budgets), ("depth", tuning.depths)):
         print_table(f"{title}: by {name}", TUNE_HEADER, [build_tune_row(answer, tuning) for answer in curve])
+    print(TUNE_NOTE)
     print(lead)
     for reason in tuning.reasons:
         print(f"- {reason}")
