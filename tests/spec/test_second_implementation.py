@@ -1,0 +1,138 @@
+"""A second implementation, written from spec/protocol.md alone, makes the same batches as the core: the page is complete.
+
+It has no machines, events or schedules: round by round, what R2 to R4 say all ranks together do. It shares nothing with
+the core but the input and is kept independent on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.config import Config
+from odb_ref.core.rules import RULES
+from odb_ref.core.types import Mode
+from tests.spec.world import World, make_config, make_shards
+
+Item = tuple[int, int]
+"""Position and length."""
+
+
+def _cost(group: list[Item]) -> int:
+    return len(group) * max((length for _, length in group), default=0)
+
+
+def _group(window: list[Item], budget: int) -> list[list[Item]]:
+    """R2.1."""
+    groups: list[list[Item]] = [[]]
+    for position, length in sorted(window, key=lambda item: (item[1], item[0])):
+        if groups[-1] and (len(groups[-1]) + 1) * length > budget:
+            groups.append([])
+        groups[-1].insert(0, (position, length))
+    return [group for group in groups if group]
+
+
+def _align(groups: list[list[Item]], target: int, due_before: int) -> tuple[list[list[Item]], list[Item]]:
+    """R4.1, R4.2."""
+    if len(groups) > target:
+        due = [any(position < due_before for position, _ in group) for group in groups]
+        order = sorted(range(len(groups)), key=lambda i: (not due[i], -_cost(groups[i]), i))
+        steps = [groups[i] for i in order[:target]]
+        carried = sorted(item for i in order[target:] for item in groups[i])
+        return sorted(steps, key=lambda group: -_cost(group)), carried
+    made = len(groups)
+    heap = [(-_cost(group) if len(group) > 1 else 0, i, group) for i, group in enumerate(groups)]
+    heapq.heapify(heap)
+    while heap and heap[0][0] < 0 and len(heap) < target:
+        _, _, group = heapq.heappop(heap)
+        half = -(-len(group) // 2)
+        for part in (group[:half], group[half:]):
+            heapq.heappush(heap, (-_cost(part) if len(part) > 1 else 0, made, part))
+            made += 1
+    steps = sorted((group for _, _, group in heap), key=lambda group: -_cost(group))
+    return steps + [[]] * (target - len(steps)), []
+
+
+def _run(config: Config, shards: list[list[int]]) -> list[list[tuple[int, list[int], int]]]:
+    """For each rank its steps: round, positions, and the global number of samples."""
+    ranks = range(len(shards))
+    read, windows = [0] * len(shards), [[] for _ in ranks]  # type: ignore[var-annotated]
+    marks: list[list[int]] = [[] for _ in ranks]
+    ended = [False] * len(shards)
+    steps: list[list[tuple[int, list[int], int]]] = [[] for _ in ranks]
+    planned = round_ = 0
+    while True:
+        size = max(1, config.window_samples // 2 ** max(0, config.ramp_rounds - round_))
+        for r in ranks:
+            wanted = 0 if ended[r] else max(0, size - len(windows[r]))
+            new = list(enumerate(shards[r]))[read[r] : read[r] + wanted]
+            ended[r] = ended[r] or len(new) < wanted
+            windows[r] += new
+            read[r] += len(new)
+        groups = [_group(windows[r], config.budget_tokens) for r in ranks]
+        limits = [marks[r][0] if len(marks[r]) == config.max_age_rounds else 0 for r in ranks]
+        due = max(sum(any(p < limits[r] for p, _ in group) for group in groups[r]) for r in ranks)
+        is_met = config.quota_samples is not None and planned >= config.quota_samples
+        held = [0 if is_met else len(windows[r]) for r in ranks]
+        if max(held) == 0 or (config.mode is Mode.QUOTA and min(held) == 0):
+            return steps
+        most = max(map(len, groups))
+        target = most
+        if config.rule.name == "odb":
+            target = max(due, min((len(groups[r]) for r in ranks if not ended[r]), default=most))
+        if config.mode is Mode.QUOTA:
+            target = min(target, *held)
+        aligned = []
+        for r in ranks:
+            emitted, windows[r] = _align(groups[r], target, limits[r])
+            marks[r] = [*marks[r], read[r]][-config.max_age_rounds :]
+            aligned.append(emitted)
+        for j in range(target):
+            total = sum(len(emitted[j]) for emitted in aligned)
+            if config.quota_samples is not None and planned >= config.quota_samples:
+                break
+            planned += total
+            for r in ranks:
+                steps[r].append((round_, [position for position, _ in aligned[r][j]], total))
+        round_ += 1
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=4),
+    st.sampled_from(sorted(RULES)),
+    st.sampled_from(Mode),
+    st.data(),
+)
+def test_both_make_the_same_batches(shards: list[list[int]], rule: str, mode: Mode, data: st.DataObject) -> None:
+    """Spec: R2, R2.1, R2.3, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6. Checks: REPLAY."""
+    config = make_config(
+        mode=mode,
+        rule=RULES[rule],
+        budget_tokens=data.draw(st.integers(1, 24)),
+        window_samples=data.draw(st.integers(1, 8)),
+        max_age_rounds=data.draw(st.integers(1, 3)),
+        ramp_rounds=data.draw(st.integers(0, 2)),
+        quota_samples=data.draw(st.none() | st.integers(1, 30)) if mode is Mode.QUOTA else None,
+    )
+    world = World(config, make_shards(shards), seed=data.draw(st.integers(0, 99))).run()
+    taken = [
+        [(step.round, [s.position for s in step.group], step.global_counts.samples) for step in node.taken]
+        for node in world.nodes
+    ]
+    assert taken == _run(config, shards)
+
+
+def test_both_make_the_same_fingerprint() -> None:
+    """Spec: R1.4."""
+    config = make_config(world_size=2, tag="é", mode=Mode.QUOTA, quota_samples=3)
+    text = (
+        '{"budget_tokens": 8, "max_age_rounds": 4, "mode": "quota", "quota_samples": 3, "ramp_rounds": 0, "rule": "odb", '
+        '"tag": "\\u00e9", "window_samples": 4, "world_size": 2}'
+    )
+    assert json.loads(text)["tag"] == "é"
+    digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
+    assert config.fingerprint == int.from_bytes(digest, "big")
