@@ -84,7 +84,7 @@ def simulate_plan(
     """The steps of a plan, and their sums. A loader makes batches ahead until ``depth_steps`` wait in its queue."""
     batches = _measure(workload, plans)
     steps = _count_steps(batches, mode, quota_samples)
-    compute_s = costs.gpu.compute_steps_s(batches.padded, batches.row_pairs)
+    compute_s = costs.compute_steps_s(batches.padded, batches.row_pairs)
     loader = costs.loader
     load_s = np.where(
         batches.samples > 0,

@@ -7,6 +7,7 @@ layers of width 4,096 adds 2e-9 s per token and token of context.
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import ceil, isfinite, log2
@@ -68,6 +69,39 @@ class GpuCost:
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
         """Seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding included."""
         return self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """Measured seconds of a training step, by padded tokens: ``rows`` of (tokens, seconds), with rising tokens.
+
+    Linear between the rows, as the first row below them, and on along the last two above them. Without rows there is none.
+
+    Raises: UsageError naming the row that makes no sense.
+    """
+
+    rows: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.rows) == 1:
+            raise UsageError("StepTable.rows: one row, a table needs at least two")
+        previous = 0.0
+        for number, row in enumerate[object](self.rows, 1):
+            match row:
+                case (int() | float() as tokens, int() | float() as seconds) if isfinite(tokens) and isfinite(seconds):
+                    if tokens <= previous or seconds < 0:
+                        raise UsageError(f"StepTable.rows: row {number} is {row}; tokens rise, seconds are at least 0")
+                    previous = tokens
+                case _:
+                    raise UsageError(f"StepTable.rows: row {number} is {row!r:.60}, expected tokens and seconds")
+
+    def compute_step_s(self, tokens: float) -> float:
+        """Seconds of a step of ``tokens`` padded tokens."""
+        if tokens <= self.rows[0][0]:
+            return self.rows[0][1]
+        above = min(bisect.bisect_left(self.rows, tokens, key=lambda row: row[0]), len(self.rows) - 1)
+        (left, left_s), (right, right_s) = self.rows[above - 1], self.rows[above]
+        return max(0.0, left_s + (right_s - left_s) * (tokens - left) / (right - left))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +172,23 @@ class LoaderCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """All cost models of a run."""
+    """All cost models of a run. A step table takes the place of the GPU's formula for steps that are not idle."""
 
     gpu: GpuCost = field(default_factory=GpuCost)
     network: NetworkCost = field(default_factory=NetworkCost)
     loader: LoaderCost = field(default_factory=LoaderCost)
+    step_table: StepTable = field(default_factory=StepTable)
+
+    def compute_group_s(self, group: Group) -> float:
+        """Seconds for one padded batch on one rank, without the step's collective."""
+        if group and self.step_table.rows:
+            return self.step_table.compute_step_s(compute_padded_tokens(group))
+        return self.gpu.compute_group_s(group)
+
+    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
+        """Seconds for many batches at once; ``row_pairs`` as in `GpuCost.compute_steps_s`."""
+        if not self.step_table.rows:
+            return self.gpu.compute_steps_s(padded_tokens, row_pairs)
+        distinct, places = np.unique(padded_tokens, return_inverse=True)
+        seconds = [self.step_table.compute_step_s(size) if size else self.gpu.fixed_s for size in distinct.tolist()]
+        return np.array(seconds)[places].reshape(padded_tokens.shape)

@@ -143,7 +143,7 @@ class Trainers:
             raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
         self._waiting.discard(rank)
         now = world.env.now
-        compute_s = world.stretch(world.costs.gpu.compute_group_s(step.group) * self._slowness.get(rank, 1.0))
+        compute_s = world.stretch(world.costs.compute_group_s(step.group) * self._slowness.get(rank, 1.0))
         self.compute_s += compute_s
         self.data_wait_s += now - start_s
         self.takes.append((now + compute_s, rank))

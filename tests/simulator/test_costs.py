@@ -1,0 +1,91 @@
+"""The cost models: their formulas, the measured table, and that nonsense is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Sample
+from simulator.cli import main
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
+
+
+def make_group(*lengths: int) -> tuple[Sample, ...]:
+    return tuple(Sample(i, i, length, length) for i, length in enumerate(lengths))
+
+
+def test_a_step_costs_what_the_formula_says() -> None:
+    gpu = GpuCost(fixed_s=1.0, per_token_s=0.1, per_token2_s=0.01, sync_s=7.0)
+    assert gpu.compute_group_s(()) == 1.0
+    assert gpu.compute_group_s(make_group(10, 4)) == pytest.approx(1.0 + 20 * 0.1 + 2 * 10**2 * 0.01)
+    many = gpu.compute_steps_s(np.array([[20, 0]]), np.array([[200, 0]]))
+    assert many.tolist() == [[pytest.approx(5.0), 1.0]]
+
+
+def test_a_table_is_followed_between_below_and_above_its_rows() -> None:
+    table = StepTable(rows=((10, 1.0), (20, 3.0), (40, 4.0)))
+    costs = Costs(gpu=GpuCost(fixed_s=0.25), step_table=table)
+    expected = {1: 1.0, 10: 1.0, 15: 2.0, 20: 3.0, 30: 3.5, 40: 4.0, 60: 5.0}
+    assert {n: costs.compute_group_s(make_group(n)) for n in expected} == expected
+    assert costs.compute_group_s(()) == 0.25
+    tokens = np.array([[0, *expected], [0, *reversed(expected)]])
+    seconds = costs.compute_steps_s(tokens, tokens)
+    assert seconds.tolist() == [[0.25, *expected.values()], [0.25, *reversed(expected.values())]]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [((5, 1.0),), ((5, 1.0), (5, 2.0)), ((0, 1.0), (5, 2.0)), ((5, -1.0), (6, 1.0)), ((5, 1.0), (6,)), ("ab", "cd")],
+)
+def test_a_table_without_sense_is_refused(table: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(UsageError, match=r"StepTable\.rows"):
+        StepTable(rows=table)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (GpuCost, ["fixed_s", "per_token_s", "per_token2_s", "sync_s"]),
+        (NetworkCost, ["alpha_s", "beta_s"]),
+        (LoaderCost, ["sample_s", "per_token_s", "collate_step_s", "collate_per_token_s"]),
+    ],
+)
+def test_a_cost_is_a_number_of_at_least_0(model: type, names: list[str], value: float) -> None:
+    for name in names:
+        with pytest.raises(UsageError, match=rf"{model.__name__}\.{name} must be a number of at least 0"):
+            model(**{name: value})
+
+
+def test_a_reduction_grows_with_the_logarithm_and_a_gathering_with_the_ranks() -> None:
+    reduce = NetworkCost(alpha_s=1.0, beta_s=0.0)
+    gather = NetworkCost(alpha_s=1.0, beta_s=0.0, transport=Transport.GATHER)
+    assert [reduce.compute_offer_s(ranks) for ranks in (1, 2, 8, 9, 1024)] == [0, 2, 6, 8, 20]
+    assert [gather.compute_offer_s(ranks) for ranks in (1, 2, 8, 9, 1024)] == [0, 1, 7, 8, 1023]
+    byte = NetworkCost(alpha_s=0.0, beta_s=1.0)
+    assert byte.compute_counts_s(2, 5) == 2 * 5 * 3 * 8
+
+
+def test_workers_share_reading_as_far_as_there_are_samples() -> None:
+    loader = LoaderCost(workers=4, sample_s=1.0, per_token_s=0.0, collate_step_s=1.0, collate_per_token_s=0.0)
+    assert [loader.compute_read_s(samples, 0) for samples in (0, 1, 2, 4, 8)] == [0, 1, 1, 1, 2]
+    assert [loader.compute_collate_s(steps, 0) for steps in (0, 1, 8)] == [0, 1, 2]
+
+
+def test_a_table_in_a_cost_file_is_used_and_refused_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "costs.json"
+    text = '{"format": "odb-costs", "version": 1,\n "step_table": {\n  "rows": [[1, %s], [100000, 5.0]]}}'
+    arguments = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--samples", "50"]
+    path.write_text(text % "5.0")
+    assert main([*arguments, "--cost-model", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    figures = dict(line.split() for line in lines if len(line.split()) == 2)
+    assert float(figures["sim_time_s"]) == pytest.approx(5.02 * float(figures["steps"]), rel=0.01)
+    path.write_text(text % "-5.0")
+    assert main([*arguments, "--cost-model", str(path)]) == 2
+    assert "costs.json:3: step_table.rows" in capsys.readouterr().err
