@@ -47,7 +47,7 @@ from odb_ref.core.types import ZERO_COUNTS, Sample, Step
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: ``kind`` is fail, stop, kill, or urge (for nothing); it happens to ``rank`` after ``after`` things have happened."""
+    """What goes wrong with ``rank`` after so many events: ``kind`` is fail, stop, kill, or urge (for nothing)."""
 
     kind: str
     rank: int
