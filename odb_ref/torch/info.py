@@ -118,19 +118,24 @@ class StepInfoTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[weakref.ref[object], StepInfo]] = {}
-        self._kept: deque[tuple[object, StepInfo]] = deque()
+        self._kept: deque[tuple[object, StepInfo, int]] = deque()
 
-    def put(self, batch: object, info: StepInfo, kept: int = _KEPT) -> None:
-        """Remembers ``info`` for ``batch``."""
+    def put(self, batch: object, info: StepInfo, *, owner: object, kept: int = _KEPT) -> None:
+        """Remembers ``info`` for ``batch``, which ``owner`` has yielded."""
         with self._lock:
             try:
                 self._watched[id(batch)] = (weakref.ref(batch), info)
             except TypeError:
-                self._kept.append((batch, info))
+                self._kept.append((batch, info, id(owner)))
                 while len(self._kept) > kept:
                     self._kept.popleft()
             if len(self._watched) > 4 * kept:
                 self._watched = {key: entry for key, entry in self._watched.items() if entry[0]() is not None}
+
+    def drop(self, owner: object) -> None:
+        """Forgets the batches of ``owner``."""
+        with self._lock:
+            self._kept = deque(entry for entry in self._kept if entry[2] != id(owner))
 
     def pop(self, batch: object) -> StepInfo:
         """The information of ``batch``, once.
@@ -142,7 +147,7 @@ class StepInfoTable:
             if entry is not None and entry[0]() is batch:
                 del self._watched[id(batch)]
                 return entry[1]
-            for index, (kept, info) in enumerate(self._kept):
+            for index, (kept, info, _) in enumerate(self._kept):
                 if kept is batch:
                     del self._kept[index]
                     return info

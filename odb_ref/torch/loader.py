@@ -365,7 +365,8 @@ class EpochIterator:
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
             if taken.batch is not None:
-                TABLE.put(taken.batch, self._make_info(taken), max(16, 2 * self._weighting.accumulation_steps))
+                kept = max(16, 2 * self._weighting.accumulation_steps)
+                TABLE.put(taken.batch, self._make_info(taken), owner=self._driver, kept=kept)
             return taken.batch
 
     def _make_info(self, taken: Taken) -> StepInfo:
@@ -401,7 +402,13 @@ class EpochIterator:
 
     def __del__(self) -> None:
         driver = self._driver
-        REAPER.submit(lambda: driver.retire(LEAVE_S))
+        if not driver.is_exhausted:
+            REAPER.submit(lambda: _abandon(driver))
+
+
+def _abandon(driver: Driver) -> None:
+    TABLE.drop(driver)
+    driver.retire(LEAVE_S)
 
 
 def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:

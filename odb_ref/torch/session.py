@@ -10,6 +10,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.channel import Channel
 from odb_ref.torch.driver import Driver
 from odb_ref.torch.engine import Engine
+from odb_ref.torch.info import TABLE
 from odb_ref.torch.reaper import REAPER
 
 LEAVE_S: Final = 5.0
@@ -64,6 +65,7 @@ class Session:
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.retire(timeout_s)
+            TABLE.drop(driver)
 
     def close(self) -> None:
         """Ends everything: leaves the epoch, takes leave of the other ranks, ends workers."""

@@ -1,0 +1,133 @@
+"""Nothing is left behind: threads, processes, descriptors, shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "timeout_s": 20}
+EPOCHS = 5
+
+
+def count_children() -> int:
+    return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()) + sum(
+        len(Path(f"/proc/self/task/{thread.native_id}/children").read_text().split())
+        for thread in threading.enumerate()
+        if thread.native_id not in (None, os.getpid())
+    )
+
+
+def take_stock() -> dict[str, int]:
+    gc.collect()
+    return {
+        "threads": threading.active_count(),
+        "children": count_children(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def settle(limit: dict[str, int]) -> dict[str, int]:
+    """What is there once it is no more than ``limit``, or after five seconds."""
+    deadline = time.monotonic() + 5
+    while True:
+        stock = take_stock()
+        if time.monotonic() > deadline or all(stock[key] <= limit[key] for key in limit):
+            return stock
+        time.sleep(0.05)
+
+
+def break_early(rank: int, num_workers: int, is_closed: bool) -> tuple[dict[str, int], dict[str, int]]:
+    # A first round of each kind, for what torch and the standard library set up once.
+    for _ in DataLoader(Numbers(0, 20), num_workers=num_workers, collate_fn=collate):
+        pass
+    first: dict[str, int] = {}
+    for _ in range(1 + EPOCHS):
+        loader = ODBDataLoader(Numbers(0, 300), num_workers=num_workers, **SETTINGS)
+        for step, _ in enumerate(loader):
+            if step == 2:
+                break
+        if is_closed:
+            loader.close()
+        del loader
+        if not first:
+            time.sleep(1.5)
+            first = take_stock()
+    return first, settle(first)
+
+
+@pytest.mark.parametrize(("num_workers", "is_closed"), [(0, False), (1, True), (1, False)])
+def test_five_fast_epochs_with_early_breaks_leave_nothing_behind(num_workers: int, is_closed: bool) -> None:
+    before = set(os.listdir("/dev/shm"))
+    results = run_ranks(2, break_early, num_workers, is_closed)
+    assert not any(result.error for result in results), results
+    for result in results:
+        first, last = result.value
+        assert all(last[key] <= first[key] for key in first), result.value
+        assert last["children"] == 0
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")}
+
+
+SCRIPT = """
+import os, sys, time
+from odb_ref.torch import ODBDataLoader
+from tests.torch.data import Numbers, collate
+
+if __name__ == "__main__":
+    loader = ODBDataLoader(Numbers(0, 100000), token_budget=60, window=16, collate_fn=collate, num_workers=2)
+    for step, batch in enumerate(loader):
+        if step == 2:
+            print("ready", flush=True)
+        if step > 2:
+            time.sleep(0.05)
+"""
+
+
+def get_descendants(pid: int) -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z" and int(fields[1]) == pid:
+            child = int(path.parent.name)
+            found |= {child} | get_descendants(child)
+    return found
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_training_process(how: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        descendants = get_descendants(process.pid)
+        assert len(descendants) >= 3
+        process.send_signal(how)
+        process.wait(15)
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in descendants):
+            time.sleep(0.1)
+        assert not [pid for pid in descendants if Path(f"/proc/{pid}").exists()]
+    finally:
+        process.kill()
+        process.communicate()
