@@ -43,6 +43,19 @@ def test_every_line_of_a_trace_has_the_schema(case: dict[str, object], tmp_path:
     assert ("post_report" in kinds) == ("fails" in case)
 
 
+def test_a_simulated_trace_has_the_schema(tmp_path: Path) -> None:
+    """Spec: R9."""
+    cli = pytest.importorskip("simulator.cli")
+    path = tmp_path / "t.ndjson"
+    options = "--ranks 2 --token-budget 4096 --window 8 --samples 40 --seed 5 --trace"
+    assert cli.main(["simulate", "gsm8k", *options.split(), str(path)]) in (0, None)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    lines = path.read_text().splitlines()
+    for line in lines:
+        validator.validate(json.loads(line))
+    assert len(lines) > 40
+
+
 def test_the_schema_knows_events_no_run_above_holds() -> None:
     """Spec: R9.2."""
     validator = jsonschema.Draft202012Validator(SCHEMA)
