@@ -5,6 +5,30 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Final
 
-from simulator.commands import calibrate, check, compare, demo, explore, published, replay, simulate, sweep, tune
+from simulator.commands import (
+    calibrate,
+    check,
+    compare,
+    demo,
+    explore,
+    published,
+    replay,
+    simulate,
+    sweep,
+    tune,
+    verify,
+)
 
-ALL: Final[tuple[ModuleType, ...]] = (demo, simulate, compare, sweep, tune, replay, calibrate, published, check, explore)
+ALL: Final[tuple[ModuleType, ...]] = (
+    demo,
+    simulate,
+    compare,
+    sweep,
+    tune,
+    replay,
+    calibrate,
+    published,
+    check,
+    explore,
+    verify,
+)

@@ -211,7 +211,9 @@ class RankDriver:
             state, effects = self.core.transition(self.config, rank.state, event)
             self.core.check(self.config, rank.state, state)
         except OdbError as error:
-            raise Violation(_to_property(error), f"rank {self.config.rank}, {event!r}: {error}") from error
+            raise Violation(
+                name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}"
+            ) from error
         return self._perform(replace(rank, state=state), effects)
 
     def _perform(self, rank: Rank, effects: tuple[Effect, ...]) -> Rank:
@@ -269,8 +271,11 @@ def _to_event(answer: Answer | None) -> Event:
             raise TypeError("an exchange has no answer yet")
 
 
-def _to_property(error: OdbError) -> str:
-    # An invariant names its property first; any other refusal of an event that a sound driver sent is a deadlock.
+def name_property(error: OdbError) -> str:
+    """The id of the property that an error of the core shows to be broken.
+
+    An invariant names its property first; any other refusal of an event that a sound driver sent is a deadlock (FREE).
+    """
     detail = getattr(error, "detail", "")
     word = str(detail).partition(":")[0]
     return word if word.isupper() else ("RULE-BOUNDS" if "RULE-BOUNDS" in str(error) else "FREE")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from odb_ref.core.errors import UsageError
@@ -36,16 +39,17 @@ class Scenario:
 
 
 def load_rule(name: str) -> TargetRule:
-    """The rule called ``name``: a shipped one, or ``module:attribute``, where the attribute is a rule or makes one.
+    """The rule called ``name``: a shipped one, ``module:attribute`` or ``path.py:attribute``.
 
+    The attribute is a rule or a class that makes one. Modules are also looked for in the current directory.
     Raises: UsageError when there is none.
     """
-    module_name, colon, attribute = name.partition(":")
+    module_name, colon, attribute = name.rpartition(":")
     if not colon:
         return get_rule(name)
     try:
-        found: object = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
+        found: object = getattr(_import(module_name), attribute)
+    except (ImportError, OSError, SyntaxError) as error:
         raise UsageError(f"rule {name!r}: cannot import {module_name!r}: {error}") from error
     except AttributeError:
         raise UsageError(f"rule {name!r}: module {module_name!r} has no {attribute!r}") from None
@@ -55,6 +59,22 @@ def load_rule(name: str) -> TargetRule:
             f"rule {name!r}: needs a name and compute_target(agreement), see odb_ref.core.rules.TargetRule"
         )
     return rule
+
+
+def _import(module_name: str) -> ModuleType:
+    if not module_name.endswith(".py"):
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        return importlib.import_module(module_name)
+    path = Path(module_name)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_scenario(path: str | Path, scenario: Scenario) -> None:

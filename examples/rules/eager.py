@@ -1,0 +1,25 @@
+"""A target rule of one's own, and a right one: as many steps as the middle between the fewest and the most groups.
+
+    odb-ref verify --rule examples/rules/eager.py:EagerRule
+
+finds nothing against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from odb_ref.core.offer import NONE, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class EagerRule:
+    """Between the default rule, which carries more, and the paper's, which splits more."""
+
+    name: str = "eager"
+
+    def compute_target(self, agreement: Offer) -> int:
+        """The middle, rounded up, but no fewer than are due by age."""
+        if agreement.groups_min == NONE:  # No rank reads any more: everything left is emitted.
+            return agreement.groups_max
+        return max(agreement.due_max, (agreement.groups_min + agreement.groups_max + 1) // 2)

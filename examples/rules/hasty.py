@@ -1,0 +1,27 @@
+"""A target rule that is subtly wrong: it leaves its bounds on few agreements only.
+
+    odb-ref verify --rule examples/rules/hasty.py:HastyRule
+
+refutes it in seconds. The idea is sound: a rank that is about to run dry will idle, so hurry while it still has samples.
+But where every group of the fullest rank is already a single sample, one step more than groups is one step more than
+anybody has samples for: a step that is idle on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from odb_ref.core.offer import NONE, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class HastyRule:
+    """The default rule, and one step more while some rank holds less than half of what another does."""
+
+    name: str = "hasty"
+
+    def compute_target(self, agreement: Offer) -> int:
+        """The fewest groups of a reading rank, no fewer than are due, and one more in a hurry."""
+        wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
+        is_in_a_hurry = 0 < 2 * agreement.samples_min < agreement.samples_max
+        return max(wanted + is_in_a_hurry, agreement.due_max)

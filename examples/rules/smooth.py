@@ -1,0 +1,27 @@
+"""A target rule that is wrong in a way no single agreement shows: it remembers.
+
+    odb-ref verify --rule examples/rules/smooth.py:SmoothRule
+
+refutes it: each answer lies within the bounds, but depends on the answers before. A job that resumes starts without that
+memory and forms other batches, and ranks that share a process, as in a simulation, stop agreeing.
+"""
+
+from __future__ import annotations
+
+from odb_ref.core.offer import NONE, Offer
+
+
+class SmoothRule:
+    """The default rule, moving at most one step away from its last answer."""
+
+    name = "smooth"
+
+    def __init__(self) -> None:
+        self._last = 1
+
+    def compute_target(self, agreement: Offer) -> int:
+        """The default rule's answer, if it is near the last one, else the nearest that is."""
+        wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
+        near = min(max(wanted, self._last - 1), self._last + 1, agreement.samples_max)
+        self._last = max(near, agreement.due_max, 1)
+        return self._last

@@ -1,0 +1,1 @@
+"""Judges a target rule: is the protocol with it still what the properties say? See `verdict` for the stages."""
