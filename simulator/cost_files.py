@@ -25,6 +25,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
+
 from odb_ref.core.errors import UsageError
 from simulator.costs import Costs
 
@@ -38,6 +40,7 @@ VERSION: Final = 1
 LARGEST_S: Final = 86_400.0
 """No single cost is more than a day."""
 
+_LARGE_BATCH: Final = np.array([1 << 20])
 _SECTIONS: Final = tuple(item.name for item in fields(Costs))
 _TOKEN: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
@@ -83,7 +86,7 @@ def load_costs(path: str | Path) -> Costs:
     costs = Costs()
     sections = {name: _build(source, name, getattr(costs, name), data[name]) for name in _SECTIONS if name in data}
     costs = replace(costs, **sections)
-    if not any(value for value in asdict(costs.gpu).values() if isinstance(value, int | float)):
+    if not costs.compute_steps_s(_LARGE_BATCH, _LARGE_BATCH).any() and not costs.gpu.sync_s:
         raise source.refuse(("gpu",), "says that a training step costs nothing")
     return costs
 
@@ -121,7 +124,9 @@ def _convert(source: _Source, path: Path_, default: object, value: object) -> ob
             raise source.refuse(path, f"is {value!r:.40}, expected a number")
         case float() if path[-1].endswith("_s") and isinstance(value, int | float) and value > LARGEST_S:
             raise source.refuse(path, f"is {value}: more than a day")
-        case tuple() if isinstance(value, list):
+        case tuple():
+            if not isinstance(value, list):
+                raise source.refuse(path, f"is {value!r:.40}, expected a list")
             return tuple(tuple(item) if isinstance(item, list) else item for item in value)
         case _:
             return value

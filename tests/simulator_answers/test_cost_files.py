@@ -78,3 +78,19 @@ def test_a_model_in_which_steps_cost_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_costs(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "rows", ["7", "[[1, 2]]", "[[100, 0.1], [50, 0.2]]", '[[1, 2], ["3", 4]]', "[[1, 2], 3]", "null"]
+)
+def test_a_step_table_that_makes_no_sense_is_refused(tmp_path: Path, rows: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(f'{{"format": "odb-costs",\n"version": 1,\n"step_table": {{\n"rows": {rows}}}}}')
+    with pytest.raises(UsageError, match=f"^{path}:4: step_table.rows "):
+        load_costs(path)
+
+
+def test_a_step_table_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text('{"format": "odb-costs", "version": 1, "step_table": {"rows": [[100, 0.1], [200, 0.3]]}}')
+    assert load_costs(path).step_table.compute_step_s(150) == pytest.approx(0.2)
