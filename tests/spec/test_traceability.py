@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 from dataclasses import replace
@@ -42,8 +43,10 @@ def test_the_tables_are_not_stale(tool: ModuleType) -> None:
 def test_each_kind_of_problem_is_found(tool: ModuleType) -> None:
     """The checks must be able to fail."""
 
+    original = tool.read_sources()
+
     def find(**changes: object) -> str:
-        sources = tool.read_sources()
+        sources = copy.deepcopy(original)
         for name, change in changes.items():
             change(getattr(sources, name))  # type: ignore[operator]
         return "\n".join(tool.find_problems(sources))
