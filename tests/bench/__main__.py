@@ -67,7 +67,6 @@ def run_benchmarks(parts: list[str], repetitions: int, is_full: bool) -> tuple[d
     figures: dict[str, Any] = {}
     kinds = speed.list_kinds()
     found: list[speed.Runs] = []
-    peers: dict[int, speed.Runs] = {}
     samples = speed.SAMPLES_PER_RANK
     if "loader" in parts:
         for ranks in (1, 2):
@@ -76,22 +75,20 @@ def run_benchmarks(parts: list[str], repetitions: int, is_full: bool) -> tuple[d
             speed.say("")
             speed.print_speed(runs)
         speed.print_quality(runs, speed.compute_optimum(2, samples), speed.WINDOW_SAMPLES)
-        if "peer" in runs:
-            peers[2] = runs["peer"]
         if is_full:
             wide = speed.measure(2, kinds[1:], 1, samples, 1024)
             found += wide.values()
             speed.print_quality(wide, speed.compute_optimum(2, samples), 1024)
     if "exchange" in parts:
-        measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in (2, 4)}
-        if "peer" in kinds:
-            for ranks in {2, 4} - set(peers):
-                peers[ranks] = speed.measure(ranks, ["peer"], 1, samples // 2, speed.WINDOW_SAMPLES)["peer"]
-            found += [peers[4]]
+        measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in speed.NEAR}
+        runs_by_ranks = {
+            ranks: speed.measure(ranks, kinds[1:], 1, samples // 2, speed.WINDOW_SAMPLES) for ranks in speed.NEAR
+        }
+        found += [item for runs in runs_by_ranks.values() for item in runs.values()]
         speed.say("")
-        speed.print_exchange(measured, dict(sorted(peers.items())))
+        speed.print_exchange(measured)
         figures["exchange"] = measured
-        figures["peer_bytes_per_1000_samples"] = dict(speed.extrapolate(peers))
+        figures["peer_bytes_per_1000_samples"] = dict(speed.print_traffic(runs_by_ranks))
     if "inside" in parts:
         explorer, simulator = inside.measure_explorer(repetitions), inside.measure_simulator(repetitions)
         curve = inside.measure_curve() if is_full else {}

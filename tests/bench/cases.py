@@ -166,7 +166,12 @@ def _fault(kind: str, cause: str) -> Spec:
 
 
 CASES = (
-    Case("unequal_join", "unequal shards, join mode (24 and 9)", judge_coverage, {"shards": [24, 9]}),
+    Case(
+        "unequal_join",
+        "unequal shards, join mode (24 and 9)",
+        judge_coverage,
+        {"shards": [24, 9], "budget": 1024, "window": 16, "peer": {"loss_scaling": "approx"}},
+    ),
     Case("unequal_exact_3", "unequal shards, exact scaling, 3 ranks", judge_coverage, {"shards": [40, 13, 5]}),
     Case(
         "empty_shard",

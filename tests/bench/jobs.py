@@ -21,7 +21,7 @@ from tests.bench.collectives import Meter
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
 
 Spec = dict[str, Any]
-SETTLE_S = 5.0
+SETTLE_S = 4.0
 VOCABULARY = 32
 
 
@@ -53,7 +53,7 @@ def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any]]:
                 own["shard"] = "given"
             if spec.get("is_idle_sample_given"):
                 own["idle_sample"] = Texts([4], 0)[0]
-            return ODBDataLoader(dataset, **own, **options), pop_step_info
+            return ODBDataLoader(dataset, **{**own, **options}), pop_step_info
         case "peer":
             import odb
 
@@ -61,7 +61,7 @@ def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any]]:
             if workers:
                 own["prefetch_factor"] = max(1, spec["window"] // workers)
             pop = spec.get("peer", {}).get("loss_scaling", "exact")
-            loader = odb.ODBDataLoader(dataset, **own, **spec.get("peer", {}), **options)
+            loader = odb.ODBDataLoader(dataset, **{**own, **spec.get("peer", {}), **options})
             return loader, lambda batch: odb.pop_step_info(batch, loss_scaling=pop)
         case "plain":
             return DataLoader(dataset, batch_size=spec["batch"], **options), lambda batch: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ERROR_CHARACTERS = 300
-NOISE = ("Warning", "warn", "  return ", "[W", "[rank", "\tat ", "    ")
+NOISE = ("Warning", "warn", " ", "[W", "\tat ", "frame #")
+RANK_MARK = re.compile(r"^\[rank\d+\]: ?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _collect(folder: Path, rank: int, exit_status: int | None, seconds: float) -> Rank:
     found = folder / f"result-{rank}.json"
     log = (folder / f"log-{rank}").read_text(errors="replace").splitlines()
-    lines = [line for line in log if line.strip() and not line.startswith(NOISE)]
+    lines = [text for line in log if (text := RANK_MARK.sub("", line)).strip() and not text.startswith(NOISE)]
     return Rank(
         exit_status=exit_status,
         data=json.loads(found.read_text()) if found.exists() else None,

@@ -28,6 +28,7 @@ SAMPLES_PER_RANK: Final = 2000
 LIMIT_S: Final = 120.0
 FLAGS: Final = 3
 """Integers that an adapter's message carries beside the offer."""
+NEAR: Final = (2, 4)
 FAR: Final = (512, 4096)
 
 Figures = dict[str, Any]
@@ -178,7 +179,7 @@ def compute_round_bytes(transport: str, ranks: int, steps: int) -> int:
     return message * (2 if transport == "reduce" else 1 + ranks)
 
 
-def print_exchange(measured: dict[int, dict[str, Figures]], peers: dict[int, Runs]) -> None:
+def print_exchange(measured: dict[int, dict[str, Figures]]) -> None:
     """A row for each transport and world, measured and by formula."""
     rows = []
     for transport in ("reduce", "gather"):
@@ -205,24 +206,29 @@ def print_exchange(measured: dict[int, dict[str, Figures]], peers: dict[int, Run
         ["", "ranks", "collectives", "bytes, measured", "bytes, formula", "CPU (reduce at 2 = 1)"],
         rows,
     )
+
+
+def print_traffic(runs_by_ranks: dict[int, dict[str, Runs]]) -> list[tuple[int, float]]:
+    """What whole epochs exchange; returns what the peer's line through the measured worlds says of large ones, in bytes."""
     rows = [
-        [f"{runs.kind}", f"{ranks}", _show_all(runs.collectives), _show_all(runs.bytes)]
-        for ranks, runs in peers.items()
-        if runs.bytes
+        [kind, f"{ranks}", _show_all(found.collectives), _show_all(found.bytes)]
+        for kind in ("ours", "peer")
+        for ranks, runs in runs_by_ranks.items()
+        if kind in runs and (found := runs[kind]).bytes
     ]
-    for ranks, size in extrapolate(peers):
-        rows.append(["peer", f"{ranks}", "-", f"{size:,.0f} (line through the two above)"])
-    if rows:
-        print_table(
-            "Exchange of the peer, exact mode, per rank and 1,000 samples of it",
-            ["", "ranks", "collectives", "bytes"],
-            rows,
-        )
+    far = extrapolate({ranks: runs["peer"] for ranks, runs in runs_by_ranks.items() if "peer" in runs})
+    rows += [["peer, on a line", f"{ranks}", "-", f"{size:,.0f}"] for ranks, size in far]
+    print_table(
+        "Exchange of an epoch of 1,000 samples a rank, per rank (ours: reduce, its bytes are the same in any world)",
+        ["", "ranks", "collectives", "bytes"],
+        rows,
+    )
+    return far
 
 
-def extrapolate(peers: dict[int, Runs]) -> list[tuple[int, float]]:
-    """The bytes of the peer in a large world: each rank's message comes back from every rank, so they lie on a line."""
-    points = [(ranks, Spread.of(runs.bytes).median) for ranks, runs in sorted(peers.items()) if runs.bytes]
+def extrapolate(runs_by_ranks: dict[int, Runs]) -> list[tuple[int, float]]:
+    """Bytes in large worlds: with gathers a message comes back from every rank, so they lie on a line through two worlds."""
+    points = [(ranks, Spread.of(runs.bytes).median) for ranks, runs in sorted(runs_by_ranks.items()) if runs.bytes]
     if len(points) != 2:
         return []
     (low, at_low), (high, at_high) = points
