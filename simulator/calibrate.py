@@ -7,6 +7,8 @@ cost if one number were 1 and the others 0. Those columns come from the models t
 `step`      from one step taken to the next, where no rank waited for data in either: the model's time for the costliest
             batch of the step. The collective that ends a step is the same for all and becomes part of ``gpu.fixed_s``.
             Attention's quadratic part is kept only where it lowers the error by a twentieth.
+`table`     likewise, as a table of padded tokens and median seconds, when it is asked for: for a device whose step time is
+            no straight line. It stands beside the formula, and a simulation uses it.
 `read`      from a read to the last sample of its answer, by samples and tokens
 `collate`   from a collation to its answer, by steps and padded tokens
 `exchange`  from a post to its answer on the rank that waited least (the last to post), by messages and bytes
@@ -26,8 +28,8 @@ from typing import Final
 import numpy as np
 
 from odb_ref.core.errors import UsageError
-from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, Transport
-from simulator.fitting import Fit, Spans, fit_component, join_spans
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
+from simulator.fitting import Fit, Spans, fit_component, fit_table, join_spans, judge
 from simulator.recorded import RankRecord, RecordedRun, Span
 
 _QUADRATIC_GAIN: Final = 0.95
@@ -51,13 +53,19 @@ class Calibration:
         return {"held_back": self.held_back, "components": [asdict(fit) for fit in self.fits]}
 
 
-def calibrate(runs: Sequence[RecordedRun], *, workers: int = 1, transport: Transport = Transport.REDUCE) -> Calibration:
-    """The cost models that fit ``runs`` best.
+def calibrate(
+    runs: Sequence[RecordedRun],
+    *,
+    workers: int = 1,
+    transport: Transport = Transport.REDUCE,
+    has_table: bool = False,
+) -> Calibration:
+    """The cost models that fit ``runs`` best; with ``has_table`` a measured table of step times beside the formula.
 
     A trace does not say how many worker processes a rank had: with ``workers`` left at 1 the numbers describe the loader
     as a whole. Nor does it say how the ranks exchanged: ``transport`` does.
 
-    Raises: UsageError when a run has no times, or too few steps whose data was there in time.
+    Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table).
     """
     for run in runs:
         if not run.has_times:
@@ -80,8 +88,13 @@ def calibrate(runs: Sequence[RecordedRun], *, workers: int = 1, transport: Trans
         ),
         loader=replace(LoaderCost(), workers=workers, **read.values, **collate.values),
     )
+    fits = [step, read, collate, exchange]
+    if has_table:
+        table, fit = _fit_table(runs)
+        costs = replace(costs, step_table=table)
+        fits.insert(1, fit)
     held_back = "every second run" if len(runs) > 1 else "the second half of the run"
-    return Calibration(costs, (step, read, collate, exchange), held_back)
+    return Calibration(costs, tuple(fits), held_back)
 
 
 def _split(parts: Sequence[Spans]) -> tuple[Spans, Spans]:
@@ -115,6 +128,14 @@ def _fit_steps(runs: Sequence[RecordedRun]) -> Fit:
     error = np.abs(fitted.compute_errors(quadratic.values)).sum()
     linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
     return quadratic if error < linear_error * _QUADRATIC_GAIN else linear
+
+
+def _fit_table(runs: Sequence[RecordedRun]) -> tuple[StepTable, Fit]:
+    fitted, held = _split([_gather_steps(run, replace(_NO_GPU, per_token_s=1)) for run in runs])
+    at = fitted.names.index("per_token_s")
+    table = StepTable(rows=fit_table(fitted.columns[:, at], fitted.seconds))
+    predicted = np.array([table.compute_step_s(tokens) for tokens in held.columns[:, at].tolist()])
+    return table, judge("step table", {"rows": len(table.rows)}, fitted, held, predicted - held.seconds)
 
 
 def _gather_steps(run: RecordedRun, gpu: GpuCost, *, with_pairs: bool = False) -> Spans:

@@ -39,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=str(Transport.REDUCE),
         help="how the ranks exchanged (reduce)",
     )
+    parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
     parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
     parser.set_defaults(run=run_command)
 
@@ -51,7 +52,8 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--depth must be at least 1, got {options.depth}")
     check_writable(options.out, options.json)
     runs = load_runs(options.traces, depth_steps=options.depth)
-    calibration = calibrate(runs, workers=options.workers, transport=Transport(options.transport))
+    transport = Transport(options.transport)
+    calibration = calibrate(runs, workers=options.workers, transport=transport, has_table=options.table)
     replays = replay_all(runs, calibration.costs)
     _print_calibration(calibration)
     print_replays(replays, is_priced=True)

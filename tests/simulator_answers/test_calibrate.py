@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from simulator.calibrate import calibrate
 from simulator.cli import main
 from simulator.conditions import Conditions
 from simulator.cost_files import load_costs
-from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, Transport
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
 from simulator.fitting import Spans, fit_component, fit_values
 from simulator.recorded import load_runs
 from simulator.workload import Sharding
@@ -101,6 +102,19 @@ def test_too_few_spans_are_not_fitted_and_it_says_so() -> None:
     fit = fit_component("step", spans, spans, "the run is short")
     assert fit.values == {}
     assert fit.reason == "6 spans, needs 8: the run is short"
+
+
+def test_a_table_follows_a_device_that_no_line_describes(tmp_path: Path) -> None:
+    steps = StepTable(rows=((100, 0.1), (1000, 0.12), (1500, 0.5), (2100, 0.52)))
+    path = record_timed(tmp_path / "t.ndjson", replace(COSTS, step_table=steps))
+    calibration = calibrate(load_runs([path]), has_table=True)
+    formula, table = calibration.fits[:2]
+    assert table.component == "step table"
+    assert table.median_error < min(0.05, formula.median_error)
+    found = calibration.costs.step_table
+    for tokens in (1850, 2000):
+        assert found.compute_step_s(tokens) == pytest.approx(steps.compute_step_s(tokens) + COSTS.gpu.sync_s, rel=0.05)
+    assert calibrate(load_runs([path])).costs.step_table.rows == ()
 
 
 def test_a_trace_without_times_and_a_short_one_are_refused(tmp_path: Path) -> None:
