@@ -86,7 +86,8 @@ class StepTable:
         if len(self.rows) == 1:
             raise UsageError("StepTable.rows: one row, a table needs at least two")
         previous = 0.0
-        for number, row in enumerate[object](self.rows, 1):
+        rows: tuple[object, ...] = self.rows
+        for number, row in enumerate(rows, 1):
             match row:
                 case (int() | float() as tokens, int() | float() as seconds) if isfinite(tokens) and isfinite(seconds):
                     if tokens <= previous or seconds < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import assert_never
 
 import simpy
@@ -13,6 +13,7 @@ from odb_ref.core.events import Agreed, Counted, Reported
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.types import StepCounts
 from simulator.costs import NetworkCost
+from simulator.processes import Process, start
 
 Post = PostOffer | PostCounts | PostReport
 Answer = Agreed | Counted | Reported
@@ -57,9 +58,9 @@ class Exchange:
         self._posts[rank] = post
         self._missing -= 1
         if not self._missing:
-            self._env.process(self._complete())
+            start(self._env, self._complete())
 
-    def _complete(self) -> Generator[simpy.Event, object, None]:
+    def _complete(self) -> Process:
         posts = [post for post in self._posts if post is not None]
         answer = combine_posts(posts)
         latency_s = self._compute_latency_s(answer)
@@ -69,13 +70,13 @@ class Exchange:
         self._missing = len(posts)
         if self._stretch is not None:
             for rank in range(len(posts)):
-                self._env.process(self._answer_later(rank, answer, self._stretch(latency_s)))
+                start(self._env, self._answer_later(rank, answer, self._stretch(latency_s)))
             return
         yield self._env.timeout(latency_s)
         for rank in range(len(posts)):
             self._answer(rank, answer)
 
-    def _answer_later(self, rank: int, answer: Answer, latency_s: float) -> Generator[simpy.Event, object, None]:
+    def _answer_later(self, rank: int, answer: Answer, latency_s: float) -> Process:
         yield self._env.timeout(latency_s)
         self._answer(rank, answer)
 

@@ -50,8 +50,8 @@ class RankPlan:
 
 
 def compute_batch_size(workload: Workload, budget_tokens: int) -> int:
-    """Samples in a fixed batch: as many of the longest as fit the budget, at least 1."""
-    return max(1, budget_tokens // int(workload.tokens.max()))
+    """Samples in a fixed batch: as many of the longest as fit the budget, at least 1 and at most all there are."""
+    return min(max(1, budget_tokens // int(workload.tokens.max())), workload.samples_total)
 
 
 def plan_standard(workload: Workload, budget_tokens: int, _seed: int) -> list[RankPlan]:

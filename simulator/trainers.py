@@ -10,11 +10,10 @@ import simpy
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
 from simulator.conditions import Fault, FaultKind
+from simulator.processes import Process, start
 
 if TYPE_CHECKING:
     from simulator.world import World
-
-Process = Generator[simpy.Event, object, None]
 
 
 class Trainers:
@@ -112,7 +111,7 @@ class Trainers:
                 world.ranks[fault.rank].is_gone = True
             else:
                 world.ranks[fault.rank].handle(ConsumerStopped())
-            world.env.process(self._spread(fault))
+            start(world.env, self._spread(fault))
 
     def _spread(self, fault: Fault) -> Process:
         """A stop is known to all within a message; of one that is gone they learn when their deadline has passed.

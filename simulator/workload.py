@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
 from simulator.lengths import Integers, Lengths
+
+LARGEST_WORKLOAD: Final = 1_000_000_000
+"""Samples of a workload: beyond it the arrays alone take more memory than a machine has to spare."""
 
 
 class Sharding(StrEnum):
@@ -102,8 +106,8 @@ def build_workload(
     """
     if seed < 0:
         raise UsageError(f"seed must not be negative, got {seed}")
-    if samples is not None and samples < 1:
-        raise UsageError(f"samples must be at least 1, got {samples}")
+    if samples is not None and not 1 <= samples <= LARGEST_WORKLOAD:
+        raise UsageError(f"samples must be at least 1 and at most {LARGEST_WORKLOAD:,}, got {samples}")
     total = len(lengths) if samples is None else samples
     sizes = compute_shard_sizes(total, ranks, sharding)
     random = np.random.default_rng(seed)

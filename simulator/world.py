@@ -48,8 +48,9 @@ from simulator.conditions import STEADY, Conditions, Fault, FaultKind
 from simulator.costs import Costs
 from simulator.exchange import Answer, Exchange
 from simulator.metrics import Recorder
+from simulator.processes import Process, run, start
 from simulator.timeline import Timeline
-from simulator.trainers import Process, Trainers
+from simulator.trainers import Trainers
 from simulator.workload import Workload
 
 TimedObserver = Callable[[int, Event | None, Sequence[Effect], float], None]
@@ -107,8 +108,8 @@ class World:
         with _paused_garbage_collection():
             for rank in self.ranks:
                 rank.begin()
-            self.env.process(self.trainers.train())
-            self.env.run()
+            start(self.env, self.trainers.train())
+            run(self.env)
         self.recorder.rounds = self.exchange.count_rounds
         self.recorder.exchange_s = self.exchange.seconds
         survivors = [rank for rank in self.ranks if not rank.is_gone]
@@ -206,9 +207,9 @@ class Rank:
                     self.queue.append(effect.step)
                     world.trainers.notice(self.number)
                 case Read():
-                    world.env.process(self._read(effect.count))
+                    start(world.env, self._read(effect.count))
                 case Collate():
-                    world.env.process(self._collate(effect))
+                    start(world.env, self._collate(effect))
                 case PostOffer() | PostCounts() | PostReport():
                     self._posted_s = world.env.now
                     world.exchange.post(self.number, effect)

@@ -65,7 +65,8 @@ def test_fixed_batches_have_the_size_they_say(case: tuple[Workload, int]) -> Non
     workload, budget_tokens = case
     size = compute_batch_size(workload, budget_tokens)
     longest = int(workload.tokens.max())
-    assert size == 1 or size * longest <= budget_tokens < (size + 1) * longest
+    assert size == 1 or size * longest <= budget_tokens
+    assert size == workload.samples_total or budget_tokens < (size + 1) * longest
     for rank, own in enumerate(list_batches(workload, "standard", budget_tokens)):
         assert [len(batch) for batch in own[:-1]] == [size] * (len(own) - 1)
         start = int(workload.offsets[rank])

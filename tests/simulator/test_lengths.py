@@ -11,6 +11,7 @@ import pytest
 from odb_ref.core.errors import UsageError
 from simulator.cli import main
 from simulator.lengths import list_bundled_names, load_lengths
+from simulator.runs import POLICIES
 
 ROWS = {
     "arxiv_summarization_vidur": 28257,
@@ -125,7 +126,9 @@ BAD_ARGUMENTS = {
     "negative budget": (["gsm8k", "--token-budget", "-5"], "budget_tokens must be at least 1, got -5"),
     "window 0": (["gsm8k", "--window", "0"], "window_samples must be at least 1, got 0"),
     "depth 0": (["gsm8k", "--depth", "0"], "depth_steps must be at least 1, got 0"),
-    "samples 0": (["gsm8k", "--samples", "0"], "samples must be at least 1, got 0"),
+    "samples 0": (["gsm8k", "--samples", "0"], "samples must be at least 1 and at most 1,000,000,000, got 0"),
+    "absurdly many samples": (["gsm8k", "--samples", "1" + "0" * 30], "samples must be at least 1 and at most"),
+    "absurdly many ranks": (["gsm8k", "--ranks", "1" + "0" * 30], "ranks and only 8792 samples"),
     "negative seed": (["gsm8k", "--seed", "-1"], "seed must not be negative, got -1"),
     "quota in join mode": (["gsm8k", "--quota", "5"], "--quota needs --mode quota"),
     "quota 0": (["gsm8k", "--mode", "quota", "--quota", "0"], "quota_samples must be at least 1, got 0"),
@@ -155,3 +158,11 @@ def test_what_is_required_is_named(missing: str, capfd: pytest.CaptureFixture[st
     del given[missing]
     err = complain(["simulate", "gsm8k", *(word for pair in given.items() for word in pair)], capfd)
     assert f"required: {missing}" in err
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_absurdly_large_numbers_are_only_numbers(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    large = "1" + "0" * 30
+    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--policy", policy, "--seed", large]
+    assert main([*arguments, "--token-budget", large, "--window", large, "--depth", large, "--max-age", large]) == 0
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,158 @@
+"""One SimPy process for all trainers is exact: a process for each rank sees the same events at the same times."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odb_ref.core.effects import Effect
+from odb_ref.core.errors import InvariantError, RuleError
+from odb_ref.core.events import Event, StepTaken
+from odb_ref.core.offer import Offer
+from odb_ref.core.types import Mode
+from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost
+from simulator.lengths import Lengths
+from simulator.runs import Run, run
+from simulator.workload import Sharding, build_workload
+from simulator.world import Rank, World
+
+History = dict[int, list[tuple[Event | None, tuple[Effect, ...], float]]]
+
+
+class TrainerEach:
+    """Trainers as one would write them first: each rank a process that waits for its step, computes, and meets the others."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._arrived = 0
+        self._all_arrived = world.env.event()
+        self._news = [world.env.event() for _ in world.ranks]
+
+    def notice(self, rank: int) -> None:
+        if not self._news[rank].triggered:
+            self._news[rank].succeed()
+
+    def train(self) -> Generator[simpy.Event, object, None]:
+        for rank in range(len(self._world.ranks)):
+            self._world.env.process(self._train(rank))
+        yield self._world.env.timeout(0)
+
+    def _train(self, number: int) -> Generator[simpy.Event, object, None]:
+        world, rank = self._world, self._world.ranks[number]
+        while True:
+            while not rank.queue:
+                if rank.outcome is not None:
+                    return
+                self._news[number] = world.env.event()
+                yield self._news[number]
+            step = rank.queue.popleft()
+            rank.handle(StepTaken())
+            yield world.env.timeout(world.costs.gpu.compute_group_s(step.group))
+            self._arrived += 1
+            meeting = self._all_arrived
+            if self._arrived == len(world.ranks):
+                self._arrived, self._all_arrived = 0, world.env.event()
+                meeting.succeed()
+            yield meeting
+            yield world.env.timeout(world.costs.gpu.sync_s)
+
+
+def record(what: Run, *, is_each: bool) -> History:
+    """Events, effects and times of every rank."""
+    history: History = defaultdict(list)
+
+    def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
+        history[rank].append((event, tuple(effects), time_s))
+
+    world = World(what.build_config(), what.workload, what.costs, observer=observe)
+    if is_each:
+        world.trainers = TrainerEach(world)  # type: ignore[assignment]
+    world.run()
+    return history
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    tokens = np.array(draw(st.lists(st.integers(1, 40), min_size=1, max_size=80)))
+    # Odd numbers, so that nothing happens at the same time by accident.
+    scale = draw(st.sampled_from([0.0137, 0.731, 11.93]))
+    return Run(
+        workload=build_workload(
+            Lengths("test", tokens, tokens),
+            ranks=draw(st.integers(1, min(6, len(tokens)))),
+            sharding=draw(st.sampled_from(list(Sharding))),
+        ),
+        policy=draw(st.sampled_from(["odb", "paper"])),
+        budget_tokens=draw(st.integers(10, 150)),
+        window_samples=draw(st.integers(1, 16)),
+        depth_steps=draw(st.integers(1, 4)),
+        mode=draw(st.sampled_from(list(Mode))),
+        costs=Costs(
+            gpu=GpuCost(fixed_s=0.317, per_token_s=0.0113, per_token2_s=0.00071, sync_s=0.0523),
+            network=NetworkCost(alpha_s=0.00313),
+            loader=LoaderCost(workers=2, sample_s=scale * 0.173, per_token_s=scale * 0.00917, collate_step_s=0.00291),
+        ),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(what=runs())
+def test_one_process_for_all_trainers_is_exact(what: Run) -> None:
+    together, each = record(what, is_each=False), record(what, is_each=True)
+    assert together.keys() == each.keys()
+    for rank, mine in together.items():
+        assert [entry[:2] for entry in mine] == [entry[:2] for entry in each[rank]]
+        assert [entry[2] for entry in mine] == pytest.approx([entry[2] for entry in each[rank]], abs=1e-9)
+
+
+def build_world() -> World:
+    tokens = np.arange(1, 41)
+    workload = build_workload(Lengths("test", tokens, tokens), ranks=2)
+    what = Run(workload=workload, policy="odb", budget_tokens=80, window_samples=8)
+    return World(what.build_config(), workload, what.costs)
+
+
+def test_a_world_in_which_nothing_can_happen_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Rank.handle
+    monkeypatch.setattr(Rank, "handle", lambda self, event: handle(self, event) if self.number == 0 else None)
+    with pytest.raises(InvariantError, match="FREE: nothing can happen and rank 0 is in phase offer, round 0"):
+        build_world().run()
+
+
+def test_a_rank_that_takes_another_step_than_the_others_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Rank.handle
+
+    def drop_a_step(self: Rank, event: Event) -> None:
+        handle(self, event)
+        if self.number == 1 and len(self.queue) > 1:
+            self.queue.popleft()
+
+    monkeypatch.setattr(Rank, "handle", drop_a_step)
+    with pytest.raises(InvariantError, match=r"ALIGN: rank 1 takes step \d+, the others step 1"):
+        build_world().run()
+
+
+@dataclass(frozen=True)
+class GreedyRule:
+    """A rule that asks for more steps than any rank has samples."""
+
+    name: str = "greedy"
+
+    def compute_target(self, agreement: Offer) -> int:
+        return agreement.samples_max + 1
+
+
+def test_an_error_of_the_core_arrives_as_it_was_raised() -> None:
+    tokens = np.arange(1, 41)
+    workload = build_workload(Lengths("test", tokens, tokens), ranks=2)
+    what = Run(workload=workload, policy="greedy", rule=GreedyRule(), budget_tokens=80, window_samples=8, ramp_rounds=0)
+    with pytest.raises(RuleError, match=r"^RULE-BOUNDS: rule 'greedy' answered 9, outside 1\.\.8") as caught:
+        run(what)
+    assert caught.value.invariant == "RULE-BOUNDS"
