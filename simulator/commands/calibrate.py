@@ -55,13 +55,12 @@ def run_command(options: argparse.Namespace) -> int:
     transport = Transport(options.transport)
     calibration = calibrate(runs, workers=options.workers, transport=transport, has_table=options.table)
     replays = replay_all(runs, calibration.costs)
-    _print_calibration(calibration)
-    print_replays(replays, is_priced=True)
     if options.out is not None:
         write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
-        print(f"{options.out} holds the cost model")
     if options.json is not None:
         Path(options.json).write_text(json.dumps(_encode(calibration, replays), indent=2) + "\n", encoding="utf-8")
+    _print_calibration(calibration)
+    print_replays(replays, is_priced=True)
     return 0
 
 

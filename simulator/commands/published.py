@@ -34,10 +34,10 @@ def run_command(options: argparse.Namespace) -> int:
     check_writable(options.json)
     with make_executor(options.workers) as executor:
         comparisons = compare_published(executor)
-    _print(comparisons)
     if options.json is not None:
         data = [_encode(comparison) for comparison in comparisons]
         Path(options.json).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    _print(comparisons)
     return 0
 
 

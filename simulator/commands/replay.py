@@ -53,10 +53,10 @@ def replay_traces(
     check_writable(json_path)
     costs = None if cost_model is None else load_costs(cost_model)
     replays = replay_all(load_runs(traces, depth_steps=depth), costs)
-    print_replays(replays, is_priced=costs is not None)
     if json_path is not None:
         data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
         Path(json_path).write_text(json.dumps({"replays": data}, indent=2) + "\n", encoding="utf-8")
+    print_replays(replays, is_priced=costs is not None)
     return 0 if all(item.is_equal for item in replays) else 1
 
 
