@@ -354,13 +354,15 @@ Next ==
     \/ End
 Spec == Init /\ [][Next]_vars
 
-\* Weak fairness of everything but what goes wrong, written out: TLC evaluates ENABLED far more slowly.
+\* Something can happen that is neither a fault nor an urge for nothing: those may, but need not, and so free nobody.
 CanGoOn ==
     \E r \in Ranks :
         \/ IsLive(r) /\ (rank[r].reading > 0 \/ rank[r].collating # None \/ (r \in owed /\ rank[r].post # NoPost))
         \/ ~rank[r].gone /\ ~rank[r].left /\ HasStep(rank[r]) /\ IsBetweenSteps(r)
-        \/ IsUrgent(r)
+        \/ IsUrgent(r) /\ \E o \in Ranks \ {r} : rank[o].left
+        \/ IsShared /\ \A o \in Ranks : ops[o] # <<>> /\ Head(ops[o]) = "model"
         \/ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
+\* Weak fairness of all that CanGoOn speaks of, written out: TLC evaluates ENABLED far more slowly.
 GoesOn == <<failures, stops, losses>>' = <<failures, stops, losses>> /\ rank' # rank
 FairSpec == Spec /\ ([]<>~CanGoOn \/ []<><<GoesOn>>_vars)
 
@@ -371,6 +373,7 @@ Released(s) == s.planned - Len(s.plan)
 Ready(s) == IF s.collated THEN s.planned ELSE Released(s)
 Steps(s) == s.plan \o s.outbox \o s.queue
 
+NotStuck == CanGoOn \/ IsFinal
 NoError == \A r \in Ranks : rank[r].phase # "error"
 StepsAgree ==
     \A r, o \in Ranks :
