@@ -1,5 +1,5 @@
 (** The executable [align] of odb_ref/core/alignment.py, and what it keeps. Spec: R4. *)
-Require Import List Arith Lia Permutation.
+Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types.
 Import ListNotations.
 
@@ -35,30 +35,92 @@ Definition fullest_first : list group -> list group := sort_by (fun g h => padde
 (** 0 when the group cannot be split; else it orders as the padded tokens do. *)
 Definition splittable (g : group) : nat := if 1 <? length g then S (padded_first g) else 0.
 
-Definition most_splittable (gs : list group) : nat := fold_right (fun g m => Nat.max (splittable g) m) 0 gs.
+(** A group with its number in the order of making, in a binary heap as Python's heapq keeps it: the most splittable first,
+    the first made when equal. The heap's order decides only which of equal groups is split, and the order among equals;
+    what is proved below does not depend on it. *)
+Notation item := (nat * group)%type.
 
-(** The first group that is splittable to the degree [m], and the others in order. *)
-Fixpoint take_out (m : nat) (gs : list group) : option (group * list group) :=
-  match gs with
-  | [] => None
-  | g :: r => if splittable g =? m then Some (g, r)
-              else match take_out m r with Some (h, s) => Some (h, g :: s) | None => None end
+Definition key (x : item) : nat := splittable (snd x).
+
+Definition less (x y : item) : bool := (key y <? key x) || ((key x =? key y) && (fst x <? fst y)).
+
+Fixpoint set_nth {A} (i : nat) (x : A) (l : list A) : list A :=
+  match l, i with
+  | [], _ => []
+  | _ :: r, 0 => x :: r
+  | y :: r, S j => y :: set_nth j x r
   end.
 
-Definition pick (gs : list group) : option (group * list group) :=
-  if most_splittable gs =? 0 then None else take_out (most_splittable gs) gs.
+Definition swap {A} (i j : nat) (l : list A) : list A :=
+  if i <? j then match nth_error l i, nth_error l j with Some a, Some b => set_nth i b (set_nth j a l) | _, _ => l end else l.
+
+Definition less_at (l : list item) (i j : nat) : bool :=
+  match nth_error l i, nth_error l j with Some a, Some b => less a b | _, _ => false end.
+
+(** heapq._siftdown: the item at [p] rises, not above [top]. *)
+Fixpoint rise (fuel top p : nat) (l : list item) : list item :=
+  match fuel with
+  | 0 => l
+  | S f => let q := Nat.div2 (p - 1) in
+           if (top <? p) && less_at l p q then rise f top q (swap q p l) else l
+  end.
+
+(** heapq._siftup: the item at [p] sinks to a leaf along the smaller children, then rises again. *)
+Fixpoint sink (fuel top p : nat) (l : list item) : list item :=
+  match fuel with
+  | 0 => l
+  | S f => let c := 2 * p + 1 in
+           if c <? length l then
+             let d := if (S c <? length l) && negb (less_at l c (S c)) then S c else c in
+             sink f top d (swap p d l)
+           else rise (length l) top p l
+  end.
+
+Definition push (x : item) (l : list item) : list item := rise (S (length l)) 0 (length l) (l ++ [x]).
+
+(** The heap without its first item. *)
+Definition pop (l : list item) : list item :=
+  match l with
+  | [] => []
+  | _ :: r => match r with [] => [] | _ => sink (S (length r)) 0 0 (last r (0, []) :: removelast r) end
+  end.
+
+Definition heapify (l : list item) : list item :=
+  fold_left (fun h i => sink (S (length h)) i i h) (rev (seq 0 (Nat.div2 (length l)))) l.
+
+Definition most_splittable (l : list item) : nat := fold_right (fun x m => Nat.max (key x) m) 0 l.
+
+(** The first item that is splittable to the degree [m], and the others in order. *)
+Fixpoint take_out (m : nat) (l : list item) : option (item * list item) :=
+  match l with
+  | [] => None
+  | x :: r => if key x =? m then Some (x, r)
+              else match take_out m r with Some (y, s) => Some (y, x :: s) | None => None end
+  end.
+
+(** The heap's first item is the most splittable; should it not be, the list is searched. *)
+Definition pick (l : list item) : option (item * list item) :=
+  let m := most_splittable l in
+  if m =? 0 then None
+  else match l with
+       | x :: _ => if key x =? m then Some (x, pop l) else take_out m l
+       | [] => None
+       end.
 
 Definition middle (g : group) : nat := Nat.div2 (S (length g)).
 
 (** Halves the group with most padded tokens, [fuel] times or until only single samples are left. *)
-Fixpoint split_groups (fuel : nat) (gs : list group) : list group :=
+Fixpoint split_heap (fuel next : nat) (l : list item) : list item :=
   match fuel with
-  | 0 => gs
-  | S f => match pick gs with
-           | None => gs
-           | Some (g, r) => split_groups f (r ++ [firstn (middle g) g; skipn (middle g) g])
+  | 0 => l
+  | S f => match pick l with
+           | None => l
+           | Some ((_, g), r) => split_heap f (S (S next)) (push (S next, skipn (middle g) g) (push (next, firstn (middle g) g) r))
            end
   end.
+
+Definition split_groups (fuel : nat) (gs : list group) : list group :=
+  map snd (split_heap fuel (length gs) (heapify (combine (seq 0 (length gs)) gs))).
 
 Definition align (gs : list group) (target due_before : nat) : list group * list sample :=
   if target <? length gs then
@@ -90,48 +152,92 @@ Proof. intros. eapply Forall_perm; [symmetry; apply sort_by_perm|assumption]. Qe
 Lemma Forall_firstn : forall A (P : A -> Prop) n l, Forall P l -> Forall P (firstn n l).
 Proof. intros A P n l F. rewrite <- (firstn_skipn n l), Forall_app in F. apply F. Qed.
 
-Lemma take_out_perm : forall m gs g r, take_out m gs = Some (g, r) -> Permutation gs (g :: r) /\ splittable g = m.
+Lemma set_nth_app : forall (A : Type) (l : list A) a m x, set_nth (length l) x (l ++ a :: m) = l ++ x :: m.
+Proof. induction l as [|y l IH]; simpl; intros; [reflexivity|]. rewrite IH. reflexivity. Qed.
+
+Lemma swap_perm : forall (A : Type) i j (l : list A), Permutation (swap i j l) l.
 Proof.
-  induction gs as [|h gs IH]; simpl; intros g r H; [discriminate|].
-  destruct (splittable h =? m) eqn:E.
+  intros A i j l. unfold swap. destruct (i <? j) eqn:L; [|reflexivity]. apply Nat.ltb_lt in L.
+  destruct (nth_error l i) as [a|] eqn:Ea; [|reflexivity]. destruct (nth_error l j) as [b|] eqn:Eb; [|reflexivity].
+  apply nth_error_split in Ea as [l1 [l2 [-> L1]]]. rewrite nth_error_app2 in Eb by lia. rewrite L1 in Eb.
+  destruct (j - i) as [|k] eqn:K; [lia|]. simpl in Eb. apply nth_error_split in Eb as [l3 [l4 [-> L3]]].
+  assert (E : set_nth i b (set_nth j a (l1 ++ a :: l3 ++ b :: l4)) = l1 ++ b :: l3 ++ a :: l4).
+  { assert (E1 : set_nth j a (l1 ++ a :: l3 ++ b :: l4) = l1 ++ a :: l3 ++ a :: l4).
+    { pose proof (set_nth_app A (l1 ++ a :: l3) b l4 a) as X. rewrite <- !app_assoc in X. simpl in X.
+      replace (length (l1 ++ a :: l3)) with j in X by (rewrite app_length; simpl; lia). exact X. }
+    rewrite E1, <- L1. apply set_nth_app. }
+  rewrite E. apply Permutation_app_head. rewrite <- !Permutation_middle. apply perm_swap.
+Qed.
+
+Lemma rise_perm : forall fuel top p l, Permutation (rise fuel top p l) l.
+Proof. induction fuel as [|f IH]; intros; simpl; [reflexivity|]. destruct (_ && _); [|reflexivity]. rewrite IH. apply swap_perm. Qed.
+
+Lemma sink_perm : forall fuel top p l, Permutation (sink fuel top p l) l.
+Proof.
+  induction fuel as [|f IH]; intros top p l; [reflexivity|]. cbn [sink]. destruct (_ <? _); [|apply rise_perm]. rewrite IH. apply swap_perm.
+Qed.
+
+Lemma push_perm : forall x l, Permutation (push x l) (x :: l).
+Proof. intros. unfold push. rewrite rise_perm. symmetry. apply Permutation_cons_append. Qed.
+
+Lemma pop_perm : forall x r, Permutation (pop (x :: r)) r.
+Proof.
+  intros x r. unfold pop. destruct r as [|y r]; [reflexivity|]. rewrite sink_perm.
+  rewrite (app_removelast_last (0, []) (l := y :: r)) at 3 by discriminate. apply Permutation_cons_append.
+Qed.
+
+Lemma heapify_perm : forall l, Permutation (heapify l) l.
+Proof.
+  intros l. unfold heapify. generalize (rev (seq 0 (Nat.div2 (length l)))) as is_. intros is_. revert l.
+  induction is_ as [|i is_ IH]; intros l; simpl; [reflexivity|]. rewrite IH. apply (sink_perm (S (length l)) i i l).
+Qed.
+
+Lemma take_out_perm : forall m l x r, take_out m l = Some (x, r) -> Permutation l (x :: r) /\ key x = m.
+Proof.
+  induction l as [|h l IH]; simpl; intros x r H; [discriminate|].
+  destruct (key h =? m) eqn:E.
   - injection H as <- <-. apply Nat.eqb_eq in E. auto.
-  - destruct (take_out m gs) as [[k s]|] eqn:T; [|discriminate]. injection H as <- <-.
+  - destruct (take_out m l) as [[k s]|] eqn:T; [|discriminate]. injection H as <- <-.
     destruct (IH k s eq_refl) as [P E']. split; [|assumption]. rewrite P. apply perm_swap.
 Qed.
 
-Lemma take_out_some : forall gs, gs <> [] -> take_out (most_splittable gs) gs <> None.
+Lemma take_out_some : forall l, l <> [] -> take_out (most_splittable l) l <> None.
 Proof.
-  assert (H : forall gs m, (exists g, In g gs /\ splittable g = m) -> take_out m gs <> None).
-  { induction gs as [|h gs IH]; simpl; intros m [g [Hg E]]; [easy|]. destruct (splittable h =? m) eqn:E'; [discriminate|].
+  assert (H : forall l m, (exists g, In g l /\ key g = m) -> take_out m l <> None).
+  { induction l as [|h l IH]; simpl; intros m [g [Hg E]]; [easy|]. destruct (key h =? m) eqn:E'; [discriminate|].
     destruct Hg as [->|Hg]; [apply Nat.eqb_neq in E'; lia|].
-    specialize (IH m (ex_intro _ g (conj Hg E))). destruct (take_out m gs) as [[? ?]|]; [discriminate|easy]. }
-  intros gs NE. apply H. clear H. induction gs as [|h gs IH]; [easy|]. simpl.
-  destruct (Nat.max_dec (splittable h) (most_splittable gs)) as [E|E]; rewrite E; [eauto|].
-  destruct gs as [|k gs].
-  - simpl in E. exists h. simpl. split; auto. unfold most_splittable in *. simpl in *. lia.
+    specialize (IH m (ex_intro _ g (conj Hg E))). destruct (take_out m l) as [[? ?]|]; [discriminate|easy]. }
+  intros l NE. apply H. clear H. induction l as [|h l IH]; [easy|]. change (most_splittable (h :: l)) with (Nat.max (key h) (most_splittable l)).
+  destruct (Nat.max_dec (key h) (most_splittable l)) as [E|E]; rewrite E; [exists h; simpl; auto|].
+  destruct l as [|k l].
+  - exists h. split; [left; reflexivity|]. simpl in E |- *. lia.
   - destruct IH as [g [Hg Eg]]; [discriminate|]. exists g. split; [right; exact Hg|exact Eg].
 Qed.
 
-Lemma most_splittable_bound : forall gs g, In g gs -> splittable g <= most_splittable gs.
+Lemma most_splittable_bound : forall l x, In x l -> key x <= most_splittable l.
 Proof.
-  induction gs as [|h gs IH]; intros g H; [easy|].
-  change (most_splittable (h :: gs)) with (Nat.max (splittable h) (most_splittable gs)).
-  destruct H as [->|H]; [lia|]. specialize (IH g H). lia.
+  induction l as [|h l IH]; intros x H; [easy|].
+  change (most_splittable (h :: l)) with (Nat.max (key h) (most_splittable l)).
+  destruct H as [->|H]; [lia|]. specialize (IH x H). lia.
 Qed.
 
-Lemma pick_some : forall gs g r, pick gs = Some (g, r) -> Permutation gs (g :: r) /\ 2 <= length g.
+Lemma key_long : forall x, key x <> 0 -> 2 <= length (snd x).
+Proof. unfold key, splittable. intros x H. destruct (1 <? length (snd x)) eqn:L; [apply Nat.ltb_lt in L; lia|lia]. Qed.
+
+Lemma pick_some : forall l x r, pick l = Some (x, r) -> Permutation l (x :: r) /\ 2 <= length (snd x).
 Proof.
-  unfold pick. intros gs g r H. destruct (most_splittable gs =? 0) eqn:E; [discriminate|].
-  apply take_out_perm in H as [P S]. split; [exact P|]. apply Nat.eqb_neq in E. unfold splittable in S.
-  destruct (1 <? length g) eqn:L; [apply Nat.ltb_lt in L; lia|lia].
+  unfold pick. intros l x r H. destruct (most_splittable l =? 0) eqn:E; [discriminate|]. apply Nat.eqb_neq in E.
+  destruct l as [|y l]; [discriminate|]. destruct (key y =? most_splittable (y :: l)) eqn:K.
+  - injection H as <- <-. apply Nat.eqb_eq in K. split; [|apply key_long; lia]. apply perm_skip. symmetry. apply (pop_perm y l).
+  - apply take_out_perm in H as [P K']. split; [exact P|apply key_long; lia].
 Qed.
 
-Lemma pick_none : forall gs, pick gs = None -> Forall (fun g => length g <= 1) gs.
+Lemma pick_none : forall l, pick l = None -> Forall (fun x => length (snd x) <= 1) l.
 Proof.
-  unfold pick. intros gs H. destruct (most_splittable gs =? 0) eqn:E.
-  - apply Nat.eqb_eq in E. rewrite Forall_forall. intros g Hg. apply most_splittable_bound in Hg. rewrite E in Hg.
-    unfold splittable in Hg. destruct (1 <? length g) eqn:L; [inversion Hg|apply Nat.ltb_ge in L; exact L].
-  - destruct gs as [|g gs]; [constructor|]. apply take_out_some in H; [easy|discriminate].
+  unfold pick. intros l H. destruct (most_splittable l =? 0) eqn:E.
+  - apply Nat.eqb_eq in E. rewrite Forall_forall. intros x Hx. apply most_splittable_bound in Hx. rewrite E in Hx.
+    unfold key, splittable in Hx. destruct (1 <? length (snd x)) eqn:L; [inversion Hx|apply Nat.ltb_ge in L; exact L].
+  - destruct l as [|y l]; [constructor|]. destruct (key y =? _); [discriminate|]. exfalso. apply (take_out_some (y :: l)); [discriminate|exact H].
 Qed.
 
 Lemma middle_bounds : forall g : group, 2 <= length g -> 1 <= middle g < length g.
@@ -139,40 +245,76 @@ Proof.
   unfold middle. intros g H. pose proof (Nat.div2_odd (S (length g))) as O. destruct (Nat.odd (S (length g))); simpl Nat.b2n in O; lia.
 Qed.
 
+Lemma halves_perm : forall i j g r, Permutation (map snd (push (j, skipn (middle g) g) (push (i, firstn (middle g) g) r))) (firstn (middle g) g :: skipn (middle g) g :: map snd r).
+Proof. intros. rewrite (Permutation_map snd (push_perm _ _)). simpl. rewrite (Permutation_map snd (push_perm _ _)). simpl. apply perm_swap. Qed.
+
+Lemma split_heap_keeps : forall (P : group -> Prop),
+  (forall g, 2 <= length g -> P g -> P (firstn (middle g) g) /\ P (skipn (middle g) g)) ->
+  forall fuel next l, Forall P (map snd l) -> Forall P (map snd (split_heap fuel next l)).
+Proof.
+  intros P H. induction fuel as [|f IH]; simpl; intros next l F; [assumption|].
+  destruct (pick l) as [[[o g] r]|] eqn:E; [|assumption]. apply pick_some in E as [Pm L]. apply IH.
+  apply (Permutation_map snd) in Pm. apply (Forall_perm _ _ _ _ Pm) in F. simpl in F. inversion F; subst. destruct (H g L) as [H1' H2']; [assumption|].
+  eapply Forall_perm; [symmetry; apply halves_perm|]. repeat constructor; assumption.
+Qed.
+
+Lemma split_heap_perm : forall fuel next l, Permutation (concat (map snd (split_heap fuel next l))) (concat (map snd l)).
+Proof.
+  induction fuel as [|f IH]; simpl; intros next l; [auto|].
+  destruct (pick l) as [[[o g] r]|] eqn:E; [|auto]. apply pick_some in E as [Pm _]. rewrite IH.
+  rewrite (concat_perm _ _ _ (halves_perm _ _ _ _)), (concat_perm _ _ _ (Permutation_map snd Pm)). simpl. rewrite app_assoc, firstn_skipn. reflexivity.
+Qed.
+
+Lemma halves_length : forall i j g r, length (push (j, skipn (middle g) g) (push (i, firstn (middle g) g) r)) = S (S (length r)).
+Proof. intros. rewrite (Permutation_length (push_perm _ _)). simpl. rewrite (Permutation_length (push_perm _ _)). reflexivity. Qed.
+
+Lemma split_heap_length : forall fuel next l, length l <= length (split_heap fuel next l) <= fuel + length l.
+Proof.
+  induction fuel as [|f IH]; simpl; intros next l; [lia|].
+  destruct (pick l) as [[[o g] r]|] eqn:E; [|lia]. apply pick_some in E as [Pm _]. apply Permutation_length in Pm. simpl in Pm.
+  specialize (IH (S (S next)) (push (S next, skipn (middle g) g) (push (next, firstn (middle g) g) r))). rewrite halves_length in IH. lia.
+Qed.
+
+Lemma split_heap_done : forall fuel next l, length (split_heap fuel next l) = fuel + length l \/
+  Forall (fun x => length (snd x) <= 1) (split_heap fuel next l).
+Proof.
+  induction fuel as [|f IH]; simpl; intros next l; [auto|].
+  destruct (pick l) as [[[o g] r]|] eqn:E; [|right; apply pick_none; assumption]. apply pick_some in E as [Pm _]. apply Permutation_length in Pm. simpl in Pm.
+  destruct (IH (S (S next)) (push (S next, skipn (middle g) g) (push (next, firstn (middle g) g) r))) as [H|H]; [left|right; exact H].
+  rewrite H, halves_length. lia.
+Qed.
+
+Lemma start_heap : forall gs : list group, Permutation (map snd (heapify (combine (seq 0 (length gs)) gs))) gs.
+Proof.
+  intros gs. rewrite (Permutation_map snd (heapify_perm _)). apply Permutation_refl'. generalize 0 as k.
+  induction gs as [|g gs IH]; intros k; simpl; [reflexivity|]. rewrite IH. reflexivity.
+Qed.
+
 (** What a split keeps of any property that passes from a group to its two halves. *)
 Lemma split_keeps : forall (P : group -> Prop),
   (forall g, 2 <= length g -> P g -> P (firstn (middle g) g) /\ P (skipn (middle g) g)) ->
   forall fuel gs, Forall P gs -> Forall P (split_groups fuel gs).
-Proof.
-  intros P H. induction fuel as [|f IH]; simpl; intros gs F; [assumption|].
-  destruct (pick gs) as [[g r]|] eqn:E; [|assumption]. apply pick_some in E as [Pm L]. apply IH.
-  apply (Forall_perm _ _ _ _ Pm) in F. inversion F; subst. destruct (H g L) as [H1' H2']; [assumption|].
-  apply Forall_app. repeat constructor; assumption.
-Qed.
+Proof. intros P H fuel gs F. apply split_heap_keeps; [exact H|]. eapply Forall_perm; [symmetry; apply start_heap|exact F]. Qed.
 
 Lemma split_perm : forall fuel gs, Permutation (concat (split_groups fuel gs)) (concat gs).
-Proof.
-  induction fuel as [|f IH]; simpl; intros gs; [auto|].
-  destruct (pick gs) as [[g r]|] eqn:E; [|auto]. apply pick_some in E as [Pm _]. rewrite IH.
-  rewrite (concat_perm _ _ _ Pm), concat_app. simpl. rewrite app_nil_r, firstn_skipn. apply Permutation_app_comm.
-Qed.
+Proof. intros. unfold split_groups. rewrite split_heap_perm. apply concat_perm, start_heap. Qed.
+
+Lemma start_heap_length : forall gs : list group, length (heapify (combine (seq 0 (length gs)) gs)) = length gs.
+Proof. intros. rewrite (Permutation_length (heapify_perm _)), combine_length, seq_length. lia. Qed.
 
 Lemma split_length : forall fuel gs, length gs <= length (split_groups fuel gs) <= fuel + length gs.
 Proof.
-  induction fuel as [|f IH]; simpl; intros gs; [lia|].
-  destruct (pick gs) as [[g r]|] eqn:E; [|lia]. apply pick_some in E as [Pm _].
-  specialize (IH (r ++ [firstn (middle g) g; skipn (middle g) g])). apply Permutation_length in Pm.
-  rewrite app_length in IH. simpl in *. lia.
+  intros. unfold split_groups. rewrite map_length. pose proof (split_heap_length fuel (length gs) (heapify (combine (seq 0 (length gs)) gs))) as H.
+  rewrite start_heap_length in H. exact H.
 Qed.
 
 (** Fewer groups than asked for are left only when every group is a single sample. *)
 Lemma split_done : forall fuel gs, length (split_groups fuel gs) = fuel + length gs \/
   Forall (fun g => length g <= 1) (split_groups fuel gs).
 Proof.
-  induction fuel as [|f IH]; simpl; intros gs; [auto|].
-  destruct (pick gs) as [[g r]|] eqn:E; [|right; apply pick_none; assumption]. apply pick_some in E as [Pm _].
-  destruct (IH (r ++ [firstn (middle g) g; skipn (middle g) g])) as [H|H]; [left|right; exact H].
-  rewrite H, app_length. apply Permutation_length in Pm. simpl in *. lia.
+  intros. unfold split_groups. rewrite map_length. destruct (split_heap_done fuel (length gs) (heapify (combine (seq 0 (length gs)) gs))) as [H|H].
+  - left. rewrite H, start_heap_length. reflexivity.
+  - right. apply Forall_map. exact H.
 Qed.
 
 Theorem an_alignment_has_exactly_the_target_number_of_steps : forall gs target due,

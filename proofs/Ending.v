@@ -109,7 +109,7 @@ Proof.
   intros s s' o H1 H2 O. destruct o as [|q n|q c|q]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
 Qed.
 
-Theorem reachable_third : forall s, reachable s -> third s.
+Lemma reachable_third : forall s, reachable s -> third s.
 Proof.
   induction 1 as [|s l t R IH St].
   - constructor; simpl; [intros; discriminate|discriminate].

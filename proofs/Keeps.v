@@ -135,7 +135,7 @@ Proof.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. apply drain_same_plain.
 Qed.
 
-Theorem rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < N -> may input s r e ->
+Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < N -> may input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> rank_of s' = update (rank_of s) r t -> log s' = log s -> second s'.
 Proof.
   intros s r e t s' I I' S H M E Er El.
@@ -227,7 +227,7 @@ Proof.
     rewrite Em2, El. simpl. rewrite add_counts_zero. reflexivity.
 Qed.
 
-Theorem exchange_keeps_second : forall s x, invariant s -> second s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some x ->
+Lemma exchange_keeps_second : forall s x, invariant s -> second s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some x ->
   second (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)).
 Proof.
   intros s x I S P R. set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc).
@@ -330,7 +330,7 @@ Proof.
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
 Qed.
 
-Theorem reachable_second : forall s, reachable s -> invariant s /\ second s.
+Lemma reachable_second : forall s, reachable s -> invariant s /\ second s.
 Proof.
   induction 1 as [|s l t R [I S] St].
   - split; [destruct ok; eapply initial_invariant; eauto|apply second_start].

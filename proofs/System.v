@@ -456,7 +456,7 @@ Proof.
   - constructor; simpl; try apply I. 
 Qed.
 
-Theorem reachable_invariant : forall s, reachable s -> invariant s.
+Lemma reachable_invariant : forall s, reachable s -> invariant s.
 Proof. induction 1; [apply initial_invariant|eapply every_step_keeps_the_invariant; eauto]. Qed.
 
 End System.

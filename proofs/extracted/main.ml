@@ -1,0 +1,113 @@
+(* Reads cases as words on standard input, runs the extracted model, prints one line per answer. See tests/proofs. *)
+open Model
+
+let int () = Scanf.scanf " %d" (fun x -> x)
+let word () = Scanf.scanf " %s" (fun x -> x)
+let list read = let n = int () in List.init n (fun _ -> read ())
+let option () = match int () with -1 -> None | n -> Some n
+let bool () = int () = 1
+
+let sample () =
+  let sid = int () in let pos = int () in let len = int () in let sup = int () in
+  { sid; pos; len; sup }
+
+let counts () =
+  let n_samples = int () in let n_tokens = int () in let n_supervised = int () in
+  { n_samples; n_tokens; n_supervised }
+
+let offer () =
+  let o_round_min = int () in let o_round_max = int () in
+  let o_print_min = int () in let o_print_max = int () in
+  let o_ready = bool () in let o_failed = option () in
+  let o_stop_step = option () in let o_stop_rank = option () in
+  let o_samples_min = int () in let o_samples_max = int () in
+  let o_groups_min = option () in let o_groups_max = int () in let o_due_max = int () in
+  { o_round_min; o_round_max; o_print_min; o_print_max; o_ready; o_failed; o_stop_step; o_stop_rank;
+    o_samples_min; o_samples_max; o_groups_min; o_groups_max; o_due_max }
+
+let report () =
+  let r_rank = int () in let r_cause = option () in let r_round = int () in let r_print = int () in
+  { r_rank; r_cause; r_round; r_print }
+
+let rule () = match word () with
+  | "odb" -> odb_rule
+  | "paper" -> paper_rule
+  | name -> failwith ("no rule " ^ name)
+
+let event () = match word () with
+  | "read" -> let is_ended = bool () in SamplesRead (list sample, is_ended)
+  | "collated" -> Collated
+  | "agreed" -> Got (Agreed (offer ()))
+  | "counted" -> Got (Counted (list counts))
+  | "reported" -> Got (Reported (list report))
+  | "taken" -> StepTaken
+  | "stopped" -> ConsumerStopped
+  | "failed" -> LocalFailed (int ())
+  | "urged" -> Urged
+  | name -> failwith ("no event " ^ name)
+
+let show_int = string_of_int
+let show_bool b = if b then "1" else "0"
+let show_option = function None -> "-1" | Some n -> string_of_int n
+let show_list show items = "[" ^ String.concat " " (List.map show items) ^ "]"
+let show_group g = show_list (fun s -> show_int s.pos) g
+let show_counts c = Printf.sprintf "%d/%d/%d" c.n_samples c.n_tokens c.n_supervised
+let show_step s = Printf.sprintf "%d:%d:%s:%s" s.s_number s.s_round (show_group s.s_group) (show_counts s.s_counts)
+
+let show_offer o =
+  String.concat " "
+    [ show_int o.o_round_min; show_int o.o_round_max; show_int o.o_print_min; show_int o.o_print_max; show_bool o.o_ready;
+      show_option o.o_failed; show_option o.o_stop_step; show_option o.o_stop_rank; show_int o.o_samples_min;
+      show_int o.o_samples_max; show_option o.o_groups_min; show_int o.o_groups_max; show_int o.o_due_max ]
+
+let show_message = function
+  | MOffer o -> "offer " ^ show_offer o
+  | MCounts cs -> "counts " ^ show_list show_counts cs
+  | MReport r -> Printf.sprintf "report %d %s %d %d" r.r_rank (show_option r.r_cause) r.r_round r.r_print
+
+let show_phase = function
+  | FILL -> "fill" | OFFER -> "offer" | COUNT -> "count" | REPORT -> "report" | DRAIN -> "drain" | DONE -> "done"
+
+let show_outcome = function
+  | None -> "-"
+  | Some Complete -> "complete"
+  | Some (Stopped (r, _)) -> "stopped " ^ show_int r
+  | Some (Failed (r, c)) -> Printf.sprintf "failed %d %d" r c
+  | Some (Mismatch r) -> "mismatch " ^ show_int r
+
+let show_state s =
+  String.concat " | "
+    [ show_phase s.at_phase; show_int s.round; show_int s.read; show_bool s.ended; show_int s.wanted; show_group s.window;
+      show_list show_int s.marks; show_list show_group s.groups; show_list show_group s.aligned; show_list show_step s.plan;
+      show_bool s.collated; show_int s.planned; show_int s.gsum; show_list show_step s.outbox; show_list show_step s.queue;
+      show_int (List.length s.taken); show_option s.failure; show_bool s.stopped; show_bool s.urged; show_option s.limit;
+      show_outcome s.ended_as ]
+
+let run_machine () =
+  let budget = int () in let size = int () in let ramp = int () in let max_age = int () in
+  let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
+  let rank = int () in let depth = int () in
+  let c = shipped budget size ramp max_age is_quota quota rule print in
+  let step s e = match transition c rank depth s e with
+    | None -> print_endline "refused"; s
+    | Some t ->
+        let post = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-" in
+        print_endline (show_state t ^ " | " ^ post); t in
+  let s = initial c in
+  print_endline (show_state s ^ " | -");
+  let n = int () in
+  let s = ref s in
+  for _ = 1 to n do s := step !s (event ()) done
+
+let answer = function
+  | "groups" -> let budget = int () in print_endline (show_list show_group (compute_groups budget (list sample)))
+  | "align" ->
+      let target = int () in let due = int () in
+      let emitted, carried = align (list (fun () -> list sample)) target due in
+      print_endline (show_list show_group emitted ^ " " ^ show_group carried)
+  | "rule" -> let rule = rule () in print_endline (show_int (rule (offer ())))
+  | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))
+  | "machine" -> run_machine ()
+  | name -> failwith ("no command " ^ name)
+
+let () = try while true do match word () with "" -> raise End_of_file | name -> answer name done with End_of_file -> ()

@@ -1,0 +1,68 @@
+"""The audit of the proofs refuses what is no proof."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.proofs.conftest import PROOFS, Model
+
+
+def _audit(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([folder / "audit.sh"], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def copy(model: Model, tmp_path: Path) -> Path:
+    """A checked copy of the proofs: ``model`` has built them."""
+    shutil.copytree(PROOFS, tmp_path / "proofs")
+    return tmp_path / "proofs"
+
+
+def test_the_audit_accepts_the_proofs(copy: Path) -> None:
+    done = _audit(copy)
+    assert done.returncode == 0, done.stderr
+    assert "no axioms, no gaps" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("Axiom easy : False.", "Axiom"),
+        ("Lemma easy : False. Proof. Admitted.", "Admitted"),
+        ("Variable easy : False.", "outside a section"),
+        ("Parameter easy : False.", "Parameter"),
+    ],
+)
+def test_the_audit_refuses_an_axiom_and_a_gap(copy: Path, text: str, complaint: str) -> None:
+    with (copy / "Rules.v").open("a") as file:
+        file.write(text + "\n")
+    done = _audit(copy)
+    assert done.returncode == 1
+    assert complaint in done.stdout + done.stderr
+
+
+def test_the_audit_refuses_a_file_that_is_not_built(copy: Path) -> None:
+    (copy / "Extra.v").write_text("Lemma true : True. Proof. exact I. Qed.\n")
+    done = _audit(copy)
+    assert done.returncode == 1
+    assert "Extra.v is not in _CoqProject" in done.stderr
+
+
+def test_the_audit_refuses_a_file_that_was_changed_and_not_checked(copy: Path) -> None:
+    text = (copy / "Rules.v").read_text()
+    (copy / "Rules.v").write_text(text + "\n(* later *)\n")
+    done = _audit(copy)
+    assert done.returncode == 1
+    assert "newer than what was checked" in done.stderr
+
+
+def test_the_audit_refuses_a_theorem_that_is_not_there(copy: Path) -> None:
+    readme = copy / "README.md"
+    readme.write_text(readme.read_text() + "\n| ALIGN | more | `there_is_no_such_theorem` | Rules.v |\n")
+    done = _audit(copy)
+    assert done.returncode == 1
+    assert "there_is_no_such_theorem" in done.stderr

@@ -1,0 +1,189 @@
+"""Cases and answers of the extracted model, as words: the counterpart of proofs/extracted/main.ml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Effect, OutcomeKind, PostCounts, PostOffer, PostReport
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    Report,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.state import State
+from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
+
+
+def _option(value: int) -> int:
+    return -1 if value == NONE else value
+
+
+def _words(*items: object) -> str:
+    return " ".join(map(str, items))
+
+
+def write_samples(samples: Sequence[Sample]) -> str:
+    return _words(len(samples), *(f"{s.id} {s.position} {s.length} {s.supervised}" for s in samples))
+
+
+def write_offer(offer: Offer) -> str:
+    return _words(
+        offer.round_min,
+        offer.round_max,
+        offer.fingerprint_min,
+        offer.fingerprint_max,
+        offer.ready_min,
+        _option(offer.failed_rank),
+        _option(offer.stop_step),
+        _option(offer.stop_rank),
+        offer.samples_min,
+        offer.samples_max,
+        _option(offer.groups_min),
+        offer.groups_max,
+        offer.due_max,
+    )
+
+
+def _write_counts(counts: Iterable[StepCounts]) -> str:
+    rows = [f"{c.samples} {c.tokens} {c.supervised}" for c in counts]
+    return _words(len(rows), *rows)
+
+
+def _write_report(report: Report, prints: dict[str, int]) -> str:
+    return _words(report.rank, report.cause or -1, report.round, prints[report.config])
+
+
+def write_config(config: Config) -> str:
+    """``prints`` gives shared configurations their fingerprints."""
+    return _words(
+        config.budget_tokens,
+        config.window_samples,
+        config.ramp_rounds,
+        config.max_age_rounds,
+        int(config.mode is Mode.QUOTA),
+        -1 if config.quota_samples is None else config.quota_samples,
+        config.rule.name,
+        config.fingerprint,
+        config.rank,
+        config.depth_steps,
+    )
+
+
+def write_event(event: Event, prints: dict[str, int]) -> str:
+    match event:
+        case SamplesRead():
+            return _words("read", int(event.is_ended), write_samples(event.samples))
+        case Collated():
+            return "collated"
+        case Agreed():
+            return _words("agreed", write_offer(event.agreement))
+        case Counted():
+            return _words("counted", _write_counts(event.counts))
+        case Reported():
+            return _words("reported", len(event.reports), *(_write_report(item, prints) for item in event.reports))
+        case StepTaken():
+            return "taken"
+        case ConsumerStopped():
+            return "stopped"
+        case LocalFailed():
+            return _words("failed", event.cause)
+        case Urged():
+            return "urged"
+        case PeerLost():
+            raise ValueError("the model has no PeerLost")
+        case _:
+            assert_never(event)
+
+
+def _show_list(items: Iterable[object]) -> str:
+    return "[" + " ".join(map(str, items)) + "]"
+
+
+def show_group(group: Group) -> str:
+    return _show_list(sample.position for sample in group)
+
+
+def show_groups(groups: Iterable[Group]) -> str:
+    return _show_list(map(show_group, groups))
+
+
+def _show_counts(counts: StepCounts) -> str:
+    return f"{counts.samples}/{counts.tokens}/{counts.supervised}"
+
+
+def _show_step(step: Step) -> str:
+    return f"{step.number}:{step.round}:{show_group(step.group)}:{_show_counts(step.global_counts)}"
+
+
+def _show_outcome(state: State) -> str:
+    outcome = state.outcome
+    if outcome is None:
+        return "-"
+    match outcome.kind:
+        case OutcomeKind.COMPLETE:
+            return "complete"
+        case OutcomeKind.STOPPED:
+            return f"stopped {outcome.rank}"
+        case OutcomeKind.FAILED:
+            return f"failed {outcome.rank} {outcome.cause}"
+        case OutcomeKind.MISMATCH:
+            return f"mismatch {outcome.rank}"
+        case OutcomeKind.LOST:
+            raise ValueError("the model has no PeerLost")
+        case _:
+            assert_never(outcome.kind)
+
+
+def _show_post(effects: Sequence[Effect], prints: dict[str, int]) -> str:
+    for effect in effects:
+        match effect:
+            case PostOffer():
+                return "offer " + write_offer(effect.offer)
+            case PostCounts():
+                return "counts " + _show_list(map(_show_counts, effect.counts))
+            case PostReport():
+                return "report " + _write_report(effect.report, prints)
+            case _:
+                pass
+    return "-"
+
+
+def show_state(state: State, effects: Sequence[Effect], prints: dict[str, int]) -> str:
+    """One line: every field of the state but ``taken_samples``, and what was put into the exchange."""
+    fields = (
+        state.phase,
+        state.round,
+        state.read_samples,
+        int(state.is_ended),
+        state.wanted_samples,
+        show_group(state.window),
+        _show_list(state.marks),
+        show_groups(state.groups),
+        show_groups(state.aligned),
+        _show_list(map(_show_step, state.plan)),
+        int(state.is_collated),
+        state.planned_steps,
+        state.global_samples,
+        _show_list(map(_show_step, state.outbox)),
+        _show_list(map(_show_step, state.queue)),
+        state.taken_steps,
+        state.failure or -1,
+        int(state.is_stopped),
+        int(state.is_urged),
+        _option(state.step_limit),
+        _show_outcome(state),
+        _show_post(effects, prints),
+    )
+    return " | ".join(map(str, fields))
