@@ -43,6 +43,8 @@ class Sources:
 
     rules: dict[str, str] = field(default_factory=dict)
     properties: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    partly: set[str] = field(default_factory=set)
+    """Properties of which a proof leaves out what their section says."""
     invariants: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     non_properties: tuple[str, ...] = ()
     code: list[Claim] = field(default_factory=list)
@@ -124,6 +126,8 @@ def read_sources() -> Sources:
         rests = re.search(r"^Rests on: ([^#]*?)(?:\n\n|\Z)", section, re.MULTILINE)
         ids = re.findall(_ID, rests[1]) if rests else []
         sources.properties[name] = tuple(sorted(set(ids), key=_order))
+        if re.search(r"^Proved but for: ", section, re.MULTILINE):
+            sources.partly.add(name)
     sources.non_properties = tuple(re.findall(r"^\| (NP\d+) \|", text, re.MULTILINE))
     for package in ("odb_ref", "simulator"):
         sources.code += _read_claims(ROOT / package)
@@ -181,7 +185,7 @@ def compute_rung(sources: Sources, name: str) -> str:
     """How well a property is established, from what exists."""
     rungs = []
     if sources.theorems[name]:
-        rungs.append("proved")
+        rungs.append("proved in part" if name in sources.partly else "proved")
     tools = ["TLC"] if sources.models[name] else []
     claims = [claim for claim in sources.tests if _is_evidence(claim, name) and _is_test(claim)]
     tools += ["explore"] if any(map(_is_exploration, claims)) else []
