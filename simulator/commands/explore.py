@@ -56,6 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
     parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
     parser.add_argument("--free-urges", action="store_true", help="urge at any moment, for nothing")
+    parser.add_argument("--leave-inside", action="store_true", help="consumers may leave in the middle of a step, too")
+    parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r steps more")
+    parser.add_argument("--odd-rank", type=int, metavar="R", help="a rank with another configuration")
     parser.add_argument("--max-states", type=int, help="stop after about so many states")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--dot", type=Path, metavar="FILE", help="write the graph in DOT, with action labels")
@@ -107,6 +110,9 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         is_single_reads=options.single_reads,
         is_eager_end=options.eager_end,
         is_urged_freely=options.free_urges,
+        is_left_inside=options.leave_inside,
+        is_uneven_depth=options.uneven_depth,
+        odd_rank=options.odd_rank,
     )
 
 

@@ -15,12 +15,15 @@ from odb_ref.core.types import Mode, Sample
 class Bounds:
     """A small world. ``lengths`` holds, for each rank, the token counts of its samples in sampler order.
 
-    ``failures``, ``stops`` and ``losses`` bound how many reads or collations fail, how many consumers leave early and how
-    many processes are killed. A read is answered whole, or sample by sample with ``is_single_reads``. The source says
-    that it has ended with its last sample when ``is_eager_end`` is true, else when asked for more than it has. A rank is
-    urged at any moment after another's consumer has left, or with ``is_urged_freely`` at any moment, for nothing.
+       ``failures``, ``stops`` and ``losses`` bound how many reads or collations fail, how many consumers leave early and how
+       many processes are killed. A read is answered whole, or sample by sample with ``is_single_reads``. The source says
+       that it has ended with its last sample when ``is_eager_end`` is true, else when asked for more than it has. A rank is
+       urged at any moment after another's consumer has left, or with ``is_urged_freely`` at any moment, for nothing.
+    A consumer leaves between
+       two steps, or with ``is_left_inside`` also in the middle of one, whose collective then has no end. Each rank's queue
+       holds as many steps more as its number with ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
 
-    Raises: UsageError when a value makes no sense.
+       Raises: UsageError when a value makes no sense.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -38,6 +41,9 @@ class Bounds:
     is_single_reads: bool = False
     is_eager_end: bool = False
     is_urged_freely: bool = False
+    is_left_inside: bool = False
+    is_uneven_depth: bool = False
+    odd_rank: int | None = None
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -48,6 +54,8 @@ class Bounds:
         for rank, shard in enumerate(self.lengths):
             if any(length < 1 for length in shard):
                 raise UsageError(f"rank {rank}: a length must be at least 1, got {min(shard)}")
+        if self.odd_rank is not None and not 0 <= self.odd_rank < self.ranks:
+            raise UsageError(f"odd_rank must lie in 0..{self.ranks - 1}, got {self.odd_rank}")
         self.compute_config(0)
 
     @property
@@ -72,12 +80,13 @@ class Bounds:
             world_size=self.ranks,
             budget_tokens=self.budget_tokens,
             window_samples=self.window_samples,
-            depth_steps=self.depth_steps,
+            depth_steps=self.depth_steps + (rank if self.is_uneven_depth else 0),
             mode=self.mode,
             quota_samples=self.quota_samples,
             max_age_rounds=self.max_age_rounds,
             ramp_rounds=self.ramp_rounds,
             rule=self.rule,
+            tag="odd" if rank == self.odd_rank else "",
         )
 
     def compute_shard(self, rank: int) -> tuple[Sample, ...]:

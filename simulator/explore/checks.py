@@ -33,6 +33,7 @@ class Progress:
     ready: int
     handed_out: int
     taken: int
+    entered: int
     outcome: Outcome | None
     limit: int
     is_left: bool
@@ -53,6 +54,7 @@ def compute_progress(rank: Rank) -> Progress:
         ready=state.planned_steps if rank.collating is None and state.is_collated else before_plan,
         handed_out=len(rank.taken) + len(rank.queue),
         taken=len(rank.taken),
+        entered=rank.entered_steps,
         outcome=rank.finish.outcome if rank.finish is not None else state.outcome,
         limit=rank.finish.step_limit if rank.finish is not None else NONE,
         is_left=rank.is_left,
@@ -154,7 +156,7 @@ def check_together(ranks: Sequence[Progress]) -> None:
             late = next(j for j, other in enumerate(ranks) if other.ready == least_ready)
             number = max(rank.released, rank.handed_out) - 1
             raise Violation("RELEASE", f"rank {i} has released step {number}, rank {late} is ready up to {least_ready}")
-        if rank.taken - min(other.taken for other in ranks) > 1:
+        if rank.taken - min(other.entered for other in ranks) > 1:
             raise Violation("FREE", f"rank {i} has taken {rank.taken} steps, more than a step ahead")
     first = ranks[0]
     for i, rank in enumerate(ranks[1:], 1):
@@ -176,8 +178,8 @@ def check_stillness(ranks: Sequence[Progress]) -> None:
     can help it; one that still has steps for it is in DRAIN, and holds up nobody else.
     Raises: Violation.
     """
-    least = min(rank.taken for rank in ranks)
-    is_stranding = any(rank.is_gone or (rank.is_left and rank.taken == least) for rank in ranks)
+    least = min(rank.entered for rank in ranks)
+    is_stranding = any(rank.is_gone or (rank.is_left and rank.entered == least) for rank in ranks)
     for i, rank in enumerate(ranks):
         if not rank.is_done and (rank.is_left or not (rank.is_draining and is_stranding)):
             raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
@@ -206,11 +208,13 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
             case OutcomeKind.STOPPED if outcome.rank not in left:
                 raise Violation("STOP", f"nobody left as the outcome says: {outcome}")
             case OutcomeKind.STOPPED:
-                _check_stopped(ranks, left)
+                _check_stopped(ranks, outcome)
             case OutcomeKind.LOST if outcome.rank not in gone:
                 raise Violation("ABORT", f"nobody is gone as the outcome says: {outcome}")
-            case OutcomeKind.MISMATCH:
+            case OutcomeKind.MISMATCH if bounds.odd_rank is None:
                 raise Violation("ABORT", f"the ranks do run the same configuration: {outcome}")
+            case OutcomeKind.COMPLETE if bounds.odd_rank is not None:
+                raise Violation("ABORT", f"rank {bounds.odd_rank} has another configuration, and nobody notices")
             case OutcomeKind.COMPLETE:
                 _check_complete(bounds, ranks)
             case _:
@@ -219,12 +223,12 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         raise Violation("ABORT", f"a failure is forgotten: {causes[0][1]}")
 
 
-def _check_stopped(ranks: Sequence[Rank], left: Sequence[int]) -> None:
-    """Nobody gets a step that a consumer who left has not taken."""
-    least = min(len(ranks[i].taken) for i in left)
+def _check_stopped(ranks: Sequence[Rank], outcome: Outcome) -> None:
+    """Nobody gets a step that the consumer named by the outcome has not taken."""
+    taken = 0 if outcome.rank is None else len(ranks[outcome.rank].taken)
     for i, finish in enumerate(rank.finish for rank in ranks):
-        if finish is not None and finish.outcome.kind is OutcomeKind.STOPPED and finish.step_limit > least:
-            raise Violation("STOP", f"rank {i} gets steps below {finish.step_limit}, a consumer left after {least}")
+        if finish is not None and finish.outcome == outcome and finish.step_limit > taken:
+            raise Violation("STOP", f"rank {i} gets steps below {finish.step_limit}, rank {outcome.rank} took {taken}")
 
 
 def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:

@@ -75,6 +75,8 @@ class Act(IntEnum):
     FAIL_COLLATE = 8
     DIE = 9
     """The rank's own process is gone."""
+    ABANDON = 10
+    """The consumer leaves in the middle of the step it has taken last."""
 
 
 ACTS: Final = len(Act)
@@ -103,6 +105,8 @@ class Rank:
     """The failures injected here."""
     is_left: bool = False
     """The consumer has left."""
+    is_inside: bool = False
+    """It has left in the middle of a step."""
     is_urged: bool = False
     is_lost: bool = False
     """The rank has learnt that a peer's process is gone."""
@@ -113,6 +117,11 @@ class Rank:
         """True when the consumer would get a step at once."""
         limit = self.finish.step_limit if self.finish is not None else None
         return bool(self.queue) and (limit is None or self.queue[0].number < limit)
+
+    @property
+    def entered_steps(self) -> int:
+        """The steps whose collectives the consumer has entered: all it has taken, but for one it left in the middle of."""
+        return len(self.taken) - self.is_inside
 
     @property
     def is_done(self) -> bool:
@@ -142,6 +151,8 @@ def compute_acts(rank: Rank) -> tuple[Act, ...]:
             acts.append(Act.TAKE)
         if rank.has_step or rank.finish is None:
             acts.append(Act.STOP)
+            if rank.taken:
+                acts.append(Act.ABANDON)
     return tuple(sorted(acts))
 
 
@@ -193,6 +204,8 @@ class RankDriver:
                 return self._handle(replace(rank, collating=None, causes=(*rank.causes, cause)), LocalFailed(cause))
             case Act.DIE:
                 return replace(rank, is_gone=True)
+            case Act.ABANDON:
+                return self._handle(replace(rank, is_left=True, is_inside=True), ConsumerStopped())
             case _:
                 assert_never(act)
 

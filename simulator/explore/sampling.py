@@ -44,6 +44,9 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         is_single_reads=draw.random() < 0.5,
         is_eager_end=draw.random() < 0.5,
         is_urged_freely=draw.random() < 0.3,
+        is_left_inside=draw.random() < 0.3,
+        is_uneven_depth=draw.random() < 0.3,
+        odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.05 else None,
     )
 
 
@@ -112,3 +115,4 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
     yield replace(bounds, window_samples=max(1, bounds.window_samples - 1))
     yield replace(bounds, depth_steps=1, ramp_rounds=0)
     yield replace(bounds, is_single_reads=False, is_eager_end=False, is_urged_freely=False)
+    yield replace(bounds, is_left_inside=False, is_uneven_depth=False, odd_rank=None)

@@ -106,6 +106,9 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
             "is_single_reads": bounds.is_single_reads,
             "is_eager_end": bounds.is_eager_end,
             "is_urged_freely": bounds.is_urged_freely,
+            "is_left_inside": bounds.is_left_inside,
+            "is_uneven_depth": bounds.is_uneven_depth,
+            "odd_rank": bounds.odd_rank,
         },
         "schedule": [[action.rank, action.act.name.lower()] for action in scenario.schedule],
     }
@@ -169,6 +172,9 @@ def _decode_bounds(data: Mapping[str, Json]) -> Bounds:
         is_single_reads=data["is_single_reads"] is True,
         is_eager_end=data["is_eager_end"] is True,
         is_urged_freely=data["is_urged_freely"] is True,
+        is_left_inside=data["is_left_inside"] is True,
+        is_uneven_depth=data["is_uneven_depth"] is True,
+        odd_rank=None if data["odd_rank"] is None else integer("odd_rank"),
     )
 
 

@@ -36,6 +36,13 @@ SMALL: Final[dict[str, Bounds]] = {
     "reads in parts": Bounds(
         lengths=compute_lengths((3, 2), _MIXED), is_single_reads=True, is_eager_end=True, failures=1, stops=1
     ),
+    "leaving inside a step": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, failures=1, stops=2, is_left_inside=True
+    ),
+    "queues of different depth": Bounds(
+        lengths=compute_lengths((6, 5), _SINGLE), budget_tokens=1, window_samples=3, stops=1, is_uneven_depth=True
+    ),
+    "another configuration": Bounds(lengths=compute_lengths((3, 2), _MIXED), failures=1, stops=1, losses=1, odd_rank=1),
     "urges for nothing": Bounds(
         lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=2, stops=1, is_urged_freely=True
     ),

@@ -2,9 +2,9 @@
 
 - The exchange answers when all ranks have posted; each rank gets the answer at any later moment.
 - A trainer takes step n only when every trainer has taken step n - 1: each step holds a collective.
-- A read or a collation ends, or fails, at any moment; a consumer leaves at any moment between steps; a process is killed at
-  any moment. Each rank is urged at any moment after another's consumer left, and learns of a killed process at any
-  moment after.
+- A read or a collation ends, or fails, at any moment; a consumer leaves at any moment between steps, or inside one; a
+  process is killed at any moment. Each rank is urged at any moment after another's consumer left, and learns of a killed
+  process at any moment after.
 
 A world is a short tuple of small integers. They name what `Space` has met before: the states of ranks and of the exchange.
 The real core runs once for each different state of a rank and each event; a world then costs a few look-ups.
@@ -79,6 +79,7 @@ _URGE: Final = int(Act.URGE)
 _LOSE: Final = int(Act.LOSE)
 _STOP: Final = int(Act.STOP)
 _DIE: Final = int(Act.DIE)
+_ABANDON: Final = int(Act.ABANDON)
 _FAILURES: Final = (int(Act.FAIL_READ), int(Act.FAIL_COLLATE))
 
 
@@ -104,6 +105,7 @@ class Space:
         self._ranks: list[Rank] = []
         self._acts: list[tuple[int, ...]] = []
         self._taken: list[int] = []
+        self._entered: list[int] = []
         self._posts: list[int] = []
         self._progress: list[int] = []
         self._next: list[list[int]] = []
@@ -135,7 +137,9 @@ class Space:
         shared = self._shared[world[0]]
         taken, bounds = self._taken, self.bounds
         ranks = world[1:]
-        least = min([taken[rank] for rank in ranks])
+        entered = self._entered
+        least = min([entered[rank] for rank in ranks])
+        most = max([taken[rank] for rank in ranks])
         codes: list[int] = []
         for i, rank in enumerate(ranks):
             others = ~(1 << i)
@@ -156,6 +160,10 @@ class Space:
                         continue
                 elif act == _STOP:
                     if shared.stops == bounds.stops or taken[rank] != least:
+                        continue
+                elif act == _ABANDON:
+                    # Where another has gone on to the next step, this one is over.
+                    if shared.stops == bounds.stops or not bounds.is_left_inside or taken[rank] != most:
                         continue
                 elif act == _DIE:
                     if shared.losses == bounds.losses:
@@ -264,6 +272,7 @@ class Space:
         self._ranks.append(rank)
         self._acts.append(tuple(int(act) for act in compute_acts(rank)))
         self._taken.append(len(rank.taken))
+        self._entered.append(rank.entered_steps)
         self._next.append([_NEW] * ACTS)
         post = 0
         if rank.post is not None:
@@ -283,7 +292,7 @@ class Space:
         if act == _ANSWER:
             owed = shared.owed & ~bit
             return shared._replace(owed=owed, answer=shared.answer if owed else 0)
-        if act == _STOP:
+        if act in (_STOP, _ABANDON):
             return shared._replace(stops=shared.stops + 1, left=shared.left | bit)
         if act == _DIE:
             return shared._replace(losses=shared.losses + 1, gone=shared.gone | bit)

@@ -173,7 +173,7 @@ def test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule(
     printed = capsys.readouterr().out
     data = json.loads(figures.read_text(encoding="utf-8"))
     violated = {name for name, entry in data["properties"].items() if entry["verdict"] == "VIOLATED"}
-    assert violated == properties
+    assert properties <= violated
     assert all(f"{name} is violated" in printed for name in properties)
     assert read_scenario(saved).rule == rule
     assert main(["explore", "--replay", str(saved)]) in (0, 1)  # A rule that remembers may act otherwise.

@@ -30,6 +30,7 @@ def _singles(*shards: int, stops: int = 0, failures: int = 0, window: int = 3) -
 PLAIN = _mixed(5, 2)
 FAILURE = _mixed(3, 2, failures=1)
 STOP = _singles(4, 3, stops=1)
+ODD = Bounds(lengths=((1,), (1,)), odd_rank=1)
 LOSS = _mixed(3, 1, losses=1)
 SPLIT = Bounds(lengths=((1, 1, 1, 1), (4, 4, 4, 4)), budget_tokens=4, window_samples=4, rule=PaperRule())
 QUOTA = Bounds(
@@ -484,6 +485,31 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
         new="if is_mismatch:",
         property="FREE",
         bounds=FAILURE,
+    ),
+    Mutant(
+        name="ranks with different configurations go on",
+        module="machine",
+        old="if agreement.failed_rank != NONE or is_mismatch:",
+        new="if agreement.failed_rank != NONE:",
+        property="ABORT",
+        bounds=ODD,
+    ),
+    Mutant(
+        name="different configurations are noticed and not named",
+        module="machine",
+        old="        if report.config != first.config:",
+        new="        if report.config is None:",
+        property="FREE",
+        bounds=ODD,
+    ),
+    Mutant(
+        name="each rank puts a different configuration down to itself",
+        module="machine",
+        old="return _drain(config, state, compute_failure(reports), state.planned_steps - len(state.plan))",
+        new="return _drain(config, state, replace(compute_failure(reports), rank=config.rank), "
+        "state.planned_steps - len(state.plan))",
+        property="ABORT",
+        bounds=ODD,
     ),
     Mutant(
         name="a failure is agreed on only when every rank has failed",

@@ -16,7 +16,7 @@ from simulator.explore.scenario import Scenario, encode_scenario
 from simulator.explore.search import make_space
 from simulator.explore.world import Action, Space, World, decode
 
-_FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE})
+_FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE, Act.ABANDON})
 
 
 @st.composite
@@ -41,6 +41,8 @@ def bounds(draw: st.DrawFn) -> Bounds:
         is_single_reads=draw(st.booleans()),
         is_eager_end=draw(st.booleans()),
         is_urged_freely=draw(st.booleans()),
+        is_left_inside=draw(st.booleans()),
+        is_uneven_depth=draw(st.booleans()),
     )
 
 
