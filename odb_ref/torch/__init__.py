@@ -1,7 +1,8 @@
 """The torch adapter: `ODBDataLoader` and `pop_step_info`, over a standard DataLoader and public torch API only."""
 
 from odb_ref.core.errors import JobError, OdbError, UsageError
+from odb_ref.torch.adopt import apply
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
 
-__all__ = ["JobError", "ODBDataLoader", "OdbError", "StepInfo", "UsageError", "pop_step_info"]
+__all__ = ["JobError", "ODBDataLoader", "OdbError", "StepInfo", "UsageError", "apply", "pop_step_info"]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from odb_ref.torch.measure import Measure, Measured
 from odb_ref.torch.workbench import BatchOrder, CollateFn, OnIdle, Workbench, describe, pin
 
-CHUNK_SAMPLES: Final = 8
+CHUNK_SAMPLES: Final = 16
 """How many samples a worker reads at a time: one message for each chunk."""
 
 

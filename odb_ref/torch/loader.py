@@ -150,7 +150,8 @@ class ODBDataLoader:
             raise UsageError(f"timeout_s must be positive, got {timeout_s}")
         self._trace = trace
         length = cast(LengthFn, length_fn or get_length)
-        self._measure = Measure(length, cast(LengthFn, supervised_fn or SupervisedCounter(length, causal_shift)))
+        supervised = cast(LengthFn, supervised_fn or SupervisedCounter(length, causal_shift))
+        self._measure = Measure(length, supervised, is_packing=num_workers > 0)
         self._options = LoaderOptions(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -166,7 +167,7 @@ class ODBDataLoader:
         self._beginning: Beginning | None = None
         self._loaded: tuple[EpochState, ...] = ()
         self._session = Session()
-        self._finalizer = weakref.finalize(self, REAPER.submit, self._session.close)
+        self._finalizer = weakref.finalize(self, self._session.retire)
         self._finalizer.atexit = False
 
     # Epochs ----------------------------------------------------------------------------------------------------------

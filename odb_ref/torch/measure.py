@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from odb_ref.core.errors import OdbError
+from odb_ref.torch.packing import pack
 
 LengthFn = Callable[[object], int]
 
@@ -105,6 +106,8 @@ class Measure:
 
     length_fn: LengthFn
     supervised_fn: LengthFn
+    is_packing: bool = False
+    """True when the samples go on to another process."""
 
     def __call__(self, samples: Sequence[object]) -> list[Measured]:
         """As many as ``samples``.
@@ -116,4 +119,4 @@ class Measure:
     def _measure(self, sample: object) -> Measured:
         length = _checked(self.length_fn(sample), "the length of a sample", 1, None)
         supervised = _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
-        return Measured(length, supervised, sample)
+        return Measured(length, supervised, pack(sample) if self.is_packing else sample)

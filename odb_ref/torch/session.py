@@ -16,8 +16,8 @@ from odb_ref.torch.reaper import REAPER
 LEAVE_S: Final = 5.0
 """How long closing waits for the other ranks to take note."""
 
-_closing: list[Channel] = []
-"""Channels that may still be at their last tick: a new process group waits for them."""
+_closing: list[Session] = []
+"""Sessions that may still be taking leave: a new process group waits for them, so that groups come and go in one order."""
 
 
 class Session:
@@ -44,7 +44,7 @@ class Session:
             raise UsageError("this loader is closed")
         if self._channel is None:
             while _closing:
-                _closing.pop().join(LEAVE_S)
+                _closing.pop().close()
             self._channel = make()
             REAPER.watch(self)
         return self._channel
@@ -73,12 +73,16 @@ class Session:
             if self._is_closed:
                 return
             self._is_closed = True
-        channel, engine = self._channel, self._engine
-        if channel is not None:
-            _closing.append(channel)
-        self.end_epoch(LEAVE_S)
-        if engine is not None:
-            engine.close()
-        if channel is not None:
-            channel.close()
-            channel.join(LEAVE_S)
+            channel, engine = self._channel, self._engine
+            self.end_epoch(LEAVE_S)
+            if channel is not None:
+                channel.close()
+            if engine is not None:
+                engine.close()
+            if channel is not None:
+                channel.join(LEAVE_S)
+
+    def retire(self) -> None:
+        """Has `close` done soon, at the latest before the next loader starts. Safe in a finalizer."""
+        _closing.append(self)
+        REAPER.submit(self.close)

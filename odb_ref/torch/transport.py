@@ -169,8 +169,25 @@ def compute_place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
     return dist.get_rank(process_group), dist.get_world_size(process_group)
 
 
+def _make_group(process_group: dist.ProcessGroup | None, timeout: timedelta) -> dist.ProcessGroup:
+    world: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+    if process_group is None:
+        return world
+    # A group is made by all ranks of the job together, so all are made, in the same order. (Made by its members alone a group
+    # is named after them, and would meet the remains of an earlier loader's.)
+    mine = dist.get_process_group_ranks(process_group)
+    rankings: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(rankings, mine, group=world)
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {
+        tuple(ranks): dist.new_group(ranks, backend="gloo", timeout=timeout)
+        for ranks in sorted({tuple(ranks) for ranks in rankings})
+    }
+    dist.destroy_process_group(world)
+    return groups[tuple(mine)]
+
+
 def make_transport(process_group: dist.ProcessGroup | None, name: str, timeout_s: float) -> Transport:
-    """A transport over the ranks of ``process_group`` (None: all). A collective of these ranks.
+    """A transport over the ranks of ``process_group`` (None: all). A collective of all ranks of the job.
 
     Raises: JobError when a rank does not come within ``timeout_s``, or asks for another transport.
     """
@@ -178,16 +195,14 @@ def make_transport(process_group: dist.ProcessGroup | None, name: str, timeout_s
     if kind is None:
         raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
     _, world_size = compute_place(process_group)
-    if world_size == 1:
+    if compute_place(None) == (0, 1):
         return LocalTransport()
     timeout = timedelta(seconds=timeout_s)
     try:
-        if process_group is None:
-            group = dist.new_group(backend="gloo", timeout=timeout)
-        else:
-            # The ranks outside the group take no part, so a data-parallel group of a larger mesh needs nothing of the rest.
-            ranks = dist.get_process_group_ranks(process_group)
-            group = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=True)
+        group = _make_group(process_group, timeout)
+        if world_size == 1:
+            dist.destroy_process_group(group)
+            return LocalTransport()
         peers: list[Peer | None] = [None] * world_size
         dist.all_gather_object(peers, Peer(socket.gethostname(), os.getpid(), name), group=group)
     except RuntimeError as error:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.measure import Measured
+from odb_ref.torch.packing import Packed, unpack
 
 CollateFn = Callable[[list[object]], object]
 
@@ -48,8 +49,9 @@ class Workbench:
     def put(self, position: int, item: Measured) -> None:
         """Adds a sample."""
         if self._on_idle is OnIdle.REPLAY and self._is_cheaper(item):
-            # A copy, because a collate_fn may take a sample apart.
-            self._cheapest = Measured(item.length, item.supervised, copy.deepcopy(item.sample))
+            # A copy, because a collate_fn may take a sample apart; a packed one is made anew each time.
+            sample = item.sample if isinstance(item.sample, Packed) else copy.deepcopy(item.sample)
+            self._cheapest = Measured(item.length, item.supervised, sample)
         with self._lock:
             self._samples[position] = item.sample
 
@@ -73,14 +75,15 @@ class Workbench:
         if not order.is_wanted:
             return None
         if samples:
-            return self._collate_fn(samples)
+            return self._collate_fn([unpack(sample) for sample in samples])
         if self._on_idle is not OnIdle.REPLAY:
             return None
         return self._collate_fn([self._make_idle_sample()])
 
     def _make_idle_sample(self) -> object:
         if self._cheapest is not None:
-            return copy.deepcopy(self._cheapest.sample)
+            sample = self._cheapest.sample
+            return sample.unpack() if isinstance(sample, Packed) else copy.deepcopy(sample)
         if self._get_idle_sample is None:
             raise UsageError(
                 "this rank never had a sample to replay in idle steps: pass idle_sample= or on_idle='none'"

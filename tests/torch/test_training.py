@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from odb_ref.core.check import check_traces  # noqa: E402
@@ -39,13 +41,21 @@ def compute_loss(model: nn.Module, batch: dict[str, Any], reduction: str) -> tor
 
 
 def get_gradient(model: nn.Module) -> list[float]:
-    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    whole = [gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient for gradient in gradients]
+    return torch.cat([gradient.flatten() for gradient in whole]).tolist()
 
 
-def train(rank: int, sizes: list[int], options: dict[str, Any]) -> Any:
-    model = make_model()
+def wrap(model: nn.Module, kind: str) -> nn.Module:
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    fully_shard(model[2])
+    return fully_shard(model)
+
+
+def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> Any:
     loader = ODBDataLoader(make_shard(rank, sizes), **(SETTINGS | options))
-    wrapped = DistributedDataParallel(model)
+    wrapped = wrap(make_model(), kind)
     windows: list[dict[str, Any]] = []
     numbers: list[int] = []
     numbers_of_step, steps = [], 0
@@ -86,13 +96,16 @@ VARIANTS = [
 ]
 
 
-def train_all(rank: int, sizes: list[int]) -> Any:
-    return [train(rank, sizes, options) for options in VARIANTS]
+def train_all(rank: int, sizes: list[int], kind: str) -> Any:
+    variants = VARIANTS if kind == "ddp" else VARIANTS[::3]
+    return [train(rank, sizes, options, kind) for options in variants]
 
 
-def test_the_ddp_gradient_of_uneven_shards_is_that_of_the_union() -> None:
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
     sizes = [30, 9, 4]
-    results = run_ranks(3, train_all, sizes, timeout_s=120)
+    results = run_ranks(3, train_all, sizes, kind, timeout_s=120)
     assert not any(result.error for result in results), results
     for variant in zip(*(result.value for result in results), strict=True):
         check_gradients(sizes, variant)
@@ -138,6 +151,26 @@ def test_the_traces_of_a_run_pass_the_checker(tmp_path: Path) -> None:
     ]
     verdict = check_traces([str(path) for path in paths])
     assert not verdict.violations
+
+
+def read_on_mesh(rank: int) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    options = SETTINGS | {"shard": "auto", "shuffle": True}
+    with ODBDataLoader(Numbers(0, 31), device_mesh=mesh["dp"], **options) as by_mesh:
+        first = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_mesh]
+    with ODBDataLoader(Numbers(0, 31), process_group=mesh["dp"].get_group(), **options) as by_group:
+        second = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_group]
+    assert first == second
+    return first
+
+
+def test_peers_of_a_mesh_get_the_same_batches() -> None:
+    results = run_ranks(4, read_on_mesh)
+    assert not any(result.error for result in results), results
+    first, first_peer, second, second_peer = (result.value for result in results)
+    assert first == first_peer
+    assert second == second_peer
+    assert sorted(number for batch in first + second for number in batch) == list(range(31))
 
 
 def read_auto(rank: int) -> Any:

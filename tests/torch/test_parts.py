@@ -1,0 +1,191 @@
+"""The adapter's small parts: weights, packing, measures, taking over a DataLoader."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
+from torch.utils.data.distributed import DistributedSampler  # noqa: E402
+
+from odb_ref.core.types import StepCounts  # noqa: E402
+from odb_ref.torch import UsageError, apply, pop_step_info  # noqa: E402
+from odb_ref.torch.info import LossScaling, Reduction, Weighting  # noqa: E402
+from odb_ref.torch.loader import compute_trace_path  # noqa: E402
+from odb_ref.torch.measure import SampleError, SupervisedCounter, get_length  # noqa: E402
+from odb_ref.torch.packing import LARGE_BYTES, pack  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# Two micro-steps of three ranks: samples, tokens and supervised tokens; one idle.
+WINDOW = [
+    [StepCounts(3, 30, 20), StepCounts(2, 12, 5), StepCounts(1, 9, 9)],
+    [StepCounts(4, 32, 17), StepCounts(0, 0, 0), StepCounts(1, 4, 1)],
+]
+
+
+def compute_average(weighting: Weighting, losses: list[list[Fraction]]) -> Fraction:
+    """What a trainer makes of batch losses: scaled, added over micro-steps and averaged over ranks."""
+    total = StepCounts(0, 0, 0)
+    for step in WINDOW:
+        for counts in step:
+            total += counts
+    value = Fraction(0)
+    for step, row in zip(WINDOW, losses, strict=True):
+        for counts, loss in zip(step, row, strict=True):
+            value += Fraction(weighting.compute_scale(counts, total, 3)) * loss / 3
+    return value
+
+
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_exact_weights_make_the_average_the_mean_over_all_supervised_tokens(reduction: Reduction) -> None:
+    sums = [[Fraction(7 * i + j + 1) for j in range(3)] for i in range(2)]
+    means = [
+        [total / max(1, counts.supervised) for total, counts in zip(row, step, strict=True)]
+        for row, step in zip(sums, WINDOW, strict=True)
+    ]
+    losses = means if reduction is Reduction.MEAN else sums
+    expected = sum(
+        total
+        for row, step in zip(sums, WINDOW, strict=True)
+        for total, counts in zip(row, step, strict=True)
+        if counts.samples
+    ) / Fraction(52)
+    weighting = Weighting(scaling=LossScaling.EXACT, reduction=reduction, accumulation_steps=2)
+    assert float(compute_average(weighting, losses)) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("reduction", list(Reduction))
+def test_sample_weights_make_the_average_the_mean_over_samples(reduction: Reduction) -> None:
+    means = [[Fraction(i + 2 * j + 1, 7) for j in range(3)] for i in range(2)]
+    expected = sum(
+        mean * counts.samples
+        for row, step in zip(means, WINDOW, strict=True)
+        for mean, counts in zip(row, step, strict=True)
+    ) / Fraction(11)
+    losses = means
+    if reduction is Reduction.SUM:
+        losses = [
+            [mean * counts.supervised for mean, counts in zip(row, step, strict=True)]
+            for row, step in zip(means, WINDOW, strict=True)
+        ]
+    weighting = Weighting(scaling=LossScaling.SAMPLES, reduction=reduction, accumulation_steps=2)
+    assert float(compute_average(weighting, losses)) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_a_trainer_that_divides_by_its_micro_steps_gets_that_back() -> None:
+    counts, total = StepCounts(2, 10, 6), StepCounts(9, 50, 30)
+    plain = Weighting(accumulation_steps=4).compute_scale(counts, total, 2)
+    divided = Weighting(accumulation_steps=4, is_divided_by_steps=True).compute_scale(counts, total, 2)
+    assert divided == pytest.approx(4 * plain)
+    assert Weighting(scaling=LossScaling.NONE).compute_scale(counts, total, 2) == 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(5),
+        torch.tensor(3.5),
+        torch.empty(0, 4),
+        torch.ones(3, 4, dtype=torch.bfloat16),
+        torch.arange(12).reshape(3, 4).t(),
+        torch.ones(LARGE_BYTES, dtype=torch.uint8),
+        torch.tensor([True, False]),
+    ],
+)
+def test_packing_keeps_tensors_as_they_are(value: torch.Tensor) -> None:
+    sample = {"input_ids": value, "other": [value, "text", 7]}
+    packed = pack(sample)
+    assert bool(packed.large) == (value.nbytes >= LARGE_BYTES)
+    found: Any = packed.unpack()
+    for tensor in (found["input_ids"], found["other"][0]):
+        assert tensor.dtype == value.dtype
+        assert tensor.shape == value.shape
+        assert torch.equal(tensor, value)
+    assert found["other"][1:] == ["text", 7]
+
+
+@pytest.mark.parametrize(
+    ("sample", "length"),
+    [
+        ({"input_ids": [1, 2, 3]}, 3),
+        ({"input_ids": [[1, 2, 3, 4]]}, 4),
+        ({"input_ids": torch.ones(1, 6)}, 6),
+        ({"input_ids": torch.ones(7).numpy()}, 7),
+    ],
+)
+def test_the_length_is_the_last_dimension_of_input_ids(sample: dict[str, Any], length: int) -> None:
+    assert get_length(sample) == length
+
+
+@pytest.mark.parametrize(("sample"), [{}, {"input_ids": 3}, 7])
+def test_a_sample_without_a_length_is_refused(sample: Any) -> None:
+    with pytest.raises(SampleError):
+        get_length(sample)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shifted", "plain"),
+    [([-100, 5, 6], 2, 2), ([4, 5, 6], 2, 3), (torch.tensor([[4, -100, 6]]), 1, 2), (None, 2, 3), ([-100] * 3, 0, 0)],
+)
+def test_supervised_tokens_are_the_labels_a_causal_model_predicts(labels: Any, shifted: int, plain: int) -> None:
+    sample = {"input_ids": [1, 2, 3]} | ({} if labels is None else {"labels": labels})
+    assert SupervisedCounter(get_length)(sample) == shifted
+    assert SupervisedCounter(get_length, is_shifted=False)(sample) == plain
+
+
+def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
+    assert compute_trace_path("a/run.ndjson", 0, 1, 0) == Path("a/run.ndjson")
+    assert compute_trace_path("a/run.ndjson.gz", 1, 2, 0) == Path("a/run-rank1.ndjson.gz")
+    assert compute_trace_path("run-{epoch}-{rank}.ndjson", 1, 2, 3) == Path("run-3-1.ndjson")
+    assert compute_trace_path("run.ndjson", 0, 1, 3) == Path("run-epoch3.ndjson")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda data: DataLoader(data, 4, collate_fn=collate),
+        lambda data: DataLoader(data, 4, shuffle=True, collate_fn=collate, num_workers=1, prefetch_factor=3),
+        lambda data: DataLoader(data, 4, collate_fn=collate, sampler=DistributedSampler(data, 2, 0)),
+    ],
+)
+def test_a_data_loader_is_taken_over_whole(make: Any) -> None:
+    loader = apply(make(Numbers(0, 31)), token_budget=60, window=8)
+    numbers = []
+    with loader:
+        for batch in loader:
+            pop_step_info(batch)
+            numbers += batch["numbers"]
+    assert sorted(numbers) == list(range(31))
+
+
+def test_a_sampler_of_the_users_own_is_kept() -> None:
+    data = Numbers(0, 31)
+    subset = [3, 1, 4, 15, 9, 2, 6]
+    with apply(DataLoader(data, 4, sampler=SubsetRandomSampler(subset), collate_fn=collate), token_budget=60) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == sorted(subset)
+    weighted = WeightedRandomSampler([0.0] * 30 + [1.0], 5)
+    with apply(DataLoader(data, 4, sampler=weighted, collate_fn=collate), token_budget=60) as loader:
+        assert [number for batch in loader for number in batch["numbers"]] == [30] * 5
+    repeated = RandomSampler(data, replacement=True, num_samples=9)
+    with apply(DataLoader(data, 4, sampler=repeated, collate_fn=collate), token_budget=60) as loader:
+        assert sum(len(batch["numbers"]) for batch in loader) == 9
+
+
+def test_an_iterable_data_set_is_taken_over() -> None:
+    with apply(DataLoader(Stream(0, 20), 4, collate_fn=collate), token_budget=60, window=8) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(20))
+
+
+def test_a_data_loader_that_does_not_batch_needs_a_collate_fn() -> None:
+    plain = DataLoader(Numbers(0, 9), batch_size=None)
+    with pytest.raises(UsageError, match="batch_size=None"):
+        apply(plain, token_budget=60)
+    with apply(plain, token_budget=60, collate_fn=collate) as loader:
+        assert sum(len(batch["numbers"]) for batch in loader) == 9
