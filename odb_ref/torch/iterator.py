@@ -1,0 +1,88 @@
+"""The iterator over one epoch: batches to the trainer, with what belongs to each."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from odb_ref.core.errors import OdbError
+from odb_ref.core.types import compute_counts, compute_padded_tokens
+from odb_ref.torch.driver import Driver, Taken
+from odb_ref.torch.info import TABLE, StepInfo, Weighting
+from odb_ref.torch.order import Beginning
+from odb_ref.torch.reaper import REAPER
+from odb_ref.torch.session import LEAVE_S
+from odb_ref.torch.workbench import OnIdle
+
+
+class EpochIterator:
+    """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks."""
+
+    def __init__(
+        self, driver: Driver, beginning: Beginning, world_size: int, weighting: Weighting, on_idle: OnIdle
+    ) -> None:
+        self._driver = driver
+        self._beginning = beginning
+        self._world_size = world_size
+        self._weighting = weighting
+        self._on_idle = on_idle
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        while True:
+            try:
+                taken = self._driver.take()
+            except OdbError:
+                REAPER.submit(self._driver.close)
+                raise
+            if taken is None:
+                REAPER.submit(self._driver.close)
+                raise StopIteration
+            if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
+                continue
+            if taken.batch is not None:
+                kept = max(16, 2 * self._weighting.accumulation_steps)
+                TABLE.put(taken.batch, self._make_info(taken), owner=self._driver, kept=kept)
+            return taken.batch
+
+    def _make_info(self, taken: Taken) -> StepInfo:
+        step, counts = taken.step, taken.step.global_counts
+        emitted = self._beginning.emitted_before + taken.emitted_samples
+        total = self._beginning.total_samples
+        local = compute_counts(step.group)
+        k = self._weighting.accumulation_steps
+        return StepInfo(
+            loss_scale=self._weighting.compute_scale(local, taken.window, self._world_size),
+            step=step.number,
+            round=step.round,
+            epoch=self._beginning.epoch,
+            is_idle=step.is_idle,
+            is_last=taken.is_last,
+            is_window_end=taken.is_last or (step.number + 1) % k == 0,
+            local_samples=local.samples,
+            local_tokens=local.tokens,
+            local_supervised=local.supervised,
+            padded_tokens=compute_padded_tokens(step.group),
+            global_samples=counts.samples,
+            global_tokens=counts.tokens,
+            global_supervised=counts.supervised,
+            window_supervised=taken.window.supervised,
+            emitted_samples=emitted,
+            progress=emitted / total if total else None,
+            world_size=self._world_size,
+        )
+
+    def close(self) -> None:
+        """Leaves the epoch."""
+        self._driver.leave()
+
+    def __del__(self) -> None:
+        driver = self._driver
+        if not driver.is_exhausted:
+            REAPER.submit(lambda: _abandon(driver))
+
+
+def _abandon(driver: Driver) -> None:
+    TABLE.drop(driver)
+    driver.retire(LEAVE_S)
