@@ -29,9 +29,12 @@ class InvariantError(OdbError, AssertionError):
     """An invariant of the protocol failed: ``invariant`` is its id in the spec."""
 
     def __init__(self, invariant: str, detail: str) -> None:
-        super().__init__(f"{invariant}: {detail}")
+        super().__init__(invariant, detail)
         self.invariant = invariant
         self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.invariant}: {self.detail}"
 
 
 class RuleError(InvariantError):
@@ -39,12 +42,16 @@ class RuleError(InvariantError):
 
     def __init__(self, detail: str) -> None:
         super().__init__("RULE-BOUNDS", detail)
+        self.args = (detail,)  # what pickle calls this class with
 
 
 class JobError(OdbError, RuntimeError):
     """The epoch ended early, on every rank. ``rank`` is where it began (None when unknown), ``cause`` says why."""
 
-    def __init__(self, message: str, *, rank: int | None, cause: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, rank: int | None, cause: str) -> None:
+        super().__init__(message, rank, cause)
         self.rank = rank
         self.cause = cause
+
+    def __str__(self) -> str:
+        return str(self.args[0])
