@@ -32,16 +32,15 @@ trap 'rm -rf "$work"' EXIT
 {
   echo "From ODB Require $(sed -n 's/\.v$//p' _CoqProject | grep -v '^Extract$' | tr '\n' ' ')."
   for file in $(grep '\.v$' _CoqProject | grep -v '^Extract.v$'); do echo "Import ${file%.v}."; done
-  for name in $names; do echo "Print Assumptions $name."; done
+  # One question for all of them: what they share is walked through once.
+  echo "Definition everything := ($(paste -sd, <<<"$names"))."
+  echo "Print Assumptions everything."
 } >"$work/audit.v"
 coqc -Q . ODB "$work/audit.v" >"$work/out" 2>"$work/err" || fail "$(cat "$work/err")"
-closed=$(grep -c '^Closed under the global context$' "$work/out" || true)
-if [ "$closed" -ne "$(wc -l <<<"$names")" ]; then
-  fail "only $closed of $(wc -l <<<"$names") theorems are closed: $(grep -v '^Closed' "$work/out" | head -20)"
-fi
+grep -q '^Closed under the global context$' "$work/out" || fail "a theorem rests on an axiom: $(head -20 "$work/out")"
 
 # And every main theorem is in the table.
 for name in $(grep -hoE '^Theorem \w+' *.v | cut -d' ' -f2); do
   grep -q "\`$name\`" README.md || fail "README.md does not name the theorem $name"
 done
-echo "audit: $closed theorems, no axioms, no gaps"
+echo "audit: $(wc -l <<<"$names") theorems, no axioms, no gaps"
