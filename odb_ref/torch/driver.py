@@ -34,6 +34,7 @@ from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts, compute_padded_tokens, compute_real_tokens
 from odb_ref.torch.channel import Channel
 from odb_ref.torch.engine import Engine, ReadItem, ReadPlan
+from odb_ref.torch.info import StepInfo
 from odb_ref.torch.workbench import BatchOrder, describe
 
 
@@ -114,6 +115,8 @@ class Driver:
         self._skip_before = checkpoint.start.planned_steps + checkpoint.taken_steps if checkpoint else 0
         self._next_step = self._skip_before
         self.metrics = EpochMetrics()
+        self.info: StepInfo | None = None
+        """What belongs to the step that was handed out last."""
 
     def begin(self) -> None:
         """Starts the epoch."""

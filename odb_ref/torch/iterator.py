@@ -41,9 +41,10 @@ class EpochIterator:
                 raise StopIteration
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
+            info = self._driver.info = self._make_info(taken)
             if taken.batch is not None:
                 kept = max(16, 2 * self._weighting.accumulation_steps)
-                TABLE.put(taken.batch, self._make_info(taken), owner=self._driver, kept=kept)
+                TABLE.put(taken.batch, info, owner=self._driver, kept=kept)
             return taken.batch
 
     def _make_info(self, taken: Taken) -> StepInfo:

@@ -23,7 +23,7 @@ from odb_ref.core.types import Mode
 from odb_ref.torch.channel import Channel
 from odb_ref.torch.driver import Driver
 from odb_ref.torch.engine import Engine, EngineSpec, LoaderOptions, ThreadEngine
-from odb_ref.torch.info import LossScaling, Reduction, Weighting
+from odb_ref.torch.info import LossScaling, Reduction, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator
 from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
 from odb_ref.torch.order import Beginning, Order, choose_place, make_beginning
@@ -277,6 +277,11 @@ class ODBDataLoader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def step_info(self) -> StepInfo | None:
+        """What belongs to the step that was handed out last; for idle steps that are None, which carry nothing."""
+        return None if self._driver is None else self._driver.info
 
     def metrics(self) -> dict[str, float]:
         """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds."""

@@ -23,7 +23,7 @@ from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-RUNS = int(os.environ.get("ODB_FAULT_RUNS", "12"))
+RUNS = int(os.environ.get("ODB_FAULT_RUNS", "8"))
 KINDS = ("none", "raise", "empty", "collate", "break", "exception", "kill", "config")
 
 

@@ -217,7 +217,11 @@ def test_two_loaders_at_once_do_not_disturb_each_other() -> None:
 def read_on_idle(rank: int, on_idle: str) -> Any:
     options = SETTINGS | {"on_idle": on_idle}
     with ODBDataLoader(make_shard(rank, [20, 0]), **options) as loader:
-        return [None if batch is None else pop_step_info(batch).loss_scale for batch in loader]
+        scales = []
+        for batch in loader:
+            assert loader.step_info.is_idle == (batch is None)
+            scales.append(None if batch is None else pop_step_info(batch).loss_scale)
+        return scales
 
 
 @pytest.mark.parametrize("on_idle", ["none", "skip"])
