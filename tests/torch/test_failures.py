@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from odb_ref.core.check import check_traces  # noqa: E402
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
@@ -36,10 +38,10 @@ def synchronize() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int) -> int:
+def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int, trace: Path | None = None) -> int:
     dataset = Numbers(0, SIZES[rank], bad=15 if rank == bad_rank else None, fault=fault)
     steps = 0
-    with ODBDataLoader(dataset, num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(dataset, num_workers=num_workers, trace=trace, **SETTINGS) as loader:
         for _ in loader:
             synchronize()
             steps += 1
@@ -104,8 +106,8 @@ def test_ranks_that_are_configured_differently_say_so(option: dict[str, Any], ca
     check_same(run_ranks(3, read_with_options, [{}, option, {}]), 1, cause)
 
 
-def read_and_die(rank: int) -> None:
-    with ODBDataLoader(Numbers(0, 200), **SETTINGS) as loader:
+def read_and_die(rank: int, trace: Path | None = None) -> None:
+    with ODBDataLoader(Numbers(0, 200), trace=trace, **SETTINGS) as loader:
         for step, _ in enumerate(loader):
             if rank == 1 and step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -154,9 +156,9 @@ def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
     assert results[0].value == results[1].value
 
 
-def leave(rank: int, leavers: list[int], step: int, how: str) -> int:
+def leave(rank: int, leavers: list[int], step: int, how: str, trace: Path | None = None) -> int:
     steps = 0
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), trace=trace, **SETTINGS) as loader:
         for batch in loader:
             pop_step_info(batch)
             if rank in leavers and steps == step:
@@ -201,3 +203,20 @@ def test_one_that_leaves_and_closes_while_others_are_slow_is_named() -> None:
     results = run_ranks(3, leave_while_others_wait)
     check_same(results[1:], 0, "left the loop")
     assert max(result.seconds for result in results) < 6
+
+
+@pytest.mark.parametrize("kind", ["fail", "leave", "leave together", "die"])
+def test_the_traces_of_an_epoch_that_ends_early_pass_the_checker(kind: str, tmp_path: Path) -> None:
+    trace = tmp_path / "run.ndjson"
+    match kind:
+        case "fail":
+            run_ranks(3, read_bad, 1, "raise", 0, trace)
+        case "leave":
+            run_ranks(3, leave, [2], 4, "break", trace)
+        case "leave together":
+            run_ranks(3, leave, [0, 1, 2], 4, "break", trace)
+        case _:
+            run_ranks(3, read_and_die, trace)
+    verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
+    assert not verdict.violations
+    assert len(verdict.jobs) == 1
