@@ -43,6 +43,9 @@ Rules.vos Rules.vok Rules.required_vos: Rules.v Types.vos Alignment.vos Machine.
 Instance.vo Instance.glob Instance.v.beautified Instance.required_vo: Instance.v Types.vo Grouping.vo Alignment.vo Machine.vo Local.vo Rules.vo System.vo Facts.vo Keeps.vo Protocol.vo Ending.vo Coupled.vo Termination.vo
 Instance.vio: Instance.v Types.vio Grouping.vio Alignment.vio Machine.vio Local.vio Rules.vio System.vio Facts.vio Keeps.vio Protocol.vio Ending.vio Coupled.vio Termination.vio
 Instance.vos Instance.vok Instance.required_vos: Instance.v Types.vos Grouping.vos Alignment.vos Machine.vos Local.vos Rules.vos System.vos Facts.vos Keeps.vos Protocol.vos Ending.vos Coupled.vos Termination.vos
+Age.vo Age.glob Age.v.beautified Age.required_vo: Age.v Types.vo Alignment.vo Machine.vo Local.vo Rank.vo System.vo Facts.vo Keeps.vo Protocol.vo
+Age.vio: Age.v Types.vio Alignment.vio Machine.vio Local.vio Rank.vio System.vio Facts.vio Keeps.vio Protocol.vio
+Age.vos Age.vok Age.required_vos: Age.v Types.vos Alignment.vos Machine.vos Local.vos Rank.vos System.vos Facts.vos Keeps.vos Protocol.vos
 Weight.vo Weight.glob Weight.v.beautified Weight.required_vo: Weight.v 
 Weight.vio: Weight.v 
 Weight.vos Weight.vok Weight.required_vos: Weight.v 
