@@ -18,6 +18,7 @@ CONSTANTS
     Rule,         \* "odb", "paper", or "any": any target within the bounds of R3.3, chosen anew in each round
     MaxFailures, MaxStops, MaxLosses,
     IsSingleReads, IsEagerEnd,  \* how a source answers: sample by sample, and whether it says the end with its last sample
+    IsLeftInside, \* whether a consumer may also leave in the middle of a step, whose collective then has no end
     Urging,       \* who is urged: "left": each rank, at any moment after another's consumer left; "always"; "never"
     Variant
 
@@ -111,7 +112,7 @@ Fresh(r) ==
     [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(0), held |-> 0, marks |-> <<>>,
      aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
-     reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, told |-> FALSE,
+     reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
      lost |-> FALSE, gone |-> FALSE, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
@@ -267,7 +268,9 @@ Become(r, s) == Settle([rank EXCEPT ![r] = s], owed, Issue(ops, r, s))
 
 IsLive(r) == ~rank[r].gone /\ rank[r].phase # "done"
 HasStep(s) == s.queue # <<>> /\ (s.phase = "done" => s.taken < s.limit)
-Least == Min({rank[r].taken : r \in Ranks})
+\* The steps whose collectives a consumer has entered: all it has taken, but for one that it left in the middle of.
+Entered(s) == IF s.inside THEN s.taken - 1 ELSE s.taken
+Least == Min({Entered(rank[r]) : r \in Ranks})
 \* A trainer is between steps when no trainer has yet to enter the collective of the last step it took.
 IsBetweenSteps(r) == IF IsShared THEN \A i \in 1..Len(ops[r]) : ops[r][i] # "model" ELSE rank[r].taken = Least
 Read(r) == IsLive(r) /\ rank[r].reading > 0 /\ Become(r, AfterRead(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
@@ -299,6 +302,11 @@ Stop(r) ==
 IsUrgent(r) ==
     /\ IsLive(r) /\ ~rank[r].told
     /\ Urging = "always" \/ (Urging = "left" /\ \E o \in Ranks \ {r} : rank[o].left)
+\* Where another trainer has gone on to the next step, this one is over.
+Abandon(r) ==
+    /\ IsLeftInside /\ ~rank[r].gone /\ ~rank[r].left /\ rank[r].taken > 0 /\ (HasStep(rank[r]) \/ rank[r].phase # "done")
+    /\ stops < MaxStops /\ \A o \in Ranks : rank[o].taken <= rank[r].taken
+    /\ stops' = stops + 1 /\ Become(r, AfterStop(r, [rank[r] EXCEPT !.inside = TRUE])) /\ UNCHANGED <<failures, losses>>
 Urge(r) ==
     /\ IsUrgent(r)
     /\ Become(r, AfterUrge(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
@@ -325,7 +333,7 @@ PostEarly(r) ==
 
 IsOver(s) == s.gone \/ s.phase = "done"
 \* A consumer waits, in the collective of a step, for one that has left or is gone: no loader can help it.
-IsStranding == \E r \in Ranks : rank[r].gone \/ (rank[r].left /\ rank[r].taken = Least)
+IsStranding == \E r \in Ranks : rank[r].gone \/ (rank[r].left /\ Entered(rank[r]) = Least)
 \* NP2: told of nothing, since the last agreement came before the stop; the rank still has steps for its stranded consumer.
 IsStrandedInDrain(s) == s.phase = "drain" /\ s.outcome.kind = "complete" /\ ~s.left /\ s.taken > Least
 IsFinal ==
@@ -344,6 +352,7 @@ Next ==
     \/ \E r \in Ranks : Answer(r)
     \/ \E r \in Ranks : Take(r)
     \/ \E r \in Ranks : Stop(r)
+    \/ \E r \in Ranks : Abandon(r)
     \/ \E r \in Ranks : Urge(r)
     \/ \E r \in Ranks : FailRead(r)
     \/ \E r \in Ranks : FailCollate(r)
@@ -398,8 +407,8 @@ Bounded == \A r \in Ranks : Len(rank[r].queue) <= Depth[r]
 Budget == \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] <= Cap
 \* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
 StopLimit ==
-    \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ rank[o].taken = Least =>
-        rank[r].taken <= rank[o].taken + 1 /\ rank[r].limit <= rank[rank[r].outcome.rank].taken
+    \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ Entered(rank[o]) = Least =>
+        rank[r].taken <= Entered(rank[o]) + 1 /\ rank[r].limit <= rank[rank[r].outcome.rank].taken
 
 AgeStep ==
     \A r \in Ranks :

@@ -16,11 +16,11 @@ TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
     "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "
-    "urged limit outcome reading collating post causes left told lost gone"
+    "urged limit outcome reading collating post causes left inside told lost gone"
 )
 ACTIONS = {
     "Read": Act.READ, "Collate": Act.COLLATE, "Answer": Act.ANSWER, "Take": Act.TAKE, "Urge": Act.URGE, "Lose": Act.LOSE,
-    "Stop": Act.STOP, "FailRead": Act.FAIL_READ, "FailCollate": Act.FAIL_COLLATE, "Die": Act.DIE,
+    "Stop": Act.STOP, "FailRead": Act.FAIL_READ, "FailCollate": Act.FAIL_COLLATE, "Die": Act.DIE, "Abandon": Act.ABANDON,
 }  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def _label_rank(rank: Rank) -> Label:
             rank=TLA_NONE if outcome is None or outcome.kind == "lost" else _who(outcome.rank),
         ),
         "reading": rank.reading, "collating": _number(rank.collating), "post": _label_post(rank.post),
-        "causes": tuple(map(_label_cause, rank.causes)), "left": rank.is_left, "told": rank.is_urged,
+        "causes": tuple(map(_label_cause, rank.causes)), "left": rank.is_left, "inside": rank.is_inside, "told": rank.is_urged,
         "lost": rank.is_lost, "gone": rank.is_gone,
     }  # fmt: skip
     return tuple(values[name] for name in _RANK_FIELDS.split())

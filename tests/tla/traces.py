@@ -157,8 +157,8 @@ def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> P
     values = {
         "Cap": 1, "Window": config["window_samples"], "Ramp": config["ramp_rounds"], "Age": config["max_age_rounds"],
         "Mode": f'"{config["mode"]}"', "Quota": config["quota_samples"] or 0, "Rule": '"any"', "MaxFailures": 0,
-        "MaxStops": 0, "MaxLosses": 0, "IsSingleReads": "FALSE", "IsEagerEnd": "FALSE", "Urging": '"never"',
-        "Variant": '"none"',
+        "MaxStops": 0, "MaxLosses": 0, "IsSingleReads": "FALSE", "IsEagerEnd": "FALSE", "IsLeftInside": "FALSE",
+        "Urging": '"never"', "Variant": '"none"',
     }  # fmt: skip
     path = work / "trace.cfg"
     constants = "".join(f"    {name} = {value}\n" for name, value in values.items())
