@@ -54,8 +54,8 @@ class Bounds:
         for rank, shard in enumerate(self.lengths):
             if any(length < 1 for length in shard):
                 raise UsageError(f"rank {rank}: a length must be at least 1, got {min(shard)}")
-        if self.odd_rank is not None and not 0 <= self.odd_rank < self.ranks:
-            raise UsageError(f"odd_rank must lie in 0..{self.ranks - 1}, got {self.odd_rank}")
+        if self.odd_rank is not None and (self.ranks < 2 or not 0 <= self.odd_rank < self.ranks):
+            raise UsageError(f"odd_rank must be one of at least 2 ranks, got {self.odd_rank} of {self.ranks}")
         self.compute_config(0)
 
     @property

@@ -103,7 +103,7 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
     lengths = bounds.lengths
     for i in range(len(lengths)):
         if len(lengths) > 1:
-            yield replace(bounds, lengths=lengths[:i] + lengths[i + 1 :])
+            yield replace(bounds, lengths=lengths[:i] + lengths[i + 1 :], odd_rank=None)
     if bounds.failures or bounds.stops or bounds.losses:
         yield replace(bounds, failures=0, stops=0, losses=0)
         yield replace(

@@ -61,6 +61,7 @@ FULL: Final[dict[str, Bounds]] = {
         losses=1,
     ),
     "three ranks, a million states": _bounds(5, 3, 1, failures=2, stops=2, depth_steps=2),
+    "three ranks, killed processes": _bounds(2, 1, 2, failures=1, stops=1, losses=2),
     "four ranks": _bounds(2, 1, 1, 0, failures=1, stops=1),
 }
 

@@ -109,7 +109,7 @@ class Space:
         self._posts: list[int] = []
         self._progress: list[int] = []
         self._next: list[list[int]] = []
-        self._answered: dict[tuple[int, int], int] = {}
+        self._told: dict[tuple[int, int], int] = {}
         # What the ranks share, posts, answers and progress, by number.
         self._shared_numbers: dict[Shared, int] = {}
         self._shared: list[Shared] = []
@@ -180,11 +180,13 @@ class Space:
         """
         i, act = divmod(code, ACTS)
         number, rank = world[0], world[i + 1]
-        if act == _ANSWER:
-            answer = self._shared[number].answer
-            after = self._answered.get((rank, answer), _NEW)
+        if act in (_ANSWER, _LOSE):
+            # What comes from outside the rank: the answer, or who is gone.
+            shared = self._shared[number]
+            news = shared.answer if act == _ANSWER else -1 - self._find_gone(shared, i)
+            after = self._told.get((rank, news), _NEW)
             if after < 0:
-                after = self._answered[rank, answer] = self._advance(i, rank, act, self._shared[number])
+                after = self._told[rank, news] = self._advance(i, rank, act, shared)
         else:
             after = self._next[rank][act]
             if after < 0:
@@ -256,12 +258,16 @@ class Space:
     def _advance(self, i: int, number: int, act: int, shared: Shared) -> int:
         """The number of rank ``i`` after ``act``: the only place where the core runs."""
         before = self._ranks[number]
-        lost = min((rank for rank in range(self._count) if shared.gone & ~(1 << i) & 1 << rank), default=None)
+        lost = self._find_gone(shared, i) if act == _LOSE else None
         after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
         old, new = (compute_measure(self.bounds, self._configs[i], rank) for rank in (before, after))
         if not 0 <= new < old:
             raise Violation("TERM", f"rank {i}: the measure goes from {old} to {new}")
         return self._number_rank(i, after)
+
+    def _find_gone(self, shared: Shared, i: int) -> int:
+        """The lowest rank but ``i`` whose process is gone."""
+        return next(rank for rank in range(self._count) if rank != i and shared.gone >> rank & 1)
 
     def _number_rank(self, i: int, rank: Rank) -> int:
         number = self._rank_numbers.get((i, rank))

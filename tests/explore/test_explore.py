@@ -151,6 +151,8 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--policy", "odb_ref.core.rules:NONE"], "needs a name and compute_target"),
         (["--failures", "-1"], "failures must not be negative"),
         (["--max-states", "0"], "--max-states must be at least 1"),
+        (["--odd-rank", "2"], "odd_rank must be one of at least 2 ranks"),
+        (["--ranks", "1", "--odd-rank", "0"], "odd_rank must be one of at least 2 ranks"),
         (["--replay", "no-such-file"], "no-such-file"),
     ],
 )
