@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import assert_never
 
 import simpy
@@ -13,7 +13,8 @@ from odb_ref.core.events import Agreed, Counted, Reported
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.types import StepCounts
 from simulator.costs import NetworkCost
-from simulator.processes import Process, start
+
+Process = Generator[simpy.Event, object, None]
 
 Post = PostOffer | PostCounts | PostReport
 Answer = Agreed | Counted | Reported
@@ -58,7 +59,7 @@ class Exchange:
         self._posts[rank] = post
         self._missing -= 1
         if not self._missing:
-            start(self._env, self._complete())
+            self._env.process(self._complete())
 
     def _complete(self) -> Process:
         posts = [post for post in self._posts if post is not None]
@@ -70,7 +71,7 @@ class Exchange:
         self._missing = len(posts)
         if self._stretch is not None:
             for rank in range(len(posts)):
-                start(self._env, self._answer_later(rank, answer, self._stretch(latency_s)))
+                self._env.process(self._answer_later(rank, answer, self._stretch(latency_s)))
             return
         yield self._env.timeout(latency_s)
         for rank in range(len(posts)):

@@ -16,12 +16,21 @@ from simulator.runs import Run
 from simulator.workload import Sharding, build_workload
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what `build_run` reads, all but the policy."""
-    parser.add_argument("lengths", metavar="LENGTHS", help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths")
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
+def add_run_options(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
+    """Adds what `build_run` reads, all but the policy. What has no default may be left out unless ``is_required``."""
     parser.add_argument(
-        "--token-budget", type=int, required=True, metavar="B", help="the most padded tokens of a batch of two or more"
+        "lengths",
+        nargs=None if is_required else "?",
+        metavar="LENGTHS",
+        help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths",
+    )
+    parser.add_argument("--ranks", type=int, required=is_required, metavar="N", help="data-parallel ranks")
+    parser.add_argument(
+        "--token-budget",
+        type=int,
+        required=is_required,
+        metavar="B",
+        help="the most padded tokens of a batch of two or more",
     )
     parser.add_argument("--window", type=int, default=256, metavar="K", help="samples a rank groups at a time (256)")
     parser.add_argument("--depth", type=int, default=8, metavar="D", help="steps between loader and trainer (8)")

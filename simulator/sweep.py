@@ -146,13 +146,12 @@ def make_executor(workers: int) -> Executor:
 def simulate_point(grid: Grid, point: Point) -> Answer:
     """The answer of one point: what a worker of the executor runs.
 
-    Raises: OdbError when a property of the protocol does not hold.
+    Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
     try:
         result = run(grid.build_run(point, grid.build_workload(point.ranks)))
     except InvariantError as error:
-        # An exception must survive being sent back by another process.
-        raise OdbError(f"{point}: {error}") from None
+        raise InvariantError(error.invariant, f"{point}: {error.detail}") from None
     first_step_s = result.rows[0].data_wait_s / point.ranks if result.rows else 0.0
     return Answer(point, result.summary, first_step_s)
 

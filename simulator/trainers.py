@@ -10,7 +10,7 @@ import simpy
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
 from simulator.conditions import Fault, FaultKind
-from simulator.processes import Process, start
+from simulator.exchange import Process
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -111,7 +111,7 @@ class Trainers:
                 world.ranks[fault.rank].is_gone = True
             else:
                 world.ranks[fault.rank].handle(ConsumerStopped())
-            start(world.env, self._spread(fault))
+            world.env.process(self._spread(fault))
 
     def _spread(self, fault: Fault) -> Process:
         """A stop is known to all within a message; of one that is gone they learn when their deadline has passed.

@@ -46,9 +46,8 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.types import Step, compute_padded_tokens
 from simulator.conditions import STEADY, Conditions, Fault, FaultKind
 from simulator.costs import Costs
-from simulator.exchange import Answer, Exchange
+from simulator.exchange import Answer, Exchange, Process
 from simulator.metrics import Recorder
-from simulator.processes import Process, run, start
 from simulator.timeline import Timeline
 from simulator.trainers import Trainers
 from simulator.workload import Workload
@@ -108,8 +107,8 @@ class World:
         with _paused_garbage_collection():
             for rank in self.ranks:
                 rank.begin()
-            start(self.env, self.trainers.train())
-            run(self.env)
+            self.env.process(self.trainers.train())
+            self.env.run()
         self.recorder.rounds = self.exchange.count_rounds
         self.recorder.exchange_s = self.exchange.seconds
         survivors = [rank for rank in self.ranks if not rank.is_gone]
@@ -207,9 +206,9 @@ class Rank:
                     self.queue.append(effect.step)
                     world.trainers.notice(self.number)
                 case Read():
-                    start(world.env, self._read(effect.count))
+                    world.env.process(self._read(effect.count))
                 case Collate():
-                    start(world.env, self._collate(effect))
+                    world.env.process(self._collate(effect))
                 case PostOffer() | PostCounts() | PostReport():
                     self._posted_s = world.env.now
                     world.exchange.post(self.number, effect)

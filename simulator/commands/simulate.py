@@ -10,6 +10,7 @@ from pathlib import Path
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.trace import TraceWriter
+from simulator.commands.replay import replay_traces
 from simulator.conditions import parse_fault
 from simulator.metrics import StepRow, Summary, list_step_columns, list_step_values
 from simulator.options import add_run_options, build_run, check_writable
@@ -25,7 +26,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="simulate one run on a length trace",
         description="Simulates one epoch: the real protocol core on every rank, or a baseline, on a trace of lengths.",
     )
-    add_run_options(parser)
+    add_run_options(parser, is_required=False)
+    parser.add_argument(
+        "--replay",
+        nargs="+",
+        metavar="TRACE",
+        help="in place of LENGTHS: simulate recorded runs again and compare every decision; give all files of a job",
+    )
     parser.add_argument(
         "--policy", choices=POLICIES, default="odb", help="target rule, or standard: fixed batches (odb)"
     )
@@ -47,7 +54,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Exit status 0; bad input raises UsageError."""
+    """Exit status 0, or 1 when a replayed decision differs; bad input raises UsageError."""
+    given = {"LENGTHS": options.lengths, "--ranks": options.ranks, "--token-budget": options.token_budget}
+    if options.replay is not None:
+        if options.lengths is not None:
+            raise UsageError("--replay takes its samples from the trace: leave out LENGTHS")
+        return replay_traces(options.replay, cost_model=options.cost_model, json_path=options.json)
+    if missing := [name for name, value in given.items() if value is None]:
+        raise UsageError(f"needs {', '.join(missing)} (or --replay TRACE)")
     what = build_run(options, options.policy)
     faults = tuple(map(parse_fault, options.fault))
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))

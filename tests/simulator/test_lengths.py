@@ -157,7 +157,7 @@ def test_what_is_required_is_named(missing: str, capfd: pytest.CaptureFixture[st
     given = {"--ranks": "2", "--token-budget": "2048"}
     del given[missing]
     err = complain(["simulate", "gsm8k", *(word for pair in given.items() for word in pair)], capfd)
-    assert f"required: {missing}" in err
+    assert f"needs {missing}" in err
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -149,3 +149,11 @@ def test_the_command_s_exit_status_and_json(tmp_path: Path, capsys: pytest.Captu
     assert main(["replay", str(tmp_path / "none")]) == 2
     assert main(["replay", path, "--depth", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_simulate_replays_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "t.ndjson")
+    assert main(["simulate", "--replay", str(path)]) == 0
+    assert "equal" in capsys.readouterr().out
+    assert main(["simulate", "gsm8k", "--replay", str(path)]) == 2
+    assert "leave out LENGTHS" in capsys.readouterr().err
