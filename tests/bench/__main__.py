@@ -33,9 +33,12 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
     parser.add_argument("--only", choices=["loader", "exchange", "inside"], action="append", help="(repeatable)")
     parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
-    parser.add_argument("--case", action="append", help="with --peer-cases: only this one (repeatable)")
+    names = [case.name for case in cases.CASES]
+    parser.add_argument("--case", action="append", choices=names, help="with --peer-cases: only this one (repeatable)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
+    if options.repetitions is not None and options.repetitions < 1:
+        parser.error(f"--repetitions must be at least 1, got {options.repetitions}")
     machine = describe_machine()
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if not cases.has_peer():

@@ -166,6 +166,8 @@ def _fault(kind: str, cause: str) -> Spec:
 
 
 CASES = (
+    Case("even_join", "even shards, join mode (48 and 48)", judge_coverage, {"shards": [48, 48]}),
+    Case("one_rank", "one rank", judge_coverage, {"shards": [48]}),
     Case(
         "unequal_join",
         "unequal shards, join mode (24 and 9)",
@@ -181,7 +183,7 @@ CASES = (
     ),
     Case(
         "plain_ddp",
-        "unequal shards under plain DDP",
+        "unequal shards under plain DDP (the peer's README asks for DDP Join)",
         judge_coverage,
         {"shards": [30, 9], "group_timeout_s": 10},
         job="train",

@@ -138,7 +138,7 @@ def print_quality(runs: dict[str, Runs], optimum: int, window: int) -> None:
     if len(rows) == 2:
         ours, peer = runs["ours"], runs["peer"]
         ratios = [
-            compute_ratios(mine, other)  # type: ignore[arg-type]
+            compute_ratios(mine, other)
             for mine, other in (
                 (ours.steps, peer.steps),
                 (ours.critical_tokens, peer.critical_tokens),
