@@ -37,6 +37,9 @@ Coupled.vos Coupled.vok Coupled.required_vos: Coupled.v Types.vos Alignment.vos 
 Termination.vo Termination.glob Termination.v.beautified Termination.required_vo: Termination.v Types.vo Alignment.vo Machine.vo Local.vo Rank.vo System.vo Facts.vo Keeps.vo Protocol.vo Ending.vo Coupled.vo
 Termination.vio: Termination.v Types.vio Alignment.vio Machine.vio Local.vio Rank.vio System.vio Facts.vio Keeps.vio Protocol.vio Ending.vio Coupled.vio
 Termination.vos Termination.vok Termination.required_vos: Termination.v Types.vos Alignment.vos Machine.vos Local.vos Rank.vos System.vos Facts.vos Keeps.vos Protocol.vos Ending.vos Coupled.vos
+Rounds.vo Rounds.glob Rounds.v.beautified Rounds.required_vo: Rounds.v Types.vo Alignment.vo Machine.vo Local.vo Rank.vo System.vo Facts.vo Keeps.vo Protocol.vo Ending.vo Coupled.vo Termination.vo
+Rounds.vio: Rounds.v Types.vio Alignment.vio Machine.vio Local.vio Rank.vio System.vio Facts.vio Keeps.vio Protocol.vio Ending.vio Coupled.vio Termination.vio
+Rounds.vos Rounds.vok Rounds.required_vos: Rounds.v Types.vos Alignment.vos Machine.vos Local.vos Rank.vos System.vos Facts.vos Keeps.vos Protocol.vos Ending.vos Coupled.vos Termination.vos
 Rules.vo Rules.glob Rules.v.beautified Rules.required_vo: Rules.v Types.vo Alignment.vo Machine.vo Local.vo
 Rules.vio: Rules.v Types.vio Alignment.vio Machine.vio Local.vio
 Rules.vos Rules.vok Rules.required_vos: Rules.v Types.vos Alignment.vos Machine.vos Local.vos
