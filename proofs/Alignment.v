@@ -376,6 +376,9 @@ Proof.
     + rewrite skipn_length in N. simpl in N. lia.
 Qed.
 
+Theorem an_alignment_carries_only_surplus_groups : forall gs target due, length gs <= target -> snd (align gs target due) = [].
+Proof. intros gs target due L. unfold align. replace (target <? length gs) with false by (symmetry; apply Nat.ltb_ge; exact L). reflexivity. Qed.
+
 (** ** AGE within one round *)
 
 Lemma due_sorted : forall due gs, exists a b,

@@ -184,6 +184,36 @@ Proof.
   - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
 Qed.
 
+(** ABORT: after an agreement that holds a failure or a mismatch no epoch is complete, on any rank. *)
+Lemma bad_stays : forall s, reachable s -> (exists ms a, In (ms, Agreed a) (log s) /\ is_bad a = true) ->
+  h_kind (whole s) = NReport \/ exists o l, h_kind (whole s) = NClosed o l /\
+    ((exists q c, o = Failed q c) \/ ((exists q, o = Mismatch q) /\ exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0))).
+Proof.
+  induction 1 as [|s l t R IH St]; intros [ms [a [Hin B]]]; [destruct Hin|].
+  destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
+  rewrite whole_snoc. simpl in Hin. apply in_app_or in Hin as [Hin|[Hin|[]]].
+  - destruct (IH (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o [l [K O]]]]; unfold h_step; rewrite K.
+    + destruct x as [a'|cs|rs]; auto. destruct (reports_say s rs I S P Rd) as [o [F Y]]. rewrite F. right. exists o. eexists. split; [reflexivity|].
+      destruct Y as [[r [c [_ [-> _]]]]|[Y1 [Y2 _]]]; [left; eauto|right; auto].
+    + right. exists o, l. destruct x; auto.
+  - injection Hin as _ Hin. rewrite Hin in Rd. destruct (pending_offers N cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]].
+    pose proof (some_rank _ _ ok) as SR. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]].
+    destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W _].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, W in K.
+    left. rewrite Hin. unfold h_step. rewrite K, B. reflexivity.
+Qed.
+
+Theorem an_offered_failure_is_the_outcome_of_every_rank : forall s r ms a, reachable s -> r < N ->
+  In (ms, Agreed a) (log s) -> o_failed a <> None -> is_ending (rank_of s r) = true ->
+  (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < N /\ failure (rank_of s q) = Some c) \/
+  ((exists q, ended_as (rank_of s r) = Some (Mismatch q)) /\ exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)).
+Proof.
+  intros s r ms a R H Hin F E. assert (B : is_bad a = true) by (unfold is_bad; destruct (o_failed a); [reflexivity|easy]).
+  destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O.
+  destruct (bad_stays s R (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
+  destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
+Qed.
+
 (** ABORT: a rank that fails while it fills its window, or before, offers its failure in that round. *)
 Theorem a_failed_rank_offers_its_failure : forall s r, reachable s -> r < N -> failure (rank_of s r) <> None -> at_phase (rank_of s r) <> FILL.
 Proof.

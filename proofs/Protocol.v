@@ -272,4 +272,34 @@ Proof.
     + pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
 Qed.
 
+(** QUOTA: in quota mode no step is idle on any rank. *)
+Theorem quota_mode_never_idles : forall s r, reachable s -> r < N -> (forall i, i < N -> c_is_quota (cfg i) = true) ->
+  Forall (fun g => g <> []) (groups_of (rank_of s r)).
+Proof.
+  intros s r R H Qm. revert r H. induction R as [|s l t R IH St]; intros r H.
+  - constructor.
+  - pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+    simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
+    specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+    pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
+    + destruct (got_current N cfg depth input ok s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
+      simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
+      * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
+        destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].
+        -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
+        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
+        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
+        -- rewrite Al. destruct (k_offer _ _ _ _ _ _ K P) as [o [Po O]].
+           pose proof (log_entry N cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+           unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
+           unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].
+           apply (ok_align_work _ (configs_ok _ _ ok i H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok i H))|].
+           rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) _)). destruct (is_quota_met _ _); lia.
+      * destruct (count_cases _ _ _ _ _ E) as [_ [Al [_ [_ [_ S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 _]]].
+        unfold groups_of in *. rewrite Al, app_nil_r, S2, map_app, S3. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|apply Forall_firstn, IH2].
+      * destruct (failure_of rs); [|discriminate]. injection E as <-. unfold groups_of. match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> [-> _]] end. exact IH.
+    + pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). exact IH.
+Qed.
+
 End Protocol.
