@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
 import threading
 import traceback
@@ -9,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
 
 import torch
@@ -124,6 +126,8 @@ class Source:
 
     def __init__(self, dataset: Dataset[object], measure: Measure, options: LoaderOptions) -> None:
         self.is_iterable = isinstance(dataset, IterableDataset)
+        self.workers: tuple[BaseProcess, ...] = ()
+        """This process's children when reading began: the workers, and in a process of its own nothing else."""
         self._feed = KeyFeed()
         self._generator = torch.Generator()
         arguments: dict[str, object] = {
@@ -146,7 +150,9 @@ class Source:
         """The samples of an epoch with their positions; worker processes start at once."""
         self._feed.keys = plan.keys if plan.keys is not None else ()
         self._generator.manual_seed(plan.seed % 2**63)
-        return self._iterate(iter(self._loader), plan)
+        chunks = iter(self._loader)
+        self.workers = tuple(multiprocessing.active_children())
+        return self._iterate(chunks, plan)
 
     def _iterate(self, chunks: Iterator[object], plan: ReadPlan) -> Iterator[tuple[int, Measured]]:
         items = (item for chunk in chunks if isinstance(chunk, list) for item in chunk)
@@ -195,6 +201,10 @@ class ThreadEngine:
         if epoch is not None:
             epoch.end()
             self._bench.clear()
+
+    def find_dead_worker(self) -> BaseProcess | None:
+        """A worker that has ended by itself, and with an error. For a process that has no other children."""
+        return next((worker for worker in self._source.workers if worker.exitcode), None)
 
     def close(self) -> None:
         """Ends the epoch."""

@@ -28,8 +28,8 @@ from odb_ref.torch.workbench import BatchOrder, describe, pin
 JOIN_S: Final = 10.0
 """How long a loader process may take to end its workers."""
 
-WATCH_S: Final = 2.0
-"""How often a loader process looks whether the training process is still there."""
+WATCH_S: Final = 0.5
+"""How often a loader process looks whether the training process and its own workers are still there."""
 
 Link: TypeAlias = "Connection[object, object]"
 
@@ -76,25 +76,33 @@ def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, parent: i
     except Exception as error:  # whatever a DataLoader refuses
         _Reporter(connection, lock, 1).on_error(describe(error), error)
         return
+    reporter: _Reporter | None = None
     while True:
         try:
-            while not connection.poll(WATCH_S):
-                if os.getppid() != parent:
-                    break
+            while not connection.poll(WATCH_S) and os.getppid() == parent:
+                # Torch itself looks only every five seconds.
+                dead = engine.find_dead_worker()
+                if dead is not None and reporter is not None:
+                    cause = f"DataLoader worker (pid {dead.pid}) exited unexpectedly (exit code {dead.exitcode})"
+                    reporter.on_error(cause, LoaderProcessError(cause))
             message = connection.recv() if os.getppid() == parent else ("close",)
         except (EOFError, ConnectionResetError):
             message = ("close",)
         match message:
             case ("begin", int(epoch), ReadPlan() as plan, int(read_ahead)):
-                engine.begin(plan, _Reporter(connection, lock, epoch), read_ahead)
+                reporter = _Reporter(connection, lock, epoch)
+                engine.begin(plan, reporter, read_ahead)
             case ("read", int(count)):
                 engine.read(count)
             case ("collate", int(round_), tuple(orders)):
                 engine.collate(round_, orders)
             case ("end",):
+                reporter = None
                 engine.end()
             case _:
-                engine.close()
+                # A reader waits for a dead worker for seconds; the process ends without it, and ends the other workers.
+                if engine.find_dead_worker() is None:
+                    engine.close()
                 return
 
 
