@@ -14,7 +14,7 @@ from typing import Final, assert_never
 from odb_ref.core import machine
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
-from odb_ref.core.errors import OdbError
+from odb_ref.core.errors import InvariantError, OdbError
 from odb_ref.core.events import (
     Agreed,
     Collated,
@@ -287,11 +287,13 @@ def _to_event(answer: Answer | None) -> Event:
 def name_property(error: OdbError) -> str:
     """The id of the property that an error of the core shows to be broken.
 
-    An invariant names its property first; any other refusal of an event that a sound driver sent is a deadlock (FREE).
+    An invariant names its property; any other refusal of an event that a sound driver sent is a deadlock (FREE).
     """
-    detail = getattr(error, "detail", "")
-    word = str(detail).partition(":")[0]
-    return word if word.isupper() else ("RULE-BOUNDS" if "RULE-BOUNDS" in str(error) else "FREE")
+    if not isinstance(error, InvariantError):
+        return "FREE"
+    # The core's invariants (I1, I2, ...) say first whose property they keep; others are called after it.
+    word = error.detail.partition(":")[0]
+    return word if word.isupper() else error.invariant
 
 
 def combine_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
