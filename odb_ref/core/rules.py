@@ -36,11 +36,11 @@ def compute_bounds(agreement: Offer) -> tuple[int, int]:
 def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
     """The rule's target.
 
-    Raises: RuleError when it lies outside the bounds.
+    Raises: RuleError when it is no integer, or lies outside the bounds.
     """
     target = rule.compute_target(agreement)
     low, high = compute_bounds(agreement)
-    if not low <= target <= high:
+    if type(target) is not int or not low <= target <= high:
         raise RuleError(f"rule {rule.name!r} answered {target}, outside {low}..{high}, for {agreement}")
     return target
 

@@ -68,6 +68,13 @@ def test_a_rule_outside_its_bounds_is_named(answer: int) -> None:
     assert caught.value.invariant == "RULE-BOUNDS"
 
 
+@pytest.mark.parametrize("answer", [3.0, True, None])
+def test_an_answer_that_is_no_integer_is_named(answer: int) -> None:
+    """Spec: R3.3."""
+    with pytest.raises(RuleError, match=rf"'always' answered {answer}"):
+        compute_checked_target(Always(answer), make_offer(5, 3, 0, False))
+
+
 def test_an_unknown_rule_is_refused_with_the_ones_there_are() -> None:
     with pytest.raises(UsageError, match="no target rule 'best'; there are odb, paper"):
         get_rule("best")
