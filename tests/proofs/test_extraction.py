@@ -192,7 +192,11 @@ class World:
             self.handle(index, StepTaken())
 
     def is_over(self) -> bool:
-        return all(rank.state.phase is Phase.DONE and not rank.state.queue for rank in self.ranks)
+        return all(
+            rank.state.phase is Phase.DONE
+            and not (rank.state.queue and rank.state.queue[0].number < rank.state.step_limit)
+            for rank in self.ranks
+        )
 
 
 def _any_offer() -> Offer:
