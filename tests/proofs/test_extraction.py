@@ -183,9 +183,11 @@ class World:
             self.handle(index, self.pending[index].pop(0))
         elif state.wanted_samples and dice < 0.7:
             left = rank.source[state.read_samples :]
-            count = rng.randrange(min(len(left), state.wanted_samples) + 1)
+            most = min(len(left), state.wanted_samples)
+            count = rng.randint(min(1, most), most)
             is_ended = count == len(left) and (count < state.wanted_samples or rng.random() < 0.3)
-            self.handle(index, SamplesRead(left[:count], is_ended))
+            if count or is_ended:
+                self.handle(index, SamplesRead(left[:count], is_ended))
         elif not state.is_collated and dice < 0.8:
             self.handle(index, Collated(state.round - 1))
         elif state.queue:
