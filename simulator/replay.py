@@ -17,6 +17,7 @@ import numpy as np
 from odb_ref.core.effects import Collate, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, StepTaken
+from odb_ref.core.resume import Resumed
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Step
 from simulator.costs import Costs
@@ -130,7 +131,7 @@ def replay(
     what = build_run(recorded, costs)
     simulated = [_Simulated() for _ in recorded.ranks]
 
-    def observe(rank: int, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
+    def observe(rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:
         simulated[rank].note(event, effects, time_s)
 
     run(what, observer=observe, on_progress=on_progress)
@@ -161,7 +162,7 @@ class _Simulated:
         self.rounds: list[Round] = []
         self.taken_s: list[float] = []
 
-    def note(self, event: Event | None, effects: Sequence[Effect], time_s: float) -> None:
+    def note(self, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:
         if isinstance(event, StepTaken):
             self.taken_s.append(time_s)
         for effect in effects:

@@ -43,6 +43,7 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Collated, Event, LocalFailed, SamplesRead
 from odb_ref.core.machine import Machine
+from odb_ref.core.resume import Resumed
 from odb_ref.core.types import Step, compute_padded_tokens
 from simulator.conditions import STEADY, Conditions, Fault, FaultKind
 from simulator.costs import Costs
@@ -52,7 +53,7 @@ from simulator.timeline import Timeline
 from simulator.trainers import Trainers
 from simulator.workload import Workload
 
-TimedObserver = Callable[[int, Event | None, Sequence[Effect], float], None]
+TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
 """Rank, event, effects, simulated seconds; `odb_ref.core.trace.TraceWriter.record` fits."""
 
 
@@ -94,7 +95,7 @@ class World:
         if observer is not None:
             timed = observer
 
-            def observe(rank: int, event: Event | None, effects: tuple[Effect, ...]) -> None:
+            def observe(rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
                 timed(rank, event, effects, self.env.now)
 
         self.ranks = [Rank(self, Machine(replace(config, rank=rank), observe)) for rank in range(workload.ranks)]

@@ -69,7 +69,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.resume import RoundStart, resume
+from odb_ref.core.resume import Resumed, RoundStart, resume
 from odb_ref.core.rounds import Transition, compute_due_before, compute_round_target, post_when_ready
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Step, StepCounts, compute_counts
@@ -125,6 +125,8 @@ def _read(state: State, event: SamplesRead) -> State:
     samples = event.samples
     if not state.wanted_samples:
         raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
+    if not samples and not event.is_ended:
+        raise UsageError("SamplesRead holds no sample, and the source has not ended: an answer must say something")
     if len(samples) > state.wanted_samples:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
     for position, sample in enumerate(samples, state.read_samples):
@@ -332,8 +334,11 @@ def _lose(state: State, event: PeerLost) -> Transition:
     return lost, (Finish(outcome, limit),)
 
 
-Observer = Callable[[int, Event | None, tuple[Effect, ...]], None]
-"""Called with rank, event (None at the start) and effects after each transition; `trace.TraceWriter.record` fits."""
+Observer = Callable[[int, Event | Resumed | None, tuple[Effect, ...]], None]
+"""Called with rank, event and effects after each transition, and with None or `Resumed` for the event at the start.
+
+`trace.TraceWriter.record` fits.
+"""
 
 
 class Machine:
@@ -358,7 +363,7 @@ class Machine:
             raise UsageError("begin: the epoch has begun")
         self.state, effects = resume(self.config, round_start or RoundStart(), carried)
         if self._observer is not None:
-            self._observer(self.config.rank, None, effects)
+            self._observer(self.config.rank, None if round_start is None else Resumed(round_start, carried), effects)
         return effects
 
     def handle(self, event: Event) -> tuple[Effect, ...]:

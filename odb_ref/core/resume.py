@@ -30,6 +30,14 @@ class RoundStart:
     global_samples: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What an observer is told when an epoch is gone on with: the start, and the samples at ``start.carried``. Spec: R9.4."""
+
+    start: RoundStart
+    samples: tuple[Sample, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """One rank's place in an epoch: the start of a round, and what was taken of it.

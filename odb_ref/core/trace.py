@@ -35,10 +35,12 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.offer import Offer
+from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.core.types import Sample, Step, StepCounts
 
 FORMAT: Final = "odb-trace"
 VERSION: Final = 1
+RESUMED: Final = "resumed"
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 JsonObject = Mapping[str, Json]
@@ -64,9 +66,11 @@ def _encode_step(step: Step) -> Json:
     }
 
 
-def encode_event(event: Event) -> JsonObject:
-    """The event as JSON. Spec: R9.2."""
+def encode_event(event: Event | Resumed) -> JsonObject:
+    """The event as JSON. Spec: R9.2, R9.4."""
     match event:
+        case Resumed():
+            return {"kind": RESUMED, "start": asdict(event.start), "samples": _encode_samples(event.samples)}
         case SamplesRead():
             return {"kind": "samples_read", "samples": _encode_samples(event.samples), "is_ended": event.is_ended}
         case Collated():
@@ -200,6 +204,29 @@ def decode_event(data: JsonObject) -> Event:
             raise TraceError(f"unknown event kind {kind!r}")
 
 
+def decode_resumed(data: JsonObject) -> Resumed:
+    """What `encode_event` wrote of a resumed epoch.
+
+    Raises: TraceError when the data is not that. Spec: R9.4.
+    """
+    start = _object(data.get("start"))
+    is_ended = start.get("is_ended")
+    if not isinstance(is_ended, bool):
+        raise TraceError(f"expected true or false in 'is_ended', got {is_ended!r}")
+    return Resumed(
+        RoundStart(
+            round=_integer(start, "round"),
+            read_samples=_integer(start, "read_samples"),
+            is_ended=is_ended,
+            carried=_integers(start.get("carried")),
+            marks=_integers(start.get("marks")),
+            planned_steps=_integer(start, "planned_steps"),
+            global_samples=_integer(start, "global_samples"),
+        ),
+        tuple(Sample(*row) for row in _rows(data.get("samples"), 4)),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One line of a trace. ``event`` is None for the start of an epoch. ``time_s`` is the driver's clock, in seconds."""
@@ -234,8 +261,12 @@ class TraceWriter:
             "config": json.loads(config.shared_json),
         }
         self._write(header)
+        # A process that is killed early must leave a trace that says whose it is, not an empty file.
+        self._file.flush()
 
-    def record(self, rank: int, event: Event | None, effects: Sequence[Effect], time_s: float | None = None) -> None:
+    def record(
+        self, rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float | None = None
+    ) -> None:
         """Writes one record."""
         line: dict[str, Json] = {"rank": rank}
         if time_s is not None:

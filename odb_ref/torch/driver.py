@@ -28,7 +28,7 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import JobError, OdbError
 from odb_ref.core.events import Collated, ConsumerStopped, Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Checkpoint, Ledger
+from odb_ref.core.resume import Checkpoint, Ledger, Resumed
 from odb_ref.core.state import Phase
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts, compute_padded_tokens, compute_real_tokens
@@ -235,7 +235,7 @@ class Driver:
         self._ledger.note_taken(step)
         self._emitted_samples += step.global_counts.samples
 
-    def _record(self, rank: int, event: Event | None, effects: tuple[Effect, ...]) -> None:
+    def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
         if self._trace is not None:
             self._trace.record(rank, event, effects, time.monotonic() - self.metrics.started_s)
 

@@ -148,8 +148,8 @@ def test_random_worlds_walk_only_edges_of_the_table_and_nearly_all_of_them() -> 
 def is_legal(state: State, event: Event) -> bool:
     """When an event may happen, in the words of the spec (R5.1 to R5.10)."""
     match event:
-        case SamplesRead(samples):
-            return bool(state.wanted_samples) and len(samples) <= state.wanted_samples
+        case SamplesRead(samples, is_ended):
+            return (bool(samples) or is_ended) and len(samples) <= state.wanted_samples and bool(state.wanted_samples)
         case Collated(round):
             return not state.is_collated and round == state.round - 1
         case Agreed():

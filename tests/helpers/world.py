@@ -206,7 +206,7 @@ class World:
             case Read(count):
                 end = min(rank.read + count, len(rank.shard))
                 if self.random.random() < 0.2:
-                    end = self.random.randint(rank.read, end)
+                    end = self.random.randint(min(rank.read + 1, end), end)
                 samples = tuple(
                     Sample(1000 * number + position, position, rank.shard[position], rank.shard[position] // 2)
                     for position in range(rank.read, end)

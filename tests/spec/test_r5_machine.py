@@ -69,7 +69,7 @@ REACHED = {
     "done": (IN_DRAIN, Phase.DONE),
 }
 EVENTS: tuple[Event, ...] = (
-    SamplesRead(()), Collated(0), OWN_OFFER, OWN_COUNTS, Reported(()), StepTaken(), ConsumerStopped(), LocalFailed("x"),
+    SamplesRead((), True), Collated(0), OWN_OFFER, OWN_COUNTS, Reported(()), StepTaken(), ConsumerStopped(), LocalFailed("x"),
     Urged(), PeerLost(0, "x"),
 )  # fmt: skip
 LEGAL = {
@@ -123,6 +123,8 @@ def test_a_read_may_be_answered_in_parts() -> None:
     assert (effects, state.wanted_samples, state.window) == ((), 1, SHARD[:1])
     with pytest.raises(UsageError, match="only 1 were asked for"):
         transition(CONFIG, state, SamplesRead(SHARD[1:3]))
+    with pytest.raises(UsageError, match="must say something"):
+        transition(CONFIG, state, SamplesRead(()))
     ended, (post,) = transition(CONFIG, state, SamplesRead((), True))
     assert isinstance(post, PostOffer)
     assert ended.is_ended

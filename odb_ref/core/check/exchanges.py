@@ -49,6 +49,8 @@ class Exchanges:
         self._world_size = world_size
         self._findings = findings
         self._open: dict[tuple[Kind, int], Exchange] = {}
+        self.first_round = 0
+        """The round of the first exchange: not 0 in a resumed epoch. Exchanges are numbered from 0."""
         self.gone: set[int] = set()
         """Ranks whose trace has ended before they posted: their posts are unknown, not absent."""
 
@@ -72,7 +74,7 @@ class Exchanges:
         if len(rows) != len(exchange.rows):
             exchange.is_broken = True
             what = f"posts counts of {len(rows)} steps, other ranks of {len(exchange.rows)}"
-            self._findings.violate(Property.ALIGN, what, rank=rank, round_=number)
+            self._findings.violate(Property.ALIGN, what, rank=rank, round_=self.first_round + number)
             return
         for total, row in zip(exchange.rows, rows, strict=True):
             total[0] += row[0]
@@ -123,7 +125,7 @@ class Exchanges:
             # An agreement without every rank's offer is a release without every rank's word that it is ready.
             property_ = Property.RELEASE if kind is Kind.OFFER else Property.EXCHANGE
             what = f"is answered exchange {number} of {kind}s before rank {min(missing)} has posted to it"
-            self._findings.violate(property_, what, rank=rank, round_=number)
+            self._findings.violate(property_, what, rank=rank, round_=self.first_round + number)
             return True
         if exchange.is_broken:
             return True

@@ -82,8 +82,8 @@ class _Job:
             epoch=self._header.epoch,
             ranks=self._header.world_size,
             rounds=len(self._rounds.steps),
-            steps=self._rounds.total_steps,
-            samples=self._rounds.total_samples,
+            steps=self._rounds.total_steps - self._rounds.steps_before,
+            samples=self._rounds.total_samples - self._rounds.samples_before[0],
             outcome="; ".join(sorted({ending.outcome for _, ending in endings})) or "unfinished",
             properties=self._findings.judge(not_applicable),
             violations=self._findings.get_violations(ignored),
@@ -181,14 +181,14 @@ class _Job:
 
     def _judge_rounds(self, ranks: Sequence[RankChecker]) -> None:
         """TERM: every round emits, so there are no more rounds than samples. QUOTA: why did it end?"""
-        total = sum(rank.read_samples for rank in ranks)
+        total = sum(rank.seen_samples for rank in ranks)
         if len(self._rounds.steps) > total:
             self._findings.violate(Property.TERM, f"{len(self._rounds.steps)} rounds for {total} samples")
         settings = self._streams[0].settings
         complete = [rank for rank in ranks if rank.is_complete]
         if not settings.is_quota or not complete or len(complete) < self._header.world_size:
             return
-        is_met = self._rounds.is_quota_met(len(self._rounds.steps))
+        is_met = self._rounds.is_quota_met(self._rounds.first_round + len(self._rounds.steps))
         is_dry = any(rank.is_ended and not rank.held for rank in ranks)
         if is_met or is_dry:
             self._findings.checked[Property.QUOTA] += 1

@@ -25,7 +25,7 @@ from odb_ref.core.check.rounds import Rounds
 from odb_ref.core.check.verdict import Findings, Property
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.trace import JsonObject, Record, TraceError
+from odb_ref.core.trace import RESUMED, JsonObject, Record, TraceError, decode_resumed
 
 ANSWERS: Final = {"agreed": Kind.OFFER, "counted": Kind.COUNTS, "reported": Kind.REPORT}
 """Events that answer an exchange."""
@@ -54,16 +54,20 @@ class RankChecker:
         self._exchanges = exchanges
         self._rounds = rounds
         self._findings = findings
+        self._has_begun = False
+        self._first_round = 0
         # Input.
         self.read_samples = 0
+        self.seen_samples = 0
+        """Samples read or carried into a resumed epoch: all that this trace can emit."""
         self.is_ended = False
         self._wanted_samples = 0
         self.held: dict[int, list[int]] = {}
         """Samples read and in no step yet, by position, oldest first."""
         self._skipped: set[int] = set()
         """Positions left out by the reads: none, in a right trace."""
-        self._marks: list[int] = []
-        """``read_samples`` at the agreement of each round."""
+        self._marks: dict[int, int] = {}
+        """``read_samples`` at the agreement of each round, as far back as the trace says."""
         # Exchanges: how many of each kind have been posted and answered.
         self.posted = dict.fromkeys(Kind, 0)
         self.answered = dict.fromkeys(Kind, 0)
@@ -91,15 +95,17 @@ class RankChecker:
 
     @property
     def round(self) -> int:
-        """The round the rank is in: how many it has counted."""
-        return self.answered[Kind.COUNTS]
+        """The round the rank is in: one further with each that it has counted."""
+        return self._first_round + self.answered[Kind.COUNTS]
 
     def handle(self, record: Record) -> None:
         """Judges one record.
 
         Raises: TraceError when it is malformed.
         """
-        if record.event is not None:
+        if not self._has_begun:
+            self._begin(record.event)
+        elif record.event is not None:
             self._handle_event(record.event)
         for effect in record.effects:
             self._handle_effect(effect)
@@ -114,8 +120,40 @@ class RankChecker:
         else:
             self._violate(property_, what, step)
 
+    def _begin(self, event: JsonObject | None) -> None:
+        self._has_begun = True
+        if event is not None and get_kind(event) == RESUMED:
+            self._resume(event)
+            return
+        self._rounds.begin(0, 0, 0)
+        if event is not None:
+            self._handle_event(event)
+
+    def _resume(self, event: JsonObject) -> None:
+        """What lies before ``start`` is taken as done: its samples are emitted, but for those carried; its steps taken."""
+        start = decode_resumed(event).start
+        rows = get_samples(event)
+        positions = [row[1] for row in rows]
+        is_carried = positions == sorted({*start.carried}) and all(0 <= item < start.read_samples for item in positions)
+        what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
+        self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
+        self._first_round = self._exchanges.first_round = start.round
+        self.read_samples, self.is_ended = start.read_samples, start.is_ended
+        self.seen_samples = len(rows)
+        self.held = {row[1]: row for row in rows}
+        self._marks = dict(enumerate(start.marks, start.round - len(start.marks)))
+        self._collated_round = start.round - 1
+        self.planned_steps = self._released_steps = self.delivered_steps = self.taken_steps = start.planned_steps
+        is_same = self._rounds.begin(start.round, start.planned_steps, start.global_samples)
+        what = (
+            f"is resumed at step {start.planned_steps} with {start.global_samples} samples planned, unlike another rank"
+        )
+        self._expect(is_same, Property.ALIGN, what, start.planned_steps)
+
     def _handle_event(self, event: JsonObject) -> None:
         match get_kind(event):
+            case "resumed":
+                self._violate(Property.EXCHANGE, "is resumed after it has begun")
             case "samples_read":
                 self._read(get_samples(event), event.get("is_ended") is True)
             case "collated":
@@ -180,6 +218,7 @@ class RankChecker:
                 self._violate(Property.CONSERVE, f"reads position {position} after {self.read_samples} samples: a gap")
                 self._skipped.update(range(self.read_samples, position))
             self.read_samples = position + 1
+            self.seen_samples += 1
             self.held[position] = row
         self._wanted_samples -= len(rows)
         self._expect(self._wanted_samples >= 0, Property.CONSERVE, "reads more samples than it asked for")
@@ -188,12 +227,9 @@ class RankChecker:
             self._wanted_samples = 0
 
     def _post_offer(self, offer: Offer) -> None:
-        number = self.posted[Kind.OFFER]
+        self._exchanges.post_offer(self.rank, self.posted[Kind.OFFER], offer)
+        number = self._first_round + self.posted[Kind.OFFER]
         self.posted[Kind.OFFER] += 1
-        if number == 0 and offer.round_min == offer.round_max > 0:
-            where = f"rank {self.rank} begins in round {offer.round_min}"
-            raise TraceError(f"{where}: of a resumed epoch, a trace does not hold the samples carried into it")
-        self._exchanges.post_offer(self.rank, number, offer)
         is_of_round = offer.round_min == offer.round_max == number
         self._expect(is_of_round, Property.EXCHANGE, f"offers for round {offer.round_min}, in round {number}")
         offered, held = offer.samples_max, len(self.held)
@@ -226,7 +262,7 @@ class RankChecker:
         agreement, is_right = self._exchanges.answer_offer(self.rank, number, event)
         self._expect(is_right, Property.EXCHANGE, "is told another agreement than the combination of all offers")
         self._agreement = agreement
-        self._marks.append(self.read_samples)
+        self._marks[self._first_round + number] = self.read_samples
         if is_broken_off(agreement) or agreement.stop_rank != NONE:
             return
         if agreement.ready_min == 1:
@@ -242,7 +278,7 @@ class RankChecker:
         self._expect(1 <= len(rows) <= most, Property.TERM, what)
 
     def _count(self, rows: Rows) -> None:
-        is_right = self._exchanges.answer_counts(self.rank, self.round, rows)
+        is_right = self._exchanges.answer_counts(self.rank, self.answered[Kind.COUNTS], rows)
         self._expect(is_right, Property.WEIGHT, "is told other counts than the sum over all ranks")
         self._counted = rows
         self.answered[Kind.COUNTS] += 1
@@ -269,8 +305,8 @@ class RankChecker:
                 self._violate(Property.AGE, what, round_=number)
 
     def _get_mark(self, number: int) -> int:
-        """The samples read when round ``number`` was agreed on; 0 for a round that was not."""
-        return self._marks[number] if 0 <= number < len(self._marks) else 0
+        """The samples read when round ``number`` was agreed on; 0 for a round of which that is not known."""
+        return self._marks.get(number, 0)
 
     def _judge_numbers(self, number: int, steps: list[TracedStep]) -> None:
         first = self.planned_steps

@@ -10,10 +10,20 @@ from odb_ref.core.check.decode import get_integer
 from odb_ref.core.check.stream import Stream
 from odb_ref.core.check.verdict import Findings, Property
 from odb_ref.core.config import Config
+from odb_ref.core.effects import Effect
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.machine import Machine
 from odb_ref.core.rules import get_rule
-from odb_ref.core.trace import Json, JsonObject, Record, TraceError, decode_event, encode_effect
+from odb_ref.core.trace import (
+    RESUMED,
+    Json,
+    JsonObject,
+    Record,
+    TraceError,
+    decode_event,
+    decode_resumed,
+    encode_effect,
+)
 from odb_ref.core.types import Mode
 
 Depths = Mapping[int, int]
@@ -80,11 +90,19 @@ def _build_config(config: JsonObject, rank: int, depth_steps: int) -> Config:
     )
 
 
+def _perform(machine: Machine, event: JsonObject | None) -> tuple[Effect, ...]:
+    if event is None:
+        return machine.begin()
+    if event.get("kind") == RESUMED:
+        resumed = decode_resumed(event)
+        return machine.begin(resumed.start, resumed.samples)
+    return machine.handle(decode_event(event))
+
+
 def _compare(machine: Machine, record: Record) -> str:
     """How the machine's effects differ from the recorded ones; empty when they do not."""
     try:
-        event = None if record.event is None else decode_event(record.event)
-        effects = machine.begin() if event is None else machine.handle(event)
+        effects = _perform(machine, record.event)
     except TraceError:
         raise
     except OdbError as error:

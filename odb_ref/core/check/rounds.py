@@ -11,26 +11,52 @@ class Rounds:
 
     def __init__(self, quota_samples: int | None) -> None:
         self._quota_samples = quota_samples
+        self._start: tuple[int, int, int] | None = None
+        """Round, steps and samples of all ranks at which the first rank began."""
         self.steps: list[int] = []
-        """Steps of each round."""
+        """Steps of each round, from the first of the trace on."""
         self.total_steps = 0
         self.samples_before: list[int] = [0]
-        """Samples of all ranks planned before each round."""
+        """Samples of all ranks planned before each round, from the first of the trace on."""
+
+    def begin(self, first_round: int, planned_steps: int, planned_samples: int) -> bool:
+        """Notes where a rank begins, zeros but for a resumed epoch. False when it differs from others in the same round.
+
+        Ranks that begin in different rounds are no mistake of the trace: they must end with a mismatch (R7.3).
+        """
+        start = first_round, planned_steps, planned_samples
+        if self._start is None:
+            self._start = start
+            self.total_steps = planned_steps
+            self.samples_before = [planned_samples]
+        return start == self._start or first_round != self._start[0]
+
+    @property
+    def first_round(self) -> int:
+        """The first round of the trace."""
+        return self._start[0] if self._start else 0
+
+    @property
+    def steps_before(self) -> int:
+        """Steps planned before the first round of the trace."""
+        return self._start[1] if self._start else 0
 
     def is_quota_met(self, number: int) -> bool:
         """True when the rounds before ``number`` have emitted the quota. False when they are not known."""
-        if self._quota_samples is None or number >= len(self.samples_before):
+        index = number - self.first_round
+        if self._quota_samples is None or not 0 <= index < len(self.samples_before):
             return False
-        return self.samples_before[number] >= self._quota_samples
+        return self.samples_before[index] >= self._quota_samples
 
     def note_round(self, rank: int, number: int, counted: Rows, steps: int, findings: Findings) -> int:
         """How many steps other ranks have in round ``number``; ``steps``, when this rank is the first to say."""
-        if number != len(self.steps):
-            return self.steps[number] if 0 <= number < len(self.steps) else steps
+        index = number - self.first_round
+        if index != len(self.steps):
+            return self.steps[index] if 0 <= index < len(self.steps) else steps
         first = self.total_steps
         self.steps.append(steps)
         self.total_steps += steps
-        total = self.samples_before[number]
+        total = self.samples_before[index]
         for offset, row in enumerate(counted[:steps]):
             if self._quota_samples is not None:
                 if total >= self._quota_samples:

@@ -1,0 +1,204 @@
+"""Traces of epochs that are gone on with: accepted when right, from the round they begin in; told apart when not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from odb_ref.core.check import Property, Status, check_traces
+from odb_ref.core.effects import PostOffer, PostReport
+from odb_ref.core.events import Agreed, Reported, SamplesRead
+from odb_ref.core.machine import Machine
+from odb_ref.core.offer import reduce_offers
+from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
+from odb_ref.core.trace import TraceError, TraceWriter, decode_resumed, encode_event
+from odb_ref.core.types import Mode, Sample
+from tests.helpers.tamper import Tampered
+from tests.spec.world import World, make_config, make_shards
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
+SHARDS = make_shards(
+    [
+        [7, 7, 1, 5, 9, 8, 7, 5, 8, 6, 4, 9, 3, 5, 3, 2],
+        [5, 9, 3, 5, 2, 2, 6, 8, 9],
+        [2, 6, 7, 6, 4, 9, 8, 8, 9, 5, 1],
+        [9, 1, 2, 7, 1, 8, 6, 4, 6, 2, 4, 4, 4],
+    ]
+)
+CONFIGS = {
+    "join": make_config(),
+    "ramp and age": make_config(depth_steps=1, ramp_rounds=2, window_samples=6, max_age_rounds=1),
+    "quota": make_config(mode=Mode.QUOTA, window_samples=2),
+    "quota cut": make_config(mode=Mode.QUOTA, quota_samples=22, window_samples=3),
+}
+
+
+def write_rest(
+    folder: Path, name: str, count: int, change: Callable[[Checkpoint], Checkpoint] | None = None
+) -> list[Path]:
+    """The traces, one for each rank, of an epoch gone on with after ``count`` steps."""
+    stops = dict.fromkeys(range(len(SHARDS)), count)
+    saved = [
+        node.ledger.compute_checkpoint() for node in World(CONFIGS[name], SHARDS, seed=count, stops=stops).run().nodes
+    ]
+    if change is not None:
+        saved[1] = change(saved[1])
+    rest = World(CONFIGS[name], SHARDS, seed=7, checkpoints=saved).run()
+    paths = []
+    for rank, (node, checkpoint) in enumerate(zip(rest.nodes, saved, strict=True)):
+        paths.append(folder / f"{rank}.ndjson")
+        carried = tuple(node.shard[position] for position in checkpoint.start.carried)
+        with TraceWriter(paths[-1], node.machine.config, driver="test") as writer:
+            writer.record(rank, Resumed(checkpoint.start, carried), node.begun)
+            for event, effects in node.events:
+                writer.record(rank, event, effects)
+    return paths
+
+
+def find_carrying(folder: Path) -> list[Path]:
+    """Traces of an epoch in which rank 0 goes on with samples carried into a later round."""
+    for count in range(20):
+        paths = write_rest(folder, "join", count)
+        start = Tampered(paths[0]).records[0]["event"]["start"]
+        if start["carried"] and start["round"] > 0:
+            return paths
+    raise AssertionError("nothing is carried")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_rest_of_an_epoch_is_accepted_after_any_step(name: str, tmp_path: Path) -> None:
+    """Spec: R9.4, R10.2."""
+    total = len(World(CONFIGS[name], SHARDS).run().nodes[0].taken)
+    assert total > 1
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    rounds = set()
+    for count in range(total + 1):
+        paths = write_rest(tmp_path, name, count)
+        job = check_traces(paths, is_replayed=True).jobs[0]
+        assert job.violations == ()
+        assert job.get_status(Property.REPLAY) is Status.HOLDS
+        assert job.get_status(Property.QUOTA if "quota" in name else Property.COVER) is Status.HOLDS
+        first = json.loads(paths[0].read_text().splitlines()[1])
+        validator.validate(first)
+        start = first["event"]["start"]
+        assert job.steps == total - start["planned_steps"]
+        rounds.add(start["round"])
+    assert max(rounds) > 0
+
+
+def test_the_machine_tells_its_observer_where_it_goes_on() -> None:
+    """Spec: R9.4."""
+    told: list[object] = []
+    machine = Machine(make_config(world_size=1), lambda rank, event, effects: told.append((rank, event, effects)))
+    start = RoundStart(round=1, read_samples=2, carried=(1,), marks=(2,), planned_steps=1, global_samples=1)
+    carried = (Sample(5, 1, 3, 2),)
+    effects = machine.begin(start, carried)
+    assert told == [(0, Resumed(start, carried), effects)]
+    assert decode_resumed(json.loads(json.dumps(encode_event(Resumed(start, carried))))) == Resumed(start, carried)
+
+
+def test_a_malformed_start_is_refused() -> None:
+    good = json.loads(json.dumps(encode_event(Resumed(RoundStart(), ()))))
+    for key in good["start"]:
+        bad = {**good, "start": {**good["start"], key: "x"}}
+        with pytest.raises(TraceError):
+            decode_resumed(bad)
+    with pytest.raises(TraceError):
+        decode_resumed({"kind": "resumed"})
+
+
+def change_start(field: str, by: int) -> Callable[[Tampered], None]:
+    def change(trace: Tampered) -> None:
+        trace.records[0]["event"]["start"][field] += by
+
+    return change
+
+
+def drop_carried(trace: Tampered) -> None:
+    event = trace.records[0]["event"]
+    gone = event["start"]["carried"].pop()
+    event["samples"] = [row for row in event["samples"] if row[1] != gone]
+
+
+def drop_row(trace: Tampered) -> None:
+    trace.records[0]["event"]["samples"].pop()
+
+
+def resume_again(trace: Tampered) -> None:
+    trace.records.insert(1, {**trace.records[0], "effects": []})
+
+
+def lose_start(trace: Tampered) -> None:
+    trace.records[0]["event"] = None
+
+
+TAMPERED: dict[str, tuple[Callable[[Tampered], None], Property]] = {
+    "other steps": (change_start("planned_steps", 1), Property.ALIGN),
+    "other global samples": (change_start("global_samples", 1), Property.ALIGN),
+    "another round": (change_start("round", 1), Property.EXCHANGE),
+    "more read": (change_start("read_samples", 1), Property.ONCE),
+    "a carried sample is forgotten": (drop_carried, Property.CONSERVE),
+    "carried, but not read again": (drop_row, Property.CONSERVE),
+    "resumed twice": (resume_again, Property.EXCHANGE),
+    "no start": (lose_start, Property.EXCHANGE),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_a_tampered_start_is_found(name: str, tmp_path: Path) -> None:
+    """Spec: R9.4."""
+    paths = find_carrying(tmp_path)
+    assert check_traces(paths, is_replayed=True).is_ok
+    change, property_ = TAMPERED[name]
+    trace = Tampered(paths[0])
+    change(trace)
+    trace.write(paths[0])
+    found = {(item.property, item.rank) for item in check_traces(paths).violations}
+    assert any(item == property_ for item, _ in found), found
+
+
+def test_what_was_taken_before_is_not_emitted_again(tmp_path: Path) -> None:
+    """Spec: R9.4. Checks: ONCE."""
+    paths = find_carrying(tmp_path)
+    trace = Tampered(paths[0])
+    start = trace.records[0]["event"]["start"]
+    taken = next(item for item in range(start["read_samples"]) if item not in start["carried"])
+    step = next(step for effect in trace.effects("collate") for step in effect["steps"] if step["positions"])
+    step["positions"][0] = taken
+    trace.write(paths[0])
+    assert {Property.ONCE, Property.COVER} <= {item.property for item in check_traces(paths).violations}
+
+
+def test_a_rank_that_goes_on_from_another_round_is_a_mismatch(tmp_path: Path) -> None:
+    """Spec: R7.3, R10.2. A right trace of a job that was started wrongly."""
+    config = make_config(world_size=2)
+    start = RoundStart(round=1, read_samples=1, is_ended=True, marks=(1,), planned_steps=1, global_samples=2)
+    with TraceWriter(tmp_path / "t", config, driver="test") as writer:
+        first, second = (Machine(replace(config, rank=rank), writer.record) for rank in range(2))
+        (late,) = first.begin(start)
+        second.begin()
+        (early,) = second.handle(SamplesRead((), True))
+        assert isinstance(late, PostOffer)
+        assert isinstance(early, PostOffer)
+        agreed = Agreed(reduce_offers([late.offer, early.offer]))
+        posts = [effect for machine in (first, second) for effect in machine.handle(agreed)]
+        reported = Reported(tuple(effect.report for effect in posts if isinstance(effect, PostReport)))
+        for machine in (first, second):
+            machine.handle(reported)
+    job = check_traces([tmp_path / "t"], is_replayed=True).jobs[0]
+    assert job.outcome == "mismatch by rank 1: round 0, rank 0 is in 1"
+    assert job.violations == ()
+
+
+def test_the_header_is_on_disk_before_the_first_record(tmp_path: Path) -> None:
+    """A process that is killed leaves a header, not an empty file."""
+    writer = TraceWriter(tmp_path / "t", make_config(), driver="test")
+    try:
+        assert json.loads((tmp_path / "t").read_text())["format"] == "odb-trace"
+    finally:
+        writer.close()
