@@ -12,7 +12,8 @@ from odb_ref.core.types import Sample, StepCounts
 class SamplesRead:
     """The answer to ``Read``: samples in sampler order, and whether the source has ended. Spec: R5.1.
 
-    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` is true.
+    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` is true, and holds no
+    sample only when ``is_ended`` is true.
     """
 
     samples: tuple[Sample, ...]
