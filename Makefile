@@ -5,7 +5,7 @@ READY := .venv/.ready
 DEMO_OUT ?= demo-out
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proofs bench clean
+.PHONY: help setup demo test lint proofs bench mutants clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -36,6 +36,10 @@ proofs: ## Check the Coq development and audit it (installs Coq where apt-get an
 
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench
+
+mutants: $(READY) ## Mutation test of odb_ref/core (long; needs mutmut 3: .venv/bin/pip install mutmut)
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 clean: ## Remove what was made
 	rm -rf .venv $(DEMO_OUT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
