@@ -156,7 +156,8 @@ class Driver:
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
         """The batches of a round are ready, each with the number of its step."""
         with self._condition:
-            self._batches.update(batches)
+            if not self._has_left:
+                self._batches.update(batches)
             self.submit(Collated(round_))
 
     def on_error(self, cause: str, error: BaseException) -> None:
