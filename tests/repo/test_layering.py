@@ -18,6 +18,9 @@ LAYERS = {
 }
 """What each folder may import of this project."""
 
+FRAMEWORKS = {"transformers", "lightning", "accelerate"}
+"""What only the integrations may import: torch users and planners need none of them."""
+
 TORCH_USERS: dict[str, str] = {}
 """Modules of the simulator that may import the adapter, and why. None: it is started as a program of its own."""
 
@@ -51,6 +54,12 @@ def test_imports_point_one_way(path: Path) -> None:
         allowed += ("odb_ref.torch",)
     wrong = {item for item in ours if not item.startswith(tuple(f"{prefix}." for prefix in allowed))}
     assert wrong - set(allowed) == set()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_integrations_know_frameworks(path: Path) -> None:
+    if not path.is_relative_to(ROOT / "odb_ref" / "integrations"):
+        assert not {item for item in get_imports(path) if item.split(".")[0] in FRAMEWORKS}
 
 
 def test_no_example_needs_the_simulator_to_train() -> None:

@@ -1,0 +1,1 @@
+"""The integrations with training frameworks, in real processes."""

@@ -1,0 +1,121 @@
+"""What the tests of the integrations share: a model whose loss is exact in float64, and the one process it is compared with."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from tests.torch.data import make_sample
+
+SIZES = (23, 8)
+"""Samples of each rank's shard."""
+LEARNING_RATE = 0.3
+BUDGET_TOKENS = 60
+OPTIONS: dict[str, Any] = {"window": 12, "timeout_s": 20}
+PROMPT = 5
+"""This sample is too long to share a batch, and has no supervised token: the mean loss of its batch is 0/0."""
+
+Run = tuple[list[list[int]], list[float]]
+"""The numbers of the samples that a rank trained on, by update, and its weights in the end."""
+
+
+class Samples(Dataset[Any]):
+    """Of uneven lengths, with masked prompts."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = list(numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return get_sample(self.numbers[index])
+
+
+def get_sample(number: int) -> dict[str, Any]:
+    sample = make_sample(number)
+    if number == PROMPT:
+        sample["input_ids"] = torch.arange(BUDGET_TOKENS + 10) % 32
+        sample["labels"] = torch.full_like(sample["input_ids"], -100)
+    return {"numbers": number, "input_ids": sample["input_ids"], "labels": sample["labels"]}
+
+
+def make_shard(rank: int) -> Samples:
+    return Samples(range(sum(SIZES[:rank]), sum(SIZES[: rank + 1])))
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "numbers": torch.tensor([sample["numbers"] for sample in samples]),
+        "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
+    }
+
+
+class Model(nn.Module):
+    """A causal model over 32 tokens: the loss is the mean over the batch's supervised tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Embedding(32, 6), nn.Tanh(), nn.Linear(6, 32)).double()
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layers(input_ids)[:, :-1].flatten(0, 1)
+        return {"loss": nn.functional.cross_entropy(logits, labels[:, 1:].flatten())}
+
+
+def get_weights(model: nn.Module) -> list[float]:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+
+
+def train_alone(model: nn.Module, updates: Iterable[Sequence[int]]) -> list[float]:
+    """The weights after one step of SGD for each list of sample numbers, on the mean over all their supervised tokens."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for numbers in updates:
+        batch = collate([get_sample(number) for number in numbers])
+        model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return get_weights(model)
+
+
+def join(lists: Iterable[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(lists))
+
+
+def check_weights(ranks: Sequence[Run], model: nn.Module, *, precision: float = 1e-9) -> None:
+    """Checks that every rank ends where one process ends that trains ``model`` on the union of the ranks' batches."""
+    start = torch.tensor(get_weights(model), dtype=torch.float64)
+    updates = [join(numbers) for numbers in zip(*(numbers for numbers, _ in ranks), strict=True)]
+    change = torch.tensor(train_alone(model, updates), dtype=torch.float64) - start
+    assert torch.linalg.norm(change) > 0.01
+    for _, weights in ranks:
+        error = torch.tensor(weights, dtype=torch.float64) - start - change
+        assert torch.linalg.norm(error) <= precision * torch.linalg.norm(change)
+
+
+def check_coverage(ranks: Sequence[Run], epochs: int = 1) -> None:
+    """Checks that every sample was trained on once in each epoch."""
+    emitted = join(join(updates) for updates, _ in ranks)
+    assert sorted(emitted) == sorted([*range(sum(SIZES))] * epochs)
+
+
+def set_environment(rank: int, world_size: int) -> None:
+    """What torchrun would have set, in a process whose process group exists already."""
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29555",
+        "TORCHELASTIC_RUN_ID": "test",
+    }

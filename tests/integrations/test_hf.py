@@ -1,0 +1,198 @@
+"""The Hugging Face Trainer over gloo: exact weights after several updates, every sample once an epoch, and checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'odb-ref[torch,transformers]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'odb-ref[torch,transformers]'")
+
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
+
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
+from odb_ref.torch import UsageError  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    BUDGET_TOKENS,
+    LEARNING_RATE,
+    OPTIONS,
+    SIZES,
+    Model,
+    Samples,
+    check_coverage,
+    check_weights,
+    collate,
+    get_weights,
+    make_shard,
+    set_environment,
+)
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+GIVEN = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
+AUTO = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=30, loader=OPTIONS)
+
+
+class Recorder(ODBTrainer):
+    """Notes which samples each update trained on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.updates: list[list[int]] = []
+        self.steps = 0
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        if self.steps % self.args.gradient_accumulation_steps == 0:
+            self.updates.append([])
+        self.steps += 1
+        numbers = inputs.pop("numbers").tolist()
+        self.updates[-1] += [] if inputs[STEP_INFO].is_idle else numbers
+        return super().compute_loss(model, inputs, **kwargs)
+
+
+def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: Any) -> Any:
+    arguments = {name: settings.pop(name) for name in ("odb", "model", "data_collator") if name in settings}
+    odb = arguments.setdefault("odb", GIVEN)
+    defaults = {"save_strategy": "no", "num_train_epochs": 1}
+    args = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        optim="sgd",
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
+        logging_steps=1,
+        remove_unused_columns=False,
+        **(defaults | settings),
+    )
+    dataset = make_shard(rank) if odb is GIVEN else Samples(range(sum(SIZES)))
+    return kind(**{"model": Model(), "args": args, "train_dataset": dataset, "data_collator": collate} | arguments)
+
+
+def train(rank: int, folder: Path, *, resume: str | None = None, **settings: Any) -> Any:
+    trainer = make_trainer(rank, folder, **settings)
+    trainer.train(resume_from_checkpoint=resume and str(folder / resume))
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return (trainer.updates, get_weights(trainer.model)), trainer.state.global_step, trainer.state.epoch, losses
+
+
+def make_llama() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, attn_implementation="eager", **sizes))
+
+
+def train_all(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    return [
+        train(rank, folder),
+        # The first epoch ends within a window: 11 steps.
+        train(rank, folder, gradient_accumulation_steps=2, num_train_epochs=2),
+        # Takes the Trainer's token count and divides by it, where it is given one.
+        train(rank, folder, model=make_llama(), gradient_accumulation_steps=2, max_steps=4),
+    ]
+
+
+def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
+    """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
+    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    whole, windows, llama = zip(*(result.value for result in results), strict=True)
+    for epochs, variant in ((1, whole), (2, windows)):
+        runs = [run for run, *_ in variant]
+        check_coverage(runs, epochs)
+        check_weights(runs, Model())
+        # Trained to the end of the epochs, though the estimate was 3 updates in each.
+        assert {(steps, epoch) for _, steps, epoch, _ in variant} == {(len(runs[0][0]), epochs)}
+    assert [steps for _, steps, *_ in llama] == [4, 4]
+    check_weights([run for run, *_ in llama], make_llama(), precision=1e-4)
+    # The logged loss is the mean over all ranks' supervised tokens, for every update: near that of a uniform guess.
+    assert all(3.2 < loss < 3.8 for _, _, _, losses in (*whole, *windows, *llama) for loss in losses)
+
+
+def save_and_resume(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    settings = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 4}
+    shared = {"odb": AUTO, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    return [
+        train(rank, folder / "given", **settings),
+        train(rank, folder / "given", resume="checkpoint-4", **settings),
+        train(rank, folder / "given", resume="checkpoint-8", **settings),
+        train(rank, folder / "auto", **shared),
+    ]
+
+
+def resume_alone(rank: int, folder: Path) -> Any:
+    set_environment(rank, 1)
+    return train(rank, folder / "auto", resume="checkpoint-2", odb=AUTO)
+
+
+def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    """Checks: RESUME, ONCE, COVER, REPLAY. In the first and in the second epoch, and on one rank instead of two."""
+    results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for whole, from_4, from_8, _ in (result.value for result in results):
+        (updates, weights), *rest = whole
+        assert from_4 == ((updates[4:], weights), *rest)
+        assert from_8 == ((updates[8:], weights), *rest)
+    first = [result.value[-1][0] for result in results]
+    (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=120)
+    assert not alone.error, alone
+    check_coverage([*first, alone.value[0]])
+
+
+class Unscaled(Recorder):
+    loss_is_scaled_for_ga = False
+
+
+class Counting(ODBTrainer):
+    get_batch_samples = Trainer.get_batch_samples
+
+
+class Accepting(Model):
+    accepts_loss_kwargs = True
+
+
+def supervise_all(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = collate(samples)
+    return batch | {"labels": batch["input_ids"].clone()}
+
+
+MISTAKES: dict[str, dict[str, Any]] = {
+    "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
+    "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
+    "pass ODBOptions(loader={'supervised_fn'": {"data_collator": supervise_all},
+    "ODBOptions(updates_per_epoch=...)": {"odb": ODBOptions(token_budget=BUDGET_TOKENS)},
+    "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
+    "orders samples for fixed batches": {"train_sampling_strategy": "group_by_length"},
+    "holds no state": {"resume": "checkpoint-1"},
+}
+
+
+def make_mistakes(rank: int, folder: Path) -> list[str]:
+    set_environment(rank, 1)
+    messages = []
+    for mistake in MISTAKES.values():
+        settings = dict(mistake)
+        if "model" in settings:
+            settings["model"] = settings["model"]()
+        try:
+            train(rank, folder, **settings)
+            messages.append("nothing")
+        except UsageError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="normalise twice"):
+        ODBOptions(token_budget=1, loader={"trainer_divides_loss": True})
+    (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=120)
+    assert not result.error, result
+    for expected, message in zip(MISTAKES, result.value, strict=True):
+        assert expected in message
