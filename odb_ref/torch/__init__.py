@@ -4,5 +4,15 @@ from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.torch.adopt import apply
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
+from odb_ref.torch.quarantine import BadSampleWarning
 
-__all__ = ["JobError", "ODBDataLoader", "OdbError", "StepInfo", "UsageError", "apply", "pop_step_info"]
+__all__ = [
+    "BadSampleWarning",
+    "JobError",
+    "ODBDataLoader",
+    "OdbError",
+    "StepInfo",
+    "UsageError",
+    "apply",
+    "pop_step_info",
+]

@@ -29,7 +29,8 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: objec
 
     ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler is replaced by the
     loader's own shards, in random or sequential order: the first two read everything on every rank, the last pads shards by
-    repeating samples. Any other sampler is kept and read as it is; its batches are formed anew.
+    repeating samples. What seeded the shuffling still does. Any other sampler is kept and read as it is; its batches are formed
+    anew.
 
     Raises: UsageError when the DataLoader has no samples to batch, and as `ODBDataLoader`.
     """
@@ -41,7 +42,10 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: objec
         if name not in options and not (value is None or (name == "prefetch_factor" and not dataloader.num_workers)):
             options[name] = value
     if not {"sampler", "shuffle", "shard"} & options.keys():
-        options |= _adopt_order(dataloader)
+        adopted = _adopt_order(dataloader)
+        if {"seed", "generator"} & options.keys():
+            adopted = {key: value for key, value in adopted.items() if key not in ("seed", "generator")}
+        options |= adopted
     return ODBDataLoader(dataloader.dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
 
 
@@ -53,7 +57,7 @@ def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
         case DistributedSampler():
             return {"shuffle": sampler.shuffle, "seed": sampler.seed}
         case RandomSampler() if not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-            return {"shuffle": True}
+            return {"shuffle": True, "generator": dataloader.generator}
         case SequentialSampler():
             return {"shuffle": False}
         case Iterable():

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import assert_never
 
 from odb_ref.core.config import Config
@@ -28,52 +27,17 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import JobError, OdbError
 from odb_ref.core.events import Collated, ConsumerStopped, Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Checkpoint, Ledger, Resumed
+from odb_ref.core.resume import Ledger, Resumed, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.trace import TraceWriter
-from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts, compute_padded_tokens, compute_real_tokens
+from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts
 from odb_ref.torch.channel import Channel
-from odb_ref.torch.engine import Engine, ReadItem, ReadPlan
+from odb_ref.torch.engine import Engine, ReadItem
+from odb_ref.torch.epoch import EpochMetrics, EpochStart, Taken
 from odb_ref.torch.info import StepInfo
+from odb_ref.torch.quarantine import QuarantineError
+from odb_ref.torch.state import Place
 from odb_ref.torch.workbench import BatchOrder, describe
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A step as the consumer takes it."""
-
-    step: Step
-    batch: object
-    window: StepCounts
-    """Global counts of its accumulation window."""
-    emitted_samples: int
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochStart:
-    """Where an epoch begins: ``checkpoint`` is None at its very beginning. ``get_id`` names the sample at a position."""
-
-    plan: ReadPlan
-    get_id: Callable[[int], int]
-    read_ahead: int
-    checkpoint: Checkpoint | None = None
-    window: StepCounts = ZERO_COUNTS
-    """Global counts of what was taken of the accumulation window that the checkpoint lies in."""
-
-
-@dataclass(slots=True)
-class EpochMetrics:
-    """Counters of one epoch on one rank."""
-
-    steps: int = 0
-    idle_steps: int = 0
-    samples: int = 0
-    real_tokens: int = 0
-    padded_tokens: int = 0
-    data_wait_s: float = 0.0
-    first_step_s: float = 0.0
-    started_s: float = field(default_factory=time.monotonic)
 
 
 class Driver:
@@ -112,8 +76,12 @@ class Driver:
         checkpoint = start.checkpoint
         self._ledger = Ledger(checkpoint.start if checkpoint else None)
         self._emitted_samples = checkpoint.start.global_samples if checkpoint else 0
-        self._skip_before = checkpoint.start.planned_steps + checkpoint.taken_steps if checkpoint else 0
+        self._skip_before = start.place.steps
         self._next_step = self._skip_before
+        self.quarantine = start.quarantine
+        """What was set aside."""
+        self._extents: deque[tuple[int, int]] = deque()
+        """For each round not all taken: the steps planned with it, and the samples read for it."""
         self.metrics = EpochMetrics()
         self.info: StepInfo | None = None
         """What belongs to the step that was handed out last."""
@@ -144,14 +112,24 @@ class Driver:
 
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Samples have been read."""
-        get_id = self._start.get_id
+        get_id, get_position = self._start.get_id, self.quarantine.get_position
         samples = tuple(
-            Sample(get_id(position), position, length, supervised) for position, length, supervised in items
+            Sample(get_id(place), get_position(place), length, supervised) for place, length, supervised in items
         )
-        if self._has_begun:
+        is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.place.base
+        if is_empty and (fault := self.quarantine.find_emptiness()):
+            self.on_error(fault, QuarantineError(fault))
+        elif self._has_begun:
             self.submit(SamplesRead(samples, is_ended))
         else:
             self._begin_machine(samples)
+
+    def on_bad(self, place: int, cause: str) -> None:
+        """A sample is set aside."""
+        with self._condition:
+            fault = self.quarantine.add(place, cause)
+        if fault:
+            self.on_error(fault, QuarantineError(fault))
 
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
         """The batches of a round are ready, each with the number of its step."""
@@ -189,7 +167,7 @@ class Driver:
                     continue
                 effects = self._machine.handle(event)
                 if isinstance(event, Counted):
-                    self._ledger.note_round(self._machine.state)
+                    self._note_round()
                 self._perform(effects)
         except OdbError as error:
             # A defect of ours, of a rule, or a peer's message: this rank cannot go on, and no other must wait for it.
@@ -199,6 +177,11 @@ class Driver:
         finally:
             self._is_handling = False
             self._condition.notify_all()
+
+    def _note_round(self) -> None:
+        state = self._machine.state
+        self._ledger.note_round(state)
+        self._extents.append((state.planned_steps, compute_round_start(state).read_samples))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -220,8 +203,8 @@ class Driver:
                     assert_never(effect)
 
     def _make_order(self, step: Step) -> BatchOrder:
-        positions = tuple(sample.position for sample in step.group)
-        return BatchOrder(step.number, positions, step.number >= self._skip_before)
+        places = tuple(self.quarantine.get_place(sample.position) for sample in step.group)
+        return BatchOrder(step.number, places, step.number >= self._skip_before)
 
     def _deliver(self, step: Step) -> None:
         if step.number >= self._skip_before:
@@ -230,10 +213,15 @@ class Driver:
         # Trained on before the state was saved.
         self._note_taken(step)
         self._inbox.append(StepTaken())
+        if step.number + 1 == self._skip_before and self._ledger.compute_checkpoint() != self._start.checkpoint:
+            fault = "the samples are not what they were when the state was saved: the steps taken would be others"
+            self.on_error(fault, OdbError(fault))
 
     def _note_taken(self, step: Step) -> None:
         self._batches.pop(step.number, None)
         self._ledger.note_taken(step)
+        while self._extents and self._extents[0][0] <= step.number:
+            self._extents.popleft()
         self._emitted_samples += step.global_counts.samples
 
     def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
@@ -288,7 +276,7 @@ class Driver:
             del self._counts[number]
         self._note_taken(step)
         self._next_step = step.number + 1
-        self._count(step)
+        self.metrics.count(step)
         self.submit(StepTaken())
         state = self._machine.state
         is_last = state.phase in (Phase.DRAIN, Phase.DONE) and step.number + 1 >= min(
@@ -298,19 +286,11 @@ class Driver:
 
     def _sum_counts(self, window: range) -> StepCounts:
         """The counts of the steps of ``window`` that are known, those taken before a restart included."""
-        total = self._start.window if window.start < self._skip_before <= window[-1] else ZERO_COUNTS
+        total = self._start.place.window if window.start < self._skip_before <= window[-1] else ZERO_COUNTS
         for number in window:
             if number >= self._skip_before:
                 total += self._counts.get(number, ZERO_COUNTS)
         return total
-
-    def _count(self, step: Step) -> None:
-        metrics = self.metrics
-        metrics.steps += 1
-        metrics.idle_steps += step.is_idle
-        metrics.samples += len(step.group)
-        metrics.real_tokens += compute_real_tokens(step.group)
-        metrics.padded_tokens += compute_padded_tokens(step.group)
 
     @property
     def is_exhausted(self) -> bool:
@@ -375,9 +355,21 @@ class Driver:
         if trace is not None:
             trace.close()
 
-    def compute_place(self) -> tuple[Checkpoint, StepCounts]:
-        """Where the epoch stands after the last taken step, and the counts of what was taken of its accumulation window."""
+    def compute_place(self) -> Place:
+        """Where the epoch stands after the last taken step."""
         with self._condition:
+            if self._next_step == self._skip_before and self._start.checkpoint is not None:
+                return self._start.place
+            checkpoint = self._ledger.compute_checkpoint()
             window = self._get_window(self._next_step)
             taken = range(window.start, self._next_step)
-            return self._ledger.compute_checkpoint(), self._sum_counts(taken) if taken else ZERO_COUNTS
+            # What was read for the round decided its steps, the taken ones included.
+            extent = self._extents[0][1] if checkpoint.taken_steps else checkpoint.start.read_samples
+            known = self.quarantine.get_known(extent, checkpoint.start.is_ended)
+            return Place(
+                checkpoint=checkpoint,
+                window=self._sum_counts(taken) if taken else ZERO_COUNTS,
+                bad=self.quarantine.get_bad(known),
+                known=known,
+                base=self._start.place.base,
+            )

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Final, Protocol
@@ -16,11 +16,17 @@ from typing import Final, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from odb_ref.torch.measure import Measure, Measured
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.measure import Measured
+from odb_ref.torch.packing import unpack
+from odb_ref.torch.quarantine import BadSample, GuardedDataset, GuardedMeasure, MeasureFn, OnBadSample, find_good
 from odb_ref.torch.workbench import BatchOrder, CollateFn, OnIdle, Workbench, describe, pin
 
 CHUNK_SAMPLES: Final = 16
 """How many samples a worker reads at a time: one message for each chunk."""
+
+IDLE_TRIES: Final = 100
+"""Among so many samples a good one is looked for, where a rank has none of its own to replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,20 +44,22 @@ class LoaderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What to read in an epoch: dataset keys in order (None for an iterable dataset), the first of them at ``position``.
+    """What to read in an epoch: the keys of a map-style data set in order, and their ``places`` in the sampler's order.
 
-    With ``kept`` positions before it: of an iterable dataset these are kept of what is read again, the others dropped.
+    An iterable data set (``keys`` is None) is read from its beginning: all from place ``first`` on and the ``kept`` places
+    before it, but for the ``dropped`` ones.
     """
 
     keys: Iterable[object] | None
-    positions: Iterable[int] | None = None
-    read_samples: int = 0
-    kept: frozenset[int] = field(default_factory=frozenset)
+    places: Iterable[int] = ()
+    first: int = 0
+    kept: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
     seed: int = 0
 
 
 ReadItem = tuple[int, int, int]
-"""A sample as the machine sees it: position, length and supervised tokens."""
+"""A sample as the machine sees it: its place in the sampler's order, length and supervised tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +67,10 @@ class EngineSpec:
     """All an engine needs, in whichever process it runs."""
 
     dataset: Dataset[object]
-    measure: Measure
+    measure: MeasureFn
     options: LoaderOptions
     collate_fn: CollateFn
+    on_bad_sample: OnBadSample
     on_idle: OnIdle
     idle_sample: object
     """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
@@ -72,6 +81,10 @@ class Listener(Protocol):
 
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Answers one ``read``: as many items as asked for, fewer only at the end."""
+        ...
+
+    def on_bad(self, place: int, cause: str) -> None:
+        """A sample was set aside; comes before the samples that lie behind it."""
         ...
 
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
@@ -124,7 +137,7 @@ class KeyFeed(Sampler[object]):
 class Source:
     """The inner DataLoader: a standard one, that hands out measured samples in chunks, in sampler order."""
 
-    def __init__(self, dataset: Dataset[object], measure: Measure, options: LoaderOptions) -> None:
+    def __init__(self, dataset: Dataset[object], measure: MeasureFn, options: LoaderOptions) -> None:
         self.is_iterable = isinstance(dataset, IterableDataset)
         self.workers: tuple[BaseProcess, ...] = ()
         """This process's children when reading began: the workers, and in a process of its own nothing else."""
@@ -146,29 +159,30 @@ class Source:
             arguments["sampler"] = self._feed
         self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
-    def open(self, plan: ReadPlan) -> Iterator[tuple[int, Measured]]:
-        """The samples of an epoch with their positions; worker processes start at once."""
+    def open(self, plan: ReadPlan) -> Iterator[tuple[int, object]]:
+        """The samples of an epoch with their places, as the measure answers them; worker processes start at once."""
         self._feed.keys = plan.keys if plan.keys is not None else ()
         self._generator.manual_seed(plan.seed % 2**63)
         chunks = iter(self._loader)
         self.workers = tuple(multiprocessing.active_children())
         return self._iterate(chunks, plan)
 
-    def _iterate(self, chunks: Iterator[object], plan: ReadPlan) -> Iterator[tuple[int, Measured]]:
+    def _iterate(self, chunks: Iterator[object], plan: ReadPlan) -> Iterator[tuple[int, object]]:
         items = (item for chunk in chunks if isinstance(chunk, list) for item in chunk)
-        if plan.positions is not None:
-            yield from zip(plan.positions, items, strict=False)
+        if plan.keys is not None:
+            yield from zip(plan.places, items, strict=False)
             return
-        for position, item in enumerate(items):
-            if position >= plan.read_samples or position in plan.kept:
-                yield position, item
+        for place, item in enumerate(items):
+            if place in plan.kept or (place >= plan.first and place not in plan.dropped):
+                yield place, item
 
 
 class ThreadEngine:
     """Reads in one thread and collates in another, both of this process."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._source = Source(spec.dataset, spec.measure, spec.options)
+        dataset, measure = _guard(spec)
+        self._source = Source(dataset, measure, spec.options)
         self._bench = Workbench(spec.collate_fn, spec.on_idle, _make_idle_source(spec))
         self._is_pinned = spec.options.is_pinned
         self._epoch: _Epoch | None = None
@@ -211,13 +225,25 @@ class ThreadEngine:
         self.end()
 
 
+def _guard(spec: EngineSpec) -> tuple[Dataset[object], MeasureFn]:
+    """What to read and how to measure it, so that a bad sample does what the specification says."""
+    if spec.on_bad_sample is OnBadSample.FAIL:
+        return spec.dataset, spec.measure
+    # What an iterable data set raises ends it, so there is nothing to go on with.
+    dataset = spec.dataset if isinstance(spec.dataset, IterableDataset) else GuardedDataset(spec.dataset)
+    return dataset, GuardedMeasure(spec.measure)
+
+
 def _make_idle_source(spec: EngineSpec) -> Callable[[], object] | None:
     dataset, idle_sample = spec.dataset, spec.idle_sample
     if idle_sample is not None:
         return lambda: idle_sample
     if isinstance(dataset, IterableDataset) or (isinstance(dataset, Sized) and not len(dataset)):
         return None
-    return lambda: dataset[0]
+    if spec.on_bad_sample is OnBadSample.FAIL:
+        return lambda: dataset[0]
+    tries = min(IDLE_TRIES, len(dataset)) if isinstance(dataset, Sized) else 1
+    return lambda: unpack(find_good(GuardedDataset(dataset), GuardedMeasure(spec.measure), tries))
 
 
 class _Epoch:
@@ -274,7 +300,7 @@ class _Epoch:
             traceback.clear_frames(error.__traceback__)
             self._listener.on_error(describe(error), error)
 
-    def _read_from(self, samples: Iterator[tuple[int, Measured]]) -> None:
+    def _read_from(self, samples: Iterator[tuple[int, object]]) -> None:
         buffer: deque[ReadItem] = deque()
         is_ended = False
         while True:
@@ -292,9 +318,15 @@ class _Epoch:
                 continue
             pulled = list(islice(samples, 1))
             is_ended = not pulled
-            for position, item in pulled:
-                self._bench.put(position, item)
-                buffer.append((position, item.length, item.supervised))
+            for place, item in pulled:
+                match item:
+                    case Measured():
+                        self._bench.put(place, item)
+                        buffer.append((place, item.length, item.supervised))
+                    case BadSample():
+                        self._listener.on_bad(place, item.cause)
+                    case _:
+                        raise OdbError(f"unexpected answer of the measure: {item!r}")
 
     def _collate_all(self) -> None:
         try:

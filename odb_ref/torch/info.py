@@ -12,6 +12,10 @@ sum over its tokens        ``W / N``                             ``m_rj * W / (M
 
 so that the gradient is that of the mean over all N tokens (or of the mean over samples of the batches' means). A trainer that
 divides the loss by the k micro-steps itself needs ``k`` times that: ``is_divided_by_steps``. An idle step weighs 0.
+
+The mean over a batch without a supervised token is 0/0, and no weight makes NaN harmless: DDP would spread it to every rank.
+`StepInfo.scale` therefore takes such a loss for zero. ``cross_entropy`` with ``ignore_index`` has a zero gradient there; a
+mean of your own must not divide by zero (``mask.sum().clamp(min=1)``): the gradient of 0/0 is NaN whatever becomes of the loss.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+import torch
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import StepCounts
@@ -77,7 +83,7 @@ class StepInfo:
     """What belongs to a batch. ``local_*`` counts this rank's batch, ``global_*`` the step on all ranks."""
 
     loss_scale: float
-    """Multiply the loss by this before ``backward``."""
+    """Multiply the loss by this before ``backward``: see `scale`."""
     step: int
     """Counts the steps of the epoch from 0, alike on all ranks."""
     round: int
@@ -103,6 +109,17 @@ class StepInfo:
     progress: float | None
     """Share of the epoch's samples emitted up to this step, on this rank or on all; None when the total is unknown."""
     world_size: int
+    quarantined_samples: int = 0
+    """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has no mean.
+
+        That is where it holds no supervised token: an idle step, or prompts only. Spec: R4.5. Preserves: WEIGHT.
+        """
+        if not self.local_supervised:
+            loss = torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
+        return loss * self.loss_scale
 
 
 _KEPT: Final = 16

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Self
 
 from odb_ref.core.errors import OdbError
 from odb_ref.core.types import compute_counts, compute_padded_tokens
-from odb_ref.torch.driver import Driver, Taken
+from odb_ref.torch.driver import Driver
+from odb_ref.torch.epoch import Taken
 from odb_ref.torch.info import TABLE, StepInfo, Weighting
 from odb_ref.torch.order import Beginning
+from odb_ref.torch.quarantine import BadSampleWarning
 from odb_ref.torch.reaper import REAPER
 from odb_ref.torch.session import LEAVE_S
 from odb_ref.torch.workbench import OnIdle
@@ -18,13 +21,21 @@ class EpochIterator:
     """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks."""
 
     def __init__(
-        self, driver: Driver, beginning: Beginning, world_size: int, weighting: Weighting, on_idle: OnIdle
+        self,
+        driver: Driver,
+        beginning: Beginning,
+        *,
+        world_size: int,
+        weighting: Weighting,
+        on_idle: OnIdle,
+        len_bound: int | None,
     ) -> None:
         self._driver = driver
         self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
         self._on_idle = on_idle
+        self._len_bound = len_bound
 
     def __iter__(self) -> Self:
         return self
@@ -38,6 +49,8 @@ class EpochIterator:
                 raise
             if taken is None:
                 REAPER.submit(self._driver.close)
+            self._warn(taken)
+            if taken is None:
                 raise StopIteration
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
@@ -46,6 +59,15 @@ class EpochIterator:
                 kept = max(16, 2 * self._weighting.accumulation_steps)
                 TABLE.put(taken.batch, info, owner=self._driver, kept=kept)
             return taken.batch
+
+    def _warn(self, taken: Taken | None) -> None:
+        """Warns on the training thread: at most once an epoch of each kind."""
+        epoch = self._beginning.epoch
+        if what := self._driver.quarantine.take_warning():
+            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=3)
+        if taken is not None and taken.step.number == self._len_bound:
+            what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"
+            warnings.warn(what, RuntimeWarning, stacklevel=3)
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
@@ -72,6 +94,7 @@ class EpochIterator:
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=self._world_size,
+            quarantined_samples=self._driver.quarantine.count,
         )
 
     def close(self) -> None:

@@ -6,14 +6,14 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
@@ -26,28 +26,16 @@ from odb_ref.torch.engine import Engine, EngineSpec, LoaderOptions, ThreadEngine
 from odb_ref.torch.info import LossScaling, Reduction, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator
 from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
-from odb_ref.torch.order import Beginning, Order, choose_place, make_beginning
+from odb_ref.torch.options import check_at_least_one, check_len_bound, choose, compute_trace_path, make_order
+from odb_ref.torch.order import Beginning, choose_place, make_beginning
 from odb_ref.torch.process_engine import ProcessEngine
+from odb_ref.torch.quarantine import OnBadSample, Quarantined, check_max_bad
 from odb_ref.torch.session import Session
 from odb_ref.torch.state import EpochState, StateDict
 from odb_ref.torch.transport import compute_place, make_transport
 from odb_ref.torch.workbench import CollateFn, OnIdle
 
-Choice = TypeVar("Choice", bound=StrEnum)
 Element = TypeVar("Element")
-
-
-def _choose(kind: type[Choice], value: str, name: str) -> Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
-
-
-def _at_least_one(value: int, name: str) -> int:
-    if value < 1:
-        raise UsageError(f"{name} must be at least 1, got {value}")
-    return value
 
 
 class ODBDataLoader:
@@ -86,6 +74,7 @@ class ODBDataLoader:
         sampler: Iterable[object] | None = None,
         shard: str = "auto",
         seed: int = 0,
+        generator: torch.Generator | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -95,6 +84,8 @@ class ODBDataLoader:
         timeout: float = 0,
         on_idle: str = "replay",
         idle_sample: object = None,
+        on_bad_sample: str = "fail",
+        max_bad_samples: float = 0.01,
         loss_scaling: str = "exact",
         loss_reduction: str = "mean",
         accumulation_steps: int = 1,
@@ -103,6 +94,7 @@ class ODBDataLoader:
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
         timeout_s: float = 60.0,
+        len_bound: int | str | None = None,
         trace: str | Path | None = None,
     ) -> None:
         self.dataset: Dataset[object] = dataset
@@ -113,34 +105,28 @@ class ODBDataLoader:
         self.pin_memory = pin_memory
         self.token_budget = token_budget
         self._settings = {"window_samples": window, "max_age_rounds": max_age_rounds, "ramp_rounds": ramp_rounds}
-        self._mode = _choose(Mode, mode, "mode")
+        self._mode = choose(Mode, mode, "mode")
         self._quota = quota
         self._rule = get_rule(policy) if isinstance(policy, str) else policy
-        is_iterable = isinstance(dataset, IterableDataset)
-        self._on_idle = _choose(OnIdle, on_idle, "on_idle")
+        self._on_idle = choose(OnIdle, on_idle, "on_idle")
         self._idle_sample = idle_sample
+        self._on_bad_sample = choose(OnBadSample, on_bad_sample, "on_bad_sample")
+        self._max_bad = check_max_bad(max_bad_samples)
         self._weighting = Weighting(
-            scaling=_choose(LossScaling, loss_scaling, "loss_scaling"),
-            reduction=_choose(Reduction, loss_reduction, "loss_reduction"),
-            accumulation_steps=_at_least_one(accumulation_steps, "accumulation_steps"),
+            scaling=choose(LossScaling, loss_scaling, "loss_scaling"),
+            reduction=choose(Reduction, loss_reduction, "loss_reduction"),
+            accumulation_steps=check_at_least_one(accumulation_steps, "accumulation_steps"),
             is_divided_by_steps=trainer_divides_loss,
         )
         # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
-        self._depth = max(_at_least_one(depth, "depth"), accumulation_steps + 1)
-        if shard not in ("auto", "given"):
-            raise UsageError(f"shard must be 'auto' or 'given', got {shard!r}")
-        if is_iterable and (sampler is not None or shuffle):
-            raise UsageError("an iterable data set takes neither sampler nor shuffle")
-        if sampler is not None and shuffle:
-            raise UsageError("sampler and shuffle exclude each other")
-        self._order = Order(
-            dataset=dataset,
-            sampler=sampler,
-            is_iterable=is_iterable,
-            is_auto=shard == "auto" and sampler is None and not is_iterable,
-            is_shuffled=shuffle,
-            seed=seed,
-        )
+        self._depth = max(check_at_least_one(depth, "depth"), accumulation_steps + 1)
+        if self._on_idle is OnIdle.SKIP and accumulation_steps > 1:
+            raise UsageError(
+                "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
+                "would never synchronize what it has of it; use on_idle='replay'"
+            )
+        self._order = make_order(dataset, sampler=sampler, shuffle=shuffle, shard=shard, seed=seed, generator=generator)
+        self._len_bound = check_len_bound(len_bound, self._order)
         if process_group is not None and device_mesh is not None:
             raise UsageError("process_group and device_mesh exclude each other")
         self._process_group = device_mesh.get_group() if device_mesh is not None else process_group
@@ -182,9 +168,11 @@ class ODBDataLoader:
         return self._epoch
 
     def __len__(self) -> int:
+        if self._len_bound is not None:
+            return self._len_bound
         raise TypeError(
             "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
-            "only when they are read; bound training by samples or epochs, or use StepInfo.progress"
+            "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress"
         )
 
     def __iter__(self) -> Iterator[object]:
@@ -207,7 +195,14 @@ class ODBDataLoader:
         )
         self._driver, self._beginning = driver, beginning
         session.begin(driver)
-        return EpochIterator(driver, beginning, channel.world_size, self._weighting, self._on_idle)
+        return EpochIterator(
+            driver,
+            beginning,
+            world_size=channel.world_size,
+            weighting=self._weighting,
+            on_idle=self._on_idle,
+            len_bound=self._len_bound,
+        )
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -227,11 +222,10 @@ class ODBDataLoader:
             order=self._order.description,
         )
         if self._loaded:
-            place, window, base = choose_place(self._order, rank, world_size, self._loaded, state.settings)
-            state = replace(state, place=place, window=window, base=base)
+            place = choose_place(self._order, rank, world_size, self._loaded, state.settings)
+            state = replace(state, place=place)
         elif driver is not None and beginning is not None and not driver.is_exhausted:
-            place, window = driver.compute_place()
-            state = replace(state, epoch=beginning.epoch, place=place, window=window, base=beginning.base)
+            state = replace(state, epoch=beginning.epoch, place=driver.compute_place())
         return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
@@ -265,6 +259,7 @@ class ODBDataLoader:
             loaded=loaded,
             settings=self._describe(),
             read_ahead=self._settings["window_samples"] // 2,
+            max_bad=self._max_bad,
         )
 
     def close(self) -> None:
@@ -288,20 +283,16 @@ class ODBDataLoader:
         driver, channel = self._driver, self._session.channel
         if driver is None or channel is None:
             return {}
-        counters = driver.metrics
-        padded = counters.padded_tokens
-        return {
-            "odb/steps": counters.steps,
-            "odb/idle_steps": counters.idle_steps,
-            "odb/samples": counters.samples,
-            "odb/tokens": counters.real_tokens,
-            "odb/padding_ratio": 1 - counters.real_tokens / padded if padded else 0.0,
-            "odb/fill": counters.real_tokens / (counters.steps * self.token_budget) if counters.steps else 0.0,
-            "odb/data_wait_s": counters.data_wait_s,
-            "odb/first_step_s": counters.first_step_s,
+        return driver.metrics.describe(self.token_budget) | {
+            "odb/quarantined_samples": driver.quarantine.count,
             "odb/exchange_s": channel.exchange_s,
             "odb/exchanges": channel.exchanges,
         }
+
+    @property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
+        return () if self._driver is None else self._driver.quarantine.records
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
@@ -333,6 +324,7 @@ class ODBDataLoader:
             collate_fn=self.collate_fn,
             on_idle=self._on_idle,
             idle_sample=self._idle_sample,
+            on_bad_sample=self._on_bad_sample,
         )
         return ProcessEngine(spec) if self.num_workers else ThreadEngine(spec)
 
@@ -341,19 +333,3 @@ class ODBDataLoader:
             return None
         path = compute_trace_path(self._trace, config.rank, config.world_size, epoch)
         return TraceWriter(path, config, driver="torch", epoch=epoch)
-
-
-def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:
-    """Where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
-
-    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on.
-    """
-    path = Path(path)
-    name = path.name
-    stem, dot, suffix = name.partition(".")
-    if "{rank}" not in name and world_size > 1:
-        stem += "-rank{rank}"
-    if "{epoch}" not in name and epoch:
-        stem += "-epoch{epoch}"
-    name = f"{stem}{dot}{suffix}".replace("{rank}", str(rank)).replace("{epoch}", str(epoch))
-    return path.with_name(name)

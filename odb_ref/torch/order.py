@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError
-from odb_ref.core.resume import Checkpoint
-from odb_ref.core.types import ZERO_COUNTS, StepCounts
-from odb_ref.torch.driver import EpochStart
 from odb_ref.torch.engine import ReadPlan
+from odb_ref.torch.epoch import EpochStart
+from odb_ref.torch.quarantine import Quarantine
 from odb_ref.torch.sampler import ShardSampler
-from odb_ref.torch.state import EpochState, Generation, join_states
+from odb_ref.torch.state import EpochState, Generation, Place, join_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +23,21 @@ class Order:
     is_auto: bool
     is_shuffled: bool
     seed: int
+    seed_source: str = ""
 
     @property
     def description(self) -> str:
         """What decides the order, in words: must be equal on all ranks, and in a saved state."""
         if not self.is_auto:
             return "given"
-        return f"auto shuffle={self.is_shuffled} seed={self.seed} samples={len(self._get_sized())}"
+        return f"auto shuffle={self.is_shuffled} seed={self.seed}{self.seed_source} samples={self.count_samples()}"
+
+    def count_samples(self) -> int:
+        """Samples of the data set.
+
+        Raises: UsageError when it does not say.
+        """
+        return len(self._get_sized())
 
     def _get_sized(self) -> Sized:
         if not isinstance(self.dataset, Sized):
@@ -52,9 +59,11 @@ class Order:
             return own.compute_order(), len(own) if world_size == 1 else None, 0
         order = ShardSampler(self._get_sized(), 0, 1, self.is_shuffled, self.seed, epoch).compute_order()
         total = len(order)
+        bad = 0
         for generation in base:
             order = generation.compute_rest(order)
-        return order[rank::world_size], total, total - len(order)
+            bad += sum(len(part.bad) for part in generation.parts)
+        return order[rank::world_size], total, total - len(order) - bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +72,15 @@ class Beginning:
 
     epoch: int
     start: EpochStart
-    base: tuple[Generation, ...]
     total_samples: int | None
-    """Samples of the whole epoch, on all ranks; None when unknown."""
+    """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
     emitted_before: int
-    """Samples taken by the ranks of ``base``."""
-    resume_step: int
+    """Samples taken by the ranks before a change of their number."""
+
+    @property
+    def resume_step(self) -> int:
+        """The number of the first step that the consumer is given."""
+        return self.start.place.steps
 
 
 def make_beginning(
@@ -80,47 +92,65 @@ def make_beginning(
     loaded: Sequence[EpochState],
     settings: str,
     read_ahead: int,
+    max_bad: float,
 ) -> Beginning:
     """The beginning of ``epoch``, or where the ``loaded`` states stand in it.
 
     Raises: UsageError when the states do not fit.
     """
-    place, window, base = choose_place(order, rank, world_size, loaded, settings)
-    seed = order.seed + 1_000_003 * epoch + 7_919 * rank
-    read_samples = place.start.read_samples if place else 0
-    carried = place.start.carried if place else ()
+    place = choose_place(order, rank, world_size, loaded, settings)
+    keys: Sequence[object] | None = None
     total, before = None, 0
-    if order.is_iterable:
-        plan = ReadPlan(keys=None, read_samples=read_samples, kept=frozenset(carried), seed=seed)
-        keys: Sequence[object] = ()
-    else:
-        keys, total, before = order.compute_keys(epoch, rank, world_size, base)
-        positions = (*carried, *range(read_samples, len(keys)))
-        plan = ReadPlan(keys=[keys[position] for position in positions], positions=positions, seed=seed)
+    if not order.is_iterable:
+        keys, total, before = order.compute_keys(epoch, rank, world_size, place.base)
 
-    def get_id(position: int) -> int:
-        key = keys[position] if keys else position
-        return key if isinstance(key, int) else position
+    def get_key(place: int) -> object:
+        return place if keys is None else keys[place]
 
+    def get_id(place: int) -> int:
+        key = get_key(place)
+        return key if isinstance(key, int) else place
+
+    quarantine = Quarantine(
+        get_key,
+        max_bad=max_bad,
+        total_samples=None if keys is None else len(keys),
+        bad=place.bad,
+        known_places=place.known,
+    )
+    seed = order.seed + 1_000_003 * epoch + 7_919 * rank
     return Beginning(
         epoch=epoch,
-        start=EpochStart(plan=plan, get_id=get_id, read_ahead=read_ahead, checkpoint=place, window=window),
-        base=base,
+        start=EpochStart(
+            plan=_make_plan(keys, place, quarantine, seed),
+            get_id=get_id,
+            read_ahead=read_ahead,
+            place=place,
+            quarantine=quarantine,
+        ),
         total_samples=total,
         emitted_before=before,
-        resume_step=place.start.planned_steps + place.taken_steps if place else 0,
     )
 
 
-def choose_place(
-    order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str
-) -> tuple[Checkpoint | None, StepCounts, tuple[Generation, ...]]:
-    """Where ``rank`` goes on: its checkpoint, what was taken of its accumulation window, and what earlier ranks had taken.
+def _make_plan(keys: Sequence[object] | None, place: Place, quarantine: Quarantine, seed: int) -> ReadPlan:
+    start = None if place.checkpoint is None else place.checkpoint.start
+    carried = () if start is None else tuple(map(quarantine.get_place, start.carried))
+    first = 0 if start is None or not start.read_samples else quarantine.get_place(start.read_samples - 1) + 1
+    bad = frozenset(place.bad)
+    if keys is None:
+        return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=seed)
+    places = (*carried, *(p for p in range(first, len(keys)) if p not in bad))
+    return ReadPlan(keys=[keys[p] for p in places], places=places, seed=seed)
+
+
+def choose_place(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> Place:
+    """Where ``rank`` goes on.
 
     Raises: UsageError when the states do not fit.
     """
     if not loaded:
-        return None, ZERO_COUNTS, ()
+        return Place()
     first = loaded[0]
     if first.order != order.description:
         raise UsageError(f"load_state_dict: saved with order {first.order!r}, this loader has {order.description!r}")
@@ -128,7 +158,7 @@ def choose_place(
     if first.world_size == world_size and first.settings == settings:
         if mine is None:
             raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
-        return mine.place, mine.window, mine.base
+        return mine.place
     if not order.is_auto:
         raise UsageError(
             "load_state_dict: shards given by the caller can only go on with the same world size and settings; "
@@ -139,4 +169,4 @@ def choose_place(
             f"load_state_dict: world size or settings have changed (saved: {first.world_size} ranks, now {world_size}), "
             "so the states of all ranks are needed, as a list"
         )
-    return None, ZERO_COUNTS, join_states(loaded)
+    return Place(base=join_states(loaded))

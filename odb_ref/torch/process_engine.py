@@ -57,6 +57,9 @@ class _Reporter:
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         self._send("read", items, is_ended)
 
+    def on_bad(self, place: int, cause: str) -> None:
+        self._send("bad", place, cause)
+
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
         self._send("collated", round_, batches)
 
@@ -217,6 +220,8 @@ class ProcessEngine:
                 return
             case (_, "read", list(items), bool(is_ended)):
                 listener.on_read(items, is_ended)
+            case (_, "bad", int(place), str(cause)):
+                listener.on_bad(place, cause)
             case (_, "collated", int(round_), list(batches)):
                 if self._is_pinned:
                     batches = [(number, pin(batch)) for number, batch in batches]

@@ -1,9 +1,10 @@
 """Saved epochs: what ``state_dict`` holds, and what is left of an epoch when another number of ranks goes on with it.
 
 A rank's state is the start of the round of its last taken step and the positions taken of it: a few integers, and one for
-each sample carried into that round or taken of it, so at most two for each sample of the window. Going on with the same world
-size and configuration, a rank forms that round again, identically, and skips the steps it took. Otherwise what all ranks had
-taken is subtracted from the epoch's order, and the ranks start anew on what is left (`Generation`). Spec: R10.
+each sample carried into that round or taken of it, so at most two for each sample of the window; and one for each sample that
+was set aside. Going on with the same world size and configuration, a rank forms that round again, identically, and skips the
+steps it took. Otherwise what all ranks had taken or set aside is subtracted from the epoch's order, and the ranks start anew on
+what is left (`Generation`). Spec: R10, R11.3.
 """
 
 from __future__ import annotations
@@ -16,32 +17,66 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 StateDict = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """An interrupted part of an epoch: what each rank of it had taken when it ended, by rank."""
+class Part:
+    """What one rank had taken of its part of an epoch, and the places it had set aside."""
 
-    places: tuple[Checkpoint, ...]
+    checkpoint: Checkpoint
+    bad: tuple[int, ...] = ()
+
+    def compute_rest(self, places: range) -> list[int]:
+        """What of ``places`` was neither taken nor set aside. Positions count the places that were not set aside."""
+        bad = frozenset(self.bad)
+        good = [item for place, item in enumerate(places) if place not in bad]
+        taken = frozenset(self.checkpoint.taken)
+        start = self.checkpoint.start
+        rest = [good[p] for p in start.carried if not self.checkpoint.is_taken(p)]
+        return rest + [good[p] for p in range(start.read_samples, len(good)) if p not in taken]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An interrupted part of an epoch, by rank."""
+
+    parts: tuple[Part, ...]
 
     def compute_rest(self, order: Sequence[int]) -> list[int]:
-        """What of ``order`` was not taken, still in order. Position p of rank r was item ``r + p * len(places)``."""
-        world_size = len(self.places)
+        """What of ``order`` is left, still in order. Place p of rank r was item ``r + p * len(parts)``."""
+        world_size = len(self.parts)
         rest: list[int] = []
-        for rank, place in enumerate(self.places):
-            mine = range(rank, len(order), world_size)
-            taken = frozenset(place.taken)
-            rest += [mine[p] for p in place.start.carried if not place.is_taken(p)]
-            rest += [mine[p] for p in range(place.start.read_samples, len(mine)) if p not in taken]
+        for rank, part in enumerate(self.parts):
+            rest += part.compute_rest(range(rank, len(order), world_size))
         return [order[item] for item in sorted(rest)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank stands in an epoch: at its beginning, or after a step."""
+
+    checkpoint: Checkpoint | None = None
+    window: StepCounts = ZERO_COUNTS
+    """Global counts of what was taken of the accumulation window that the checkpoint lies in."""
+    bad: tuple[int, ...] = ()
+    """The places set aside among the ``known`` ones."""
+    known: int = 0
+    """So many places of the rank's order decide the steps taken: each is set aside, or must be read again alike."""
+    base: tuple[Generation, ...] = ()
+    """What earlier ranks had taken."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the epoch up to here, those of ``base`` not counted."""
+        return 0 if self.checkpoint is None else self.checkpoint.start.planned_steps + self.checkpoint.taken_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochState:
-    """One rank's place in an epoch. ``place`` is None before its first step."""
+    """One rank's place in an epoch."""
 
     epoch: int
     world_size: int
@@ -50,9 +85,7 @@ class EpochState:
     """The configuration that decides the batches, to know whether rounds can be formed again."""
     order: str
     """What decides the order of the samples; must not change."""
-    place: Checkpoint | None = None
-    window: StepCounts = ZERO_COUNTS
-    base: tuple[Generation, ...] = ()
+    place: Place = Place()
 
     def to_dict(self) -> StateDict:
         """Plain integers, strings, lists and dicts."""
@@ -63,9 +96,11 @@ class EpochState:
             "rank": self.rank,
             "settings": self.settings,
             "order": self.order,
-            "place": None if self.place is None else _encode_place(self.place),
-            "window": list(asdict(self.window).values()),
-            "base": [[_encode_place(place) for place in generation.places] for generation in self.base],
+            "place": None if self.place.checkpoint is None else _encode_checkpoint(self.place.checkpoint),
+            "window": list(asdict(self.place.window).values()),
+            "bad": list(self.place.bad),
+            "known": self.place.known,
+            "base": [[_encode_part(part) for part in generation.parts] for generation in self.place.base],
         }
 
     @classmethod
@@ -85,6 +120,8 @@ class EpochState:
                 "order": str(order),
                 "place": place,
                 "window": [int(samples), int(tokens), int(supervised)],
+                "bad": [*bad],
+                "known": int(known),
                 "base": [*base],
             }:
                 return cls(
@@ -93,27 +130,49 @@ class EpochState:
                     rank=rank,
                     settings=settings,
                     order=order,
-                    place=None if place is None else _decode_place(place),
-                    window=StepCounts(samples, tokens, supervised),
-                    base=tuple(map(_decode_generation, base)),
+                    place=Place(
+                        checkpoint=None if place is None else _decode_checkpoint(place),
+                        window=StepCounts(samples, tokens, supervised),
+                        bad=_decode_places(bad),
+                        known=known,
+                        base=tuple(map(_decode_generation, base)),
+                    ),
                 )
         raise _make_error()
 
 
-def _encode_place(place: Checkpoint) -> StateDict:
+def _encode_checkpoint(place: Checkpoint) -> StateDict:
     start: StateDict = {
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(place.start).items()
     }
     return {"start": start, "taken_steps": place.taken_steps, "taken": list(place.taken)}
 
 
+def _encode_part(part: Part) -> StateDict:
+    return _encode_checkpoint(part.checkpoint) | {"bad": list(part.bad)}
+
+
+def _decode_places(values: Sequence[object]) -> tuple[int, ...]:
+    places = tuple(value for value in values if type(value) is int)
+    if len(places) != len(values):
+        raise _make_error()
+    return places
+
+
 def _decode_generation(data: object) -> Generation:
     if not isinstance(data, Sequence):
         raise _make_error()
-    return Generation(tuple(map(_decode_place, data)))
+    return Generation(tuple(map(_decode_part, data)))
 
 
-def _decode_place(data: object) -> Checkpoint:
+def _decode_part(data: object) -> Part:
+    match data:
+        case {"bad": [*bad]}:
+            return Part(_decode_checkpoint(data), _decode_places(bad))
+    raise _make_error()
+
+
+def _decode_checkpoint(data: object) -> Checkpoint:
     match data:
         case {
             "start": {
@@ -155,17 +214,15 @@ def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
         ranks = [state.rank for state in states]
         raise UsageError(f"load_state_dict: states of ranks {ranks}, expected one of each of {first.world_size} ranks")
     for state in states:
-        if (state.epoch, state.order, state.base) != (first.epoch, first.order, first.base):
+        if (state.epoch, state.order, state.place.base) != (first.epoch, first.order, first.place.base):
             raise UsageError(f"load_state_dict: the states of ranks 0 and {state.rank} are not of the same epoch")
-        if _count_steps(state) != _count_steps(first):
+        if state.place.steps != first.place.steps:
             raise UsageError(
-                f"load_state_dict: rank 0 was saved after {_count_steps(first)} steps, rank {state.rank} after "
-                f"{_count_steps(state)}"
+                f"load_state_dict: rank 0 was saved after {first.place.steps} steps, rank {state.rank} after "
+                f"{state.place.steps}"
             )
-    if first.place is None:
-        return first.base
-    return (*first.base, Generation(tuple(state.place for state in states if state.place is not None)))
-
-
-def _count_steps(state: EpochState) -> int:
-    return 0 if state.place is None else state.place.start.planned_steps + state.place.taken_steps
+    base = first.place.base
+    checkpoints = [(state.place.checkpoint, state.place.bad) for state in states]
+    parts = tuple(Part(checkpoint, bad) for checkpoint, bad in checkpoints if checkpoint is not None)
+    # Before the first step none has a checkpoint that says more than the base does.
+    return (*base, Generation(parts)) if len(parts) == len(states) else base

@@ -28,10 +28,10 @@ class OnIdle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """A batch to make for a step: the samples at ``positions``, or an idle one. An unwanted one is only cleared away."""
+    """A batch to make for a step: the samples at ``places``, or an idle one. An unwanted one is only cleared away."""
 
     number: int
-    positions: tuple[int, ...]
+    places: tuple[int, ...]
     is_wanted: bool = True
 
 
@@ -46,14 +46,14 @@ class Workbench:
         self._cheapest: Measured | None = None
         self._lock = threading.Lock()
 
-    def put(self, position: int, item: Measured) -> None:
-        """Adds a sample."""
+    def put(self, place: int, item: Measured) -> None:
+        """Adds the sample at a place of the sampler's order."""
         if self._on_idle is OnIdle.REPLAY and self._is_cheaper(item):
             # A copy, because a collate_fn may take a sample apart; a packed one is made anew each time.
             sample = item.sample if isinstance(item.sample, Packed) else copy.deepcopy(item.sample)
             self._cheapest = Measured(item.length, item.supervised, sample)
         with self._lock:
-            self._samples[position] = item.sample
+            self._samples[place] = item.sample
 
     def _is_cheaper(self, item: Measured) -> bool:
         # A batch without a supervised token has a mean loss of 0/0, which no weight makes harmless.
@@ -71,7 +71,7 @@ class Workbench:
         Raises: what ``collate_fn`` raises, and UsageError when there is nothing to replay.
         """
         with self._lock:
-            samples = [self._samples.pop(position) for position in order.positions]
+            samples = [self._samples.pop(place) for place in order.places]
         if not order.is_wanted:
             return None
         if samples:

@@ -44,6 +44,18 @@ def test_ddp_over_uneven_shards_trains_on_every_sample_once(tmp_path: Path) -> N
     assert main(["check", "--replay", *traces]) == 0
 
 
+def test_evaluation_over_uneven_shards_equals_that_of_one_process(tmp_path: Path) -> None:
+    """Checks: COVER, ALIGN. The same figures, to the last digits, and the same samples."""
+    figures = []
+    for shards in (["40", "13", "13", "1"], ["67"]):
+        first, second = run_example(tmp_path, "evaluate_ddp.py", "--shards", *shards, ranks=len(shards)).splitlines()
+        assert first == "67 samples evaluated, each exactly once: True"
+        figures.append([float(word.rstrip(",")) for word in second.split() if word[0].isdigit()])
+    many, one = figures
+    assert many == pytest.approx(one, rel=1e-10)
+    assert many[2] == one[2] > 1000
+
+
 def test_an_accelerate_loop_shares_the_samples_out(tmp_path: Path) -> None:
     """Checks: COVER, ALIGN. `prepare` neither re-shards nor re-batches the loader."""
     pytest.importorskip("accelerate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 from collections.abc import Iterable
 
 import pytest
@@ -117,9 +118,26 @@ def test_a_loader_has_no_length() -> None:
         len(ODBDataLoader(Numbers(0, 9), **SETTINGS))
 
 
+def test_a_bound_for_its_length_may_be_asked_for() -> None:
+    assert len(ODBDataLoader(Numbers(0, 40), len_bound="samples", **SETTINGS)) == 40
+    with ODBDataLoader(Numbers(0, 40), len_bound=50, **SETTINGS) as loader:
+        assert len(loader) == 50
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            steps = len(read(loader))
+    with ODBDataLoader(Numbers(0, 40), len_bound=steps - 1, **SETTINGS) as loader:
+        with pytest.warns(RuntimeWarning, match=f"epoch 0 has more than the {steps - 1} steps of len_bound") as caught:
+            assert len(read(loader)) == steps
+        assert len(caught) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"len_bound": 0}, "len_bound must be at least 1"),
+        ({"len_bound": "steps"}, "len_bound must be a number of steps or 'samples'"),
+        ({"len_bound": "samples", "shard": "given"}, "len_bound='samples' needs shard='auto'"),
+        ({"generator": torch.Generator(), "seed": 4}, "seed and generator exclude each other"),
         ({"token_budget": 0}, "budget_tokens"),
         ({"window": 0}, "window_samples"),
         ({"mode": "both"}, "mode must be one of"),

@@ -16,8 +16,8 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 from odb_ref.core.types import StepCounts  # noqa: E402
 from odb_ref.torch import UsageError, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import LossScaling, Reduction, Weighting  # noqa: E402
-from odb_ref.torch.loader import compute_trace_path  # noqa: E402
 from odb_ref.torch.measure import SampleError, SupervisedCounter, get_length  # noqa: E402
+from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.packing import LARGE_BYTES, pack  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 

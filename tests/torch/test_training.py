@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from odb_ref.core.check import check_traces  # noqa: E402
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -64,9 +64,7 @@ def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> An
         for batch in loader:
             info = pop_step_info(batch)
             loss = compute_loss(wrapped, batch, reduction)
-            # A batch without a supervised token has no mean; its weight is zero.
-            loss = torch.where(torch.isnan(loss), torch.zeros_like(loss), loss) if info.local_supervised == 0 else loss
-            (loss * info.loss_scale).backward()
+            info.scale(loss).backward()
             steps += 1
             numbers += [] if info.is_idle else batch["numbers"]
             if info.is_window_end:
@@ -80,10 +78,14 @@ def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> An
 
 def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
     """The gradient of the mean over all supervised tokens, in one process."""
+    return compute_gradient([make_sample(number) for number in numbers])
+
+
+def compute_gradient(samples: list[dict[str, Any]]) -> torch.Tensor:
     model = make_model()
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for number in numbers:
-        batch = collate([make_sample(number)])
+    for sample in samples:
+        batch = collate([sample])
         total = total + compute_loss(model, batch, "sum")
         count += int((batch["labels"][:, 1:] != -100).sum())
     (total / max(1, count)).backward()
@@ -120,6 +122,60 @@ def check_gradients(sizes: list[int], ranks: tuple[Any, ...]) -> None:
         for window in windows:
             found = torch.tensor(window["gradient"], dtype=torch.float64)
             assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+
+
+class Prompts(Numbers):
+    """Samples of which those that ``is_masked`` names hold no supervised token."""
+
+    def __init__(self, start: int, count: int, masked: str) -> None:
+        super().__init__(start, count)
+        self.masked = masked
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if self.masked == "all" or (self.masked == "odd" and sample["number"] % 2):
+            sample["labels"] = torch.full_like(sample["labels"], -100)
+        return sample
+
+
+def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> Any:
+    """Of each step: whether its loss was NaN, its samples and the gradient."""
+    dataset = Prompts(100 * rank, 12 if rank == 0 else 4, masked[rank])
+    # Batches of about one sample, so that some hold no supervised token.
+    loader = ODBDataLoader(dataset, **(SETTINGS | {"token_budget": 30} | options))
+    wrapped = wrap(make_model(), "ddp")
+    rows = []
+    with loader:
+        for batch in loader:
+            info = pop_step_info(batch)
+            loss = compute_loss(wrapped, batch, options.get("loss_reduction", "mean"))
+            wrapped.zero_grad()
+            info.scale(loss).backward()
+            numbers = [] if info.is_idle else batch["numbers"]
+            rows.append((torch.isnan(loss).item(), numbers, get_gradient(wrapped)))
+    return rows
+
+
+@pytest.mark.parametrize("options", [{}, {"loss_reduction": "sum"}, {"loss_scaling": "samples"}])
+@pytest.mark.parametrize("masked", [["odd", "all"], ["all", "all"], ["no", "odd"]])
+def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exact(
+    masked: list[str], options: dict[str, Any]
+) -> None:
+    """Checks: WEIGHT. Of idle replays and of real batches alike; their mean loss is 0/0."""
+    results = run_ranks(2, train_on_prompts, masked, options)
+    assert not any(result.error for result in results), results
+    steps = list(zip(*(result.value for result in results), strict=True))
+    if masked != ["no", "odd"] and "loss_reduction" not in options:
+        assert any(is_nan for step in steps for is_nan, _, _ in step)
+    data = [Prompts(0, 200, kind) for kind in masked]
+    for step in steps:
+        found = [torch.tensor(gradient, dtype=torch.float64) for _, _, gradient in step]
+        assert torch.isfinite(found[0]).all()
+        assert torch.equal(found[0], found[1])
+        if "loss_scaling" not in options:
+            union = [data[rank][number] for rank, (_, numbers, _) in enumerate(step) for number in numbers]
+            expected = compute_gradient(union)
+            assert torch.linalg.norm(found[0] - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
 
 
 def read_epochs(rank: int, sizes: list[int], options: dict[str, Any], epochs: int) -> Any:
@@ -229,6 +285,32 @@ def test_idle_steps_may_be_none_or_left_out(on_idle: str) -> None:
     busy, idle = run_ranks(2, read_on_idle, on_idle)
     assert all(scale == 2.0 for scale in busy.value)
     assert idle.value == ([None] * len(busy.value) if on_idle == "none" else [])
+
+
+def test_skipped_steps_and_an_accumulation_window_exclude_each_other() -> None:
+    """A rank that skips the step which ends a window would never synchronize what it has of it."""
+    with pytest.raises(UsageError, match="on_idle='skip' needs accumulation_steps=1"):
+        ODBDataLoader(Numbers(0, 9), **(SETTINGS | {"on_idle": "skip", "accumulation_steps": 2}))
+
+
+def read_with_generator(rank: int, seeds: list[int], options: dict[str, Any]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seeds[rank])
+    settings = SETTINGS | {"shard": "auto", "shuffle": True} | options
+    with ODBDataLoader(Numbers(0, 31), generator=generator, **settings) as loader:
+        return [([] if pop_step_info(batch).is_idle else batch["numbers"]) for _ in range(2) for batch in loader]
+
+
+def test_a_generator_seeds_the_shuffling_and_must_be_the_same_on_every_rank() -> None:
+    """Checks: COVER, REPLAY."""
+    first, second, other = (run_ranks(2, read_with_generator, seeds, {}) for seeds in ([3, 3], [3, 3], [4, 4]))
+    assert not any(result.error for result in first), first
+    assert [result.value for result in first] == [result.value for result in second]
+    assert [result.value for result in first] != [result.value for result in other]
+    assert sorted(n for result in first for batch in result.value for n in batch) == sorted(2 * list(range(31)))
+    for result in run_ranks(2, read_with_generator, [3, 4], {}):
+        assert result.error == "JobError"
+        assert "rank 1 is configured differently" in result.text
+        assert "drawn from generator" in result.text
 
 
 def test_a_rank_that_never_had_a_sample_says_what_to_do() -> None:

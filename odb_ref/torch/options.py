@@ -1,0 +1,119 @@
+"""What `ODBDataLoader` is told, checked and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+from torch.utils.data import IterableDataset
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.order import Order
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+SAMPLES: Final = "samples"
+"""The bound of ``len()`` that always holds: no step is idle on all ranks, so an epoch has no more steps than samples."""
+
+
+def choose(kind: type[Choice], value: str, name: str) -> Choice:
+    """The member of ``kind`` that ``value`` names.
+
+    Raises: UsageError when there is none.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
+
+
+def check_at_least_one(value: int, name: str) -> int:
+    """The value.
+
+    Raises: UsageError when it is below 1.
+    """
+    if value < 1:
+        raise UsageError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def make_order(
+    dataset: object,
+    *,
+    sampler: Iterable[object] | None,
+    shuffle: bool,
+    shard: str,
+    seed: int,
+    generator: torch.Generator | None,
+) -> Order:
+    """How the keys of an epoch come about.
+
+    Raises: UsageError when the options exclude each other.
+    """
+    is_iterable = isinstance(dataset, IterableDataset)
+    if shard not in ("auto", "given"):
+        raise UsageError(f"shard must be 'auto' or 'given', got {shard!r}")
+    if is_iterable and (sampler is not None or shuffle):
+        raise UsageError("an iterable data set takes neither sampler nor shuffle")
+    if sampler is not None and shuffle:
+        raise UsageError("sampler and shuffle exclude each other")
+    if generator is not None and seed:
+        raise UsageError("seed and generator exclude each other")
+    return Order(
+        dataset=dataset,
+        sampler=sampler,
+        is_iterable=is_iterable,
+        is_auto=shard == "auto" and sampler is None and not is_iterable,
+        is_shuffled=shuffle,
+        seed=seed if generator is None else draw_seed(generator),
+        seed_source="" if generator is None else " drawn from generator,",
+    )
+
+
+def draw_seed(generator: torch.Generator) -> int:
+    """A seed drawn from a generator, as a DataLoader draws one.
+
+    Raises: UsageError when it is of another device.
+    """
+    if generator.device.type != "cpu":
+        raise UsageError(f"generator must be one of the CPU, got one of {generator.device}")
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def check_len_bound(bound: int | str | None, order: Order) -> int | None:
+    """What ``len()`` says; None when it was not asked for.
+
+    Raises: UsageError when the bound makes no sense.
+    """
+    match bound:
+        case None:
+            return None
+        case str() if bound == SAMPLES:
+            if not order.is_auto:
+                raise UsageError(
+                    "len_bound='samples' needs shard='auto': no rank knows how many samples the others hold"
+                )
+            return order.count_samples()
+        case bool() | str():
+            raise UsageError(f"len_bound must be a number of steps or 'samples', got {bound!r}")
+        case _:
+            return check_at_least_one(bound, "len_bound")
+
+
+def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:
+    """Where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
+
+    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on.
+    """
+    path = Path(path)
+    name = path.name
+    stem, dot, suffix = name.partition(".")
+    if "{rank}" not in name and world_size > 1:
+        stem += "-rank{rank}"
+    if "{epoch}" not in name and epoch:
+        stem += "-epoch{epoch}"
+    name = f"{stem}{dot}{suffix}".replace("{rank}", str(rank)).replace("{epoch}", str(epoch))
+    return path.with_name(name)

@@ -1,0 +1,451 @@
+"""Bad samples set aside: what is trained on, what is reported, where it ends, and that a saved epoch goes on exactly."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from odb_ref.core.check import check_traces  # noqa: E402
+from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch.quarantine import GuardedDataset, Quarantine  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")]
+
+SETTINGS: dict[str, Any] = {
+    "token_budget": 60,
+    "window": 10,
+    "collate_fn": collate,
+    "timeout_s": 20,
+    "on_bad_sample": "quarantine",
+    "max_bad_samples": 20,
+}
+COUNT = 47
+BAD = (0, 1, 9, 10, 11, 23, 38, 45, 46)
+"""At both ends, alone and in a row."""
+FAULTS = ("raise", "empty", "no_ids", "labels")
+
+
+class Spoiled(Numbers):
+    """Samples of which those of ``bad`` are bad, each in the next of several ways."""
+
+    def __init__(self, count: int = COUNT, bad: Iterable[int] = BAD, faults: tuple[str, ...] = FAULTS) -> None:
+        super().__init__(0, count)
+        self.fault_of = dict(zip(bad, itertools.cycle(faults)))
+
+    def __getitem__(self, index: int) -> Any:
+        sample = make_sample(index)
+        match self.fault_of.get(index):
+            case "raise":
+                raise ValueError(f"bad row {index}")
+            case "empty":
+                sample["input_ids"] = sample["input_ids"][:0]
+            case "no_ids":
+                del sample["input_ids"]
+            case "labels":
+                sample["labels"] = 7
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+
+def get_numbers(rows: Iterable[list[int]]) -> list[int]:
+    return sorted(number for row in rows for number in row)
+
+
+def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
+    """Step number, sample numbers and loss scale of each step, at most ``limit`` steps."""
+    found: list[tuple[int, list[int], float]] = []
+    if limit == 0:
+        return found
+    for batch in loader:
+        info = pop_step_info(batch)
+        found.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
+        if len(found) == limit:
+            break
+    return found
+
+
+GOOD = [number for number in range(COUNT) if number not in BAD]
+
+
+# What is trained on, and what is reported ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -> None:
+    """Spec: R11, R11.1. Checks: COVER, ONCE."""
+    with ODBDataLoader(Spoiled(), num_workers=num_workers, **SETTINGS) as loader:
+        assert loader.quarantined == ()
+        with pytest.warns(
+            BadSampleWarning, match="epoch 0: the sample 0 was set aside: ValueError: bad row 0"
+        ) as caught:
+            rows = []
+            for batch in loader:
+                rows.append(batch["numbers"])
+                info = pop_step_info(batch)
+        assert len(caught) == 1
+        assert get_numbers(rows) == GOOD
+        assert [item.index for item in loader.quarantined] == list(BAD)
+        causes = [item.cause for item in loader.quarantined[:4]]
+        assert causes[0] == "ValueError: bad row 0"
+        assert "length of a sample is 0" in causes[1]
+        assert "has no input_ids" in causes[2]
+        assert "labels is int" in causes[3]
+        assert loader.metrics()["odb/quarantined_samples"] == info.quarantined_samples == len(BAD)
+        with pytest.warns(BadSampleWarning, match="epoch 1"):
+            assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
+        assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
+
+
+def test_a_warning_made_an_error_is_raised_to_the_one_who_trains() -> None:
+    with warnings.catch_warnings(), ODBDataLoader(Spoiled(), **SETTINGS) as loader:
+        warnings.simplefilter("error", BadSampleWarning)
+        with pytest.raises(BadSampleWarning):
+            read(loader)
+
+
+def test_a_clean_epoch_warns_of_nothing() -> None:
+    with warnings.catch_warnings(), ODBDataLoader(Numbers(0, 30), **SETTINGS) as loader:
+        warnings.simplefilter("error")
+        assert get_numbers(numbers for _, numbers, _ in read(loader)) == list(range(30))
+        assert loader.quarantined == ()
+
+
+class Cracked(Stream):
+    """A stream with samples that have no length; may end by raising."""
+
+    def __init__(self, count: int, raising: bool = False) -> None:
+        super().__init__(0, count)
+        self.raising = raising
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            if sample["number"] in BAD:
+                sample.pop("input_ids")
+            yield sample
+        if self.raising:
+            raise ValueError("the disk is gone")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_of_an_iterable_data_set_what_has_no_length_is_set_aside(num_workers: int) -> None:
+    with ODBDataLoader(Cracked(COUNT), num_workers=num_workers, **SETTINGS) as loader:
+        assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
+        assert len(loader.quarantined) == len(BAD)
+
+
+def fail_to_collate(samples: list[Any]) -> Any:
+    raise KeyError("pixel_values")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "cause"),
+    [
+        (Cracked(COUNT, raising=True), {}, "the disk is gone"),
+        (Spoiled(), {"collate_fn": fail_to_collate}, "KeyError: 'pixel_values'"),
+        (Spoiled(faults=("kill",)), {"num_workers": 1}, "exited unexpectedly"),
+    ],
+)
+def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[str, Any], cause: str) -> None:
+    """Spec: R11.1. Checks: ABORT."""
+    with ODBDataLoader(dataset, **(SETTINGS | options)) as loader, pytest.raises(JobError, match=cause):
+        read(loader)
+
+
+# Limits ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_more_than_the_limit_end_the_epoch_with_their_number_and_the_last_cause(num_workers: int) -> None:
+    """Spec: R11.2."""
+    options = SETTINGS | {"max_bad_samples": 4, "num_workers": num_workers}
+    with ODBDataLoader(Spoiled(faults=("raise",)), **options) as loader:
+        message = "rank 0 failed: 5 bad samples, of which max_bad_samples=4 allows 4 here; the last, 11: ValueError: bad row 11"
+        with pytest.raises(JobError, match=message):
+            read(loader)
+
+
+def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case() -> None:
+    many = Spoiled(2000, range(0, 60, 2), ("raise",))
+    with ODBDataLoader(many, **(SETTINGS | {"max_bad_samples": 0.015, "window": 50, "token_budget": 400})) as loader:
+        assert len(get_numbers(numbers for _, numbers, _ in read(loader))) == 1970
+    with (
+        ODBDataLoader(many, **(SETTINGS | {"max_bad_samples": 0.014, "window": 50, "token_budget": 400})) as loader,
+        pytest.raises(JobError, match=r"29 bad samples, of which max_bad_samples=0.014 allows 28 here"),
+    ):
+        read(loader)
+    with ODBDataLoader(Spoiled(), **(SETTINGS | {"max_bad_samples": 0.0})) as loader:
+        assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
+    """Spec: R11.2."""
+    with (
+        ODBDataLoader(Spoiled(5, range(5), ("raise",)), num_workers=num_workers, **SETTINGS) as loader,
+        pytest.raises(JobError, match="each of the 5 samples of this rank is bad; 4: ValueError: bad row 4"),
+    ):
+        read(loader)
+
+
+@pytest.mark.parametrize("options", [{"on_bad_sample": "skip"}, {"max_bad_samples": -1}, {"max_bad_samples": 1.5}])
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        ODBDataLoader(Spoiled(), **(SETTINGS | options))
+
+
+# Several ranks -----------------------------------------------------------------------------------------------------------
+
+
+def read_epochs(rank: int, options: dict[str, Any]) -> Any:
+    with ODBDataLoader(Spoiled(), **(SETTINGS | {"shuffle": True, "seed": 5} | options)) as loader:
+        epochs = [read(loader), read(loader)]
+        return epochs, [item.index for item in loader.quarantined], loader.metrics()["odb/quarantined_samples"]
+
+
+def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
+    """Checks: REPLAY, COVER, ALIGN. The traces pass the checker."""
+    found = []
+    variants: list[dict[str, Any]] = [
+        {"trace": tmp_path / "run.ndjson"},
+        {"num_workers": 2},
+        {"num_workers": 1, "persistent_workers": True},
+    ]
+    for options in variants:
+        results = run_ranks(2, read_epochs, options, timeout_s=120)
+        assert not any(result.error for result in results), results
+        found.append([result.value for result in results])
+    assert found[0] == found[1] == found[2]
+    (epochs, bad, count), (other_epochs, other_bad, other_count) = found[0]
+    for mine, others in zip(epochs, other_epochs, strict=True):
+        assert [step for step, _, _ in mine] == [step for step, _, _ in others]
+        assert get_numbers(numbers for _, numbers, _ in mine + others) == GOOD
+    assert sorted(bad + other_bad) == list(BAD)
+    assert count + other_count == len(BAD)
+    verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
+    assert not verdict.violations
+
+
+def read_one_bad_shard(rank: int, limit: int) -> Any:
+    dataset = Spoiled(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
+    with ODBDataLoader(dataset, shard="given", **(SETTINGS | {"max_bad_samples": limit})) as loader:
+        return [step for step, _, _ in read(loader)], len(loader.quarantined)
+
+
+def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() -> None:
+    """Checks: ALIGN, ABORT."""
+    good = run_ranks(2, read_one_bad_shard, 4)
+    assert not any(result.error for result in good), good
+    assert good[0].value[0] == good[1].value[0]
+    assert [result.value[1] for result in good] == [0, 4]
+    bad = run_ranks(2, read_one_bad_shard, 3)
+    assert {result.error for result in bad} == {"JobError"}
+    assert {result.rank for result in bad} == {1}
+    assert "4 bad samples" in bad[0].text
+    assert bad[0].text == bad[1].text
+
+
+def read_empty_shard(rank: int, bad: range) -> Any:
+    options = SETTINGS | {"sampler": range(20, 40) if rank == 0 else []}
+    with ODBDataLoader(Spoiled(40, bad, ("raise",)), **options) as loader:
+        return [(pop_step_info(batch).is_idle, batch["numbers"]) for batch in loader]
+
+
+def test_a_rank_without_samples_replays_the_first_good_one() -> None:
+    busy, idle = run_ranks(2, read_empty_shard, range(3))
+    assert idle.value == [(True, [3])] * len(busy.value)
+
+
+# Going on ----------------------------------------------------------------------------------------------------------------
+
+
+def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
+    """At every step: what was read before it, what a new loader reads from the state saved there, and what it reports."""
+    options = SETTINGS | {"shuffle": True, "accumulation_steps": 2} | options
+    with ODBDataLoader(Spoiled(), **options) as loader:
+        whole = read(loader)
+        bad = {item.index for item in loader.quarantined}
+    rows: list[Any] = [whole]
+    for limit in range(len(whole) + 1):
+        with ODBDataLoader(Spoiled(), **options) as loader:
+            before = read(loader, limit)
+            state = json.loads(json.dumps(loader.state_dict()))
+        with ODBDataLoader(Spoiled(), **options) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            iterator = iter(loader)
+            # Nothing was taken since.
+            assert not limit or loader.state_dict() == state
+            after = []
+            for batch in iterator:
+                info = pop_step_info(batch)
+                after.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
+            found = {item.index for item in loader.quarantined}
+        rows.append((before, after, found == bad, state))
+    return rows
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_same_ranks_go_on_identically_after_any_step(num_workers: int) -> None:
+    """Spec: R11.3. Checks: RESUME, REPLAY. Nor does the state depend on timing or workers."""
+    results = run_ranks(2, save_and_go_on, {"num_workers": num_workers}, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for result in results:
+        whole, *rows = result.value
+        assert len(rows) > 8
+        for before, after, is_alike, _ in rows:
+            assert before + after == whole
+            assert is_alike
+    if num_workers:
+        again = run_ranks(2, save_and_go_on, {"num_workers": 0}, timeout_s=120)
+        assert [result.value for result in again] == [result.value for result in results]
+
+
+def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[list[int], dict[str, Any], list[Any]]:
+    with ODBDataLoader(Spoiled(bad=bad), **(SETTINGS | {"shuffle": True, "seed": 11, "window": 6})) as loader:
+        if base:
+            loader.load_state_dict(base)
+        numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
+        return numbers, json.loads(json.dumps(loader.state_dict())), [item.index for item in loader.quarantined]
+
+
+@pytest.mark.parametrize("worlds", [(1, 2, 3), (3, 1, 2), (2, 4, 1)])
+def test_other_numbers_of_ranks_finish_the_epoch_without_loss_or_repetition(worlds: tuple[int, ...]) -> None:
+    """Spec: R11.3. Checks: RESUME, ONCE, COVER."""
+    for limit in (2, 5):
+        base: list[Any] = []
+        seen: list[int] = []
+        bad_before = 0
+        for world_size in worlds:
+            is_final = world_size == worlds[-1]
+            results = run_ranks(world_size, save, 100 if is_final else limit // (1 + bool(base)), base, BAD)
+            assert not any(result.error for result in results), results
+            seen += [number for result in results for number in result.value[0]]
+            base = [result.value[1] for result in results]
+            bad_before += 0 if is_final else sum(len(state["bad"]) for state in base)
+        assert sorted(seen) == GOOD, (worlds, limit)
+        assert bad_before
+
+
+def test_what_was_set_aside_stays_so_though_it_could_be_read_now() -> None:
+    """Spec: R11.3."""
+    numbers, state, _ = save(0, 7, [], BAD)
+    assert state["bad"]
+    after, _, records = save(0, 100, [state], ())
+    given = set(range(COUNT)) - set(numbers) - set(after)
+    assert len(given) == len(state["bad"])
+    assert set(records) == given
+    assert given < set(BAD)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> None:
+    """Spec: R11.3."""
+    _, state, _ = save(0, 1, [], ())
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(11)).tolist()
+    needed = order[state["known"] - 1 if is_last else 0]
+    options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
+    with ODBDataLoader(Spoiled(bad=(needed,), faults=("raise",)), **options) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(
+            JobError, match=f"the sample {needed} was good before the state was saved, and cannot be read"
+        ):
+            read(loader)
+    with ODBDataLoader(Spoiled(bad=(order[state["known"]],), faults=("raise",)), **options) as loader:
+        loader.load_state_dict(state)
+        assert len(get_numbers(numbers for _, numbers, _ in read(loader))) < COUNT
+        assert len(loader.quarantined) == 1
+
+
+class Regrown(Numbers):
+    """Samples whose lengths are others in each job."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(0, COUNT)
+        self.longest = longest
+
+    def __getitem__(self, index: int) -> Any:
+        return make_sample(index, self.longest)
+
+
+def test_a_data_set_that_has_changed_is_noticed() -> None:
+    """Checks: RESUME, ONCE."""
+    with ODBDataLoader(Regrown(30), **SETTINGS) as loader:
+        read(loader, 3)
+        state = loader.state_dict()
+    with ODBDataLoader(Regrown(9), **SETTINGS) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(JobError, match="the samples are not what they were when the state was saved"):
+            read(loader)
+
+
+def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
+    with ODBDataLoader(Cracked(COUNT), **SETTINGS) as loader:
+        whole = read(loader)
+    for limit in range(1, len(whole)):
+        with ODBDataLoader(Cracked(COUNT), **SETTINGS) as loader:
+            before = read(loader, limit)
+            state = loader.state_dict()
+        with ODBDataLoader(Cracked(COUNT), **SETTINGS) as loader:
+            loader.load_state_dict(state)
+            assert before + read(loader) == whole
+            assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
+
+
+# Parts -------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_positions_count_the_places_that_are_not_set_aside(bad: set[int]) -> None:
+    quarantine = Quarantine(lambda place: place, max_bad=50, total_samples=None)
+    for place in sorted(bad):
+        assert quarantine.add(place, "bad") == ""
+    good = [place for place in range(60) if place not in bad]
+    assert [quarantine.get_place(position) for position in range(len(good))] == good
+    assert [quarantine.get_position(place) for place in good] == list(range(len(good)))
+    resumed = Quarantine(lambda place: place, max_bad=50, total_samples=None, bad=quarantine.get_bad(41))
+    assert [resumed.get_place(position) for position in range(len(good))] == good
+    assert resumed.count == len(bad)
+
+
+class AtOnce(Spoiled):
+    """A data set that reads several samples at once, and fails as a whole."""
+
+    calls = 0
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.calls += 1
+        return [self[index] for index in indices]
+
+
+def test_a_guarded_data_set_is_in_all_else_the_one_it_guards() -> None:
+    inner = AtOnce()
+    guarded: Any = GuardedDataset(inner)
+    assert len(guarded) == COUNT
+    guarded.start = 3
+    assert inner.start == 3
+    assert [sample["number"] for sample in guarded.__getitems__([2, 3])] == [2, 3]
+    assert inner.calls == 1
+    first, second = guarded.__getitems__([0, 2])
+    assert first.cause == "ValueError: bad row 0"
+    assert second["number"] == 2
+    again = pickle.loads(pickle.dumps(guarded))
+    assert again.start == 3
+    with pytest.raises(AttributeError):
+        _ = guarded.nothing
