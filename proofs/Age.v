@@ -44,6 +44,9 @@ Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
 Lemma aged_drain : forall d o l s, aged (drain d o l s) = aged s.
 Proof. intros. unfold drain. rewrite aged_finish, aged_deliver. reflexivity. Qed.
 
+Lemma read_of_aged : forall s t, aged s = aged t -> read s = read t.
+Proof. unfold aged. congruence. Qed.
+
 Definition reads (e : event) : list sample := match e with SamplesRead xs _ => xs | _ => [] end.
 
 Lemma aged_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
@@ -62,6 +65,20 @@ Proof.
   - destruct (is_ending s); injection E as <-; rewrite ?aged_post; exact Z.
 Qed.
 
+(** What has been read is not unread. *)
+Lemma read_grows : forall c r d s e t, transition c r d s e = Some t -> read s <= read t.
+Proof.
+  intros c r d s e t E. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  2:{ pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ A _ _. lia. }
+  apply Nat.eq_le_incl. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
+  - unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|]. destruct (negb _); [discriminate|].
+    destruct (o_stop_rank a); [injection E as <-; symmetry; etransitivity; [apply read_of_aged, aged_drain|reflexivity]|]. destruct (negb _); [discriminate|]. destruct (target c a).
+    + injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
+    + destruct (c_align _ _ _ _). injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_deliver|reflexivity].
+  - unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_post|reflexivity].
+  - destruct (failure_of rs); [|discriminate]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
+Qed.
+
 Section Age.
 Variable N : nat.
 Variable cfg : nat -> config.
@@ -74,6 +91,7 @@ Hypothesis placed : forall r i x, r < N -> nth_error (input r) i = Some x -> pos
 Notation reachable := (System.reachable N cfg depth input).
 Notation invariant := (System.invariant N cfg depth input).
 Notation step := (System.step N cfg depth input).
+Notation leads := (System.leads N cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
@@ -224,6 +242,62 @@ Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, mar
   In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
 Proof.
   intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young s m M r H) as Y. pose proof (y_window _ _ _ Y x k Hx Lk Lp). pose proof (y_length _ _ _ Y). lia.
+Qed.
+
+(** AGE: what is due in a round is what was read by the end of the window [max_age] rounds before (R4.3). *)
+Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marked s m -> r < N -> at_phase (rank_of s r) <> COUNT ->
+  due_before (cfg r) (rank_of s r) =
+  if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
+Proof.
+  intros s m r M H P. pose proof (every_marked_state_is_young s m M r H) as Y. pose proof (ok_age _ (configs_ok _ _ ok r H)) as A1.
+  pose proof (y_length _ _ _ Y) as L. assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence).
+  rewrite Z, Nat.add_0_r in L. unfold due_before. rewrite (y_marks _ _ _ Y), last_n_length, L.
+  destruct (c_max_age (cfg r) <=? round (rank_of s r)) eqn:B.
+  - apply Nat.leb_le in B. replace (Nat.min _ _ =? _) with true by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd by lia. rewrite L. reflexivity.
+  - apply Nat.leb_gt in B. replace (Nat.min _ _ =? _) with false by (symmetry; apply Nat.eqb_neq; lia). reflexivity.
+Qed.
+
+(** Marks that are added later are at least what had been read before. *)
+Lemma later_marks : forall s t, leads s t -> forall m, marked s m -> exists m', marked t m' /\
+  forall r, read (rank_of s r) <= read (rank_of t r) /\ exists more, m' r = m r ++ more /\ Forall (fun v => read (rank_of s r) <= v) more.
+Proof.
+  induction 1 as [s|s t l u L IH St]; intros m M.
+  - exists m. split; [exact M|]. intros r. split; [lia|]. exists []. rewrite app_nil_r. auto.
+  - destruct (IH m M) as [m' [M' X]]. exists (remark t l u m'). split; [eapply marked_step; eauto|]. intros r. destruct (X r) as [X1 [more [X2 X3]]]. split.
+    + destruct St as [t i e v Hi My E|t x P Rd|t i Hi Ru Tk]; simpl; try exact X1. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply read_grows in E; lia|rewrite update_other by exact NE; exact X1].
+    + assert (Keep : exists more, m' r = m r ++ more /\ Forall (fun v => read (rank_of s r) <= v) more) by eauto.
+      destruct l as [i e| |i]; simpl; try exact Keep. destruct e as [| |[a| |]| | | |]; try exact Keep. destruct (at_phase (rank_of u i)); try exact Keep.
+      destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact Keep]. rewrite update_same. exists (more ++ [read (rank_of t i)]). rewrite X2, app_assoc. split; [reflexivity|].
+      apply Forall_app. split; [exact X3|]. constructor; [exact X1|constructor].
+Qed.
+
+(** AGE, as spec/properties.md has it: [x] is held in the window of a round; when that round and [max_age] more are over, it is in a
+    step of one of them. *)
+Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest : forall s t r x, reachable s -> leads s t -> r < N ->
+  at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
+  exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
+Proof.
+  intros s t r x R Ld H P Hx Lr. destruct (every_reachable_state_is_marked s R) as [m M]. destruct (later_marks s t Ld m M) as [m' [M' X]].
+  destruct (X r) as [X1 [more [X2 X3]]]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  pose proof (y_length _ _ _ (every_marked_state_is_young s m M r H)) as L. pose proof (every_marked_state_is_young t m' M' r H) as Y.
+  assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence). rewrite Z, Nat.add_0_r in L.
+  pose proof (y_length _ _ _ Y) as L'. assert (Lk : round (rank_of s r) < length (m' r)) by lia.
+  assert (V : read (rank_of s r) <= nth (round (rank_of s r)) (m' r) 0).
+  { rewrite X2, app_length in *. rewrite app_nth2, L, Nat.sub_diag by lia. destruct more as [|v more]; [simpl in *; lia|]. inversion X3; subst. assumption. }
+  pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok t R') r H) as K'.
+  assert (Hi : In x (firstn (read (rank_of s r)) (input r))).
+  { apply (Permutation_in _ (k_cons _ _ _ _ _ _ K)). apply in_or_app. right. apply in_or_app. right. exact Hx. }
+  assert (Px : pos x < nth (round (rank_of s r)) (m' r) 0).
+  { apply In_nth_error in Hi as [j Hj]. assert (Lj : j < length (firstn (read (rank_of s r)) (input r))) by (apply nth_error_Some; congruence). rewrite firstn_length in Lj.
+    assert (Hj' : nth_error (input r) j = Some x) by (rewrite <- (firstn_skipn (read (rank_of s r)) (input r)), nth_error_app1 by (rewrite firstn_length; lia); exact Hj).
+    rewrite (placed r j x H Hj'). lia. }
+  assert (Ht : In x (firstn (read (rank_of t r)) (input r))).
+  { replace (read (rank_of t r)) with (read (rank_of s r) + (read (rank_of t r) - read (rank_of s r))) by lia. rewrite firstn_add. apply in_or_app. auto. }
+  apply (Permutation_in _ (Permutation_sym (k_cons _ _ _ _ _ _ K'))) in Ht. apply in_app_or in Ht as [Ht|Ht]; [|exfalso; apply in_app_or in Ht as [Ht|Ht]].
+  - unfold samples_of in Ht. apply in_concat in Ht as [g [Hg Hx']]. apply in_map_iff in Hg as [y [<- Hy]]. exists y. split; [exact Hy|]. split; [exact Hx'|].
+    apply (y_steps _ _ _ Y y x _ Hy Hx' Lk Px).
+  - pose proof (y_aligned _ _ _ Y x _ Ht Lk Px). lia.
+  - pose proof (y_window _ _ _ Y x _ Ht Lk Px). lia.
 Qed.
 
 End Age.

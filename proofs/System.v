@@ -227,6 +227,14 @@ Inductive reachable : sys -> Prop :=
 | reach_start : reachable start
 | reach_step : forall s l t, reachable s -> step s l t -> reachable t.
 
+(** A run leads from one state to another. *)
+Inductive leads : sys -> sys -> Prop :=
+| leads_here : forall s, leads s s
+| leads_on : forall s t l u, leads s t -> step t l u -> leads s u.
+
+Lemma leads_reachable : forall s t, leads s t -> reachable s -> reachable t.
+Proof. induction 1 as [s|s t l u Ld IH St]; intros R; [exact R|exact (reach_step t l u (IH R) St)]. Qed.
+
 (** ** What is assumed *)
 
 Hypothesis some_rank : 1 <= N.
