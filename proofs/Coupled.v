@@ -224,7 +224,8 @@ Proof.
   assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
   set (en := length xs <? wanted u).
   assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en) = Some t).
-  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact W). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia). simpl. eauto. }
+  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact W). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
+    replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
   destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en)); [exact H| |exact T|exact Logic.I].
   simpl. fold u. split; [|split].
   - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
@@ -328,6 +329,77 @@ Proof.
   exists (LRank r Urged). eexists. split; [exists q; auto|]. eapply StepRank; [exact H| |].
   - simpl. unfold is_ending. rewrite Ph. auto.
   - simpl. unfold is_ending. rewrite Ph. reflexivity.
+Qed.
+
+(** ** STOP, under lockstep (A5): a trainer leaves a step when every rank's consumer has taken it, or never. *)
+
+Notation leads := (System.leads N cfg depth input).
+
+Lemma taken_changes : forall c r d s e t, transition c r d s e = Some t ->
+  match e with StepTaken => exists x, taken t = taken s ++ [x] | _ => taken t = taken s end.
+Proof.
+  assert (Pp : forall c r u, taken (post c r u) = taken u) by (intros; destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity).
+  assert (Pd : forall d u, taken (deliver d u) = taken u) by (intros; apply deliver_same).
+  assert (Pf : forall u, taken (finish_when_drained u) = taken u) by (intros; destruct (finish_eq u) as [p [-> _]]; reflexivity).
+  intros c r d s e t E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  - destruct (_ || _); [discriminate|]. injection E as <-. rewrite Pp. reflexivity.
+  - destruct (collated s); [discriminate|]. injection E as <-. rewrite Pp. reflexivity.
+  - destruct (at_phase s); try discriminate. apply (agree_cases _ _ _ _ _ _ E).
+  - destruct (at_phase s); try discriminate. apply (count_cases _ _ _ _ _ E).
+  - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. apply drain_same_plain.
+  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. exists x. destruct (at_phase _); rewrite ?Pp, ?Pf, Pd; reflexivity.
+  - destruct (at_phase s); try destruct (stopped s); injection E as <-; rewrite ?Pp, ?Pf; reflexivity.
+  - destruct (_ || _); injection E as <-; rewrite ?Pp; reflexivity.
+  - destruct (is_ending s); injection E as <-; rewrite ?Pp; reflexivity.
+Qed.
+
+Lemma lockstep : forall s, reachable s -> forall r q, r < N -> q < N ->
+  length (taken (rank_of s r)) <= length (taken (rank_of s q)) + if running s r then 1 else 0.
+Proof.
+  induction 1 as [|s l t R IH St]; intros r q Hr Hq; [simpl; lia|]. specialize (IH r q Hr Hq) as Rq.
+  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; simpl.
+  - apply taken_changes in E. destruct (match e with StepTaken => true | _ => false end) eqn:B.
+    + destruct e; try discriminate. simpl in M. destruct E as [x E]. specialize (IH i q Hi Hq) as Iq. rewrite M in Iq.
+      unfold update. destruct (r =? i) eqn:Ri, (q =? i) eqn:Qi; try (apply Nat.eqb_eq in Ri; subst r); try (apply Nat.eqb_eq in Qi; subst q); rewrite ?E, ?app_length; simpl; lia.
+    + assert (G : forall j, length (taken (update (rank_of s) i t j)) = length (taken (rank_of s j))).
+      { intros j. unfold update. destruct (j =? i) eqn:Ji; [|reflexivity]. apply Nat.eqb_eq in Ji. subst j. destruct e; try discriminate; rewrite E; reflexivity. }
+      rewrite !G. destruct e; try discriminate; exact Rq.
+  - exact Rq.
+  - unfold update. destruct (r =? i) eqn:Ri; [|exact Rq]. apply Nat.eqb_eq in Ri. subst r. specialize (Tk q Hq). lia.
+Qed.
+
+Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, reachable s -> r < N -> q < N ->
+  length (taken (rank_of s r)) <= length (taken (rank_of s q)) + 1.
+Proof. intros s r q R Hr Hq. pose proof (lockstep s R r q Hr Hq). destruct (running s r); lia. Qed.
+
+(** STOP: a consumer that has stopped gets no further step. *)
+Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, reachable s -> leads s t -> q < N -> stopped (rank_of s q) = true ->
+  stopped (rank_of t q) = true /\ taken (rank_of t q) = taken (rank_of s q).
+Proof.
+  intros s t q R Ld H St. induction Ld as [s|s t l u Ld IH S]; [auto|]. destruct (IH R St) as [S1 S2]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  destruct S as [t i e v Hi M E|t x P Rd|t i Hi Ru Tk]; simpl; auto. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto].
+  rewrite update_same. split; [eapply stopped_stays; eauto|]. rewrite <- S2. pose proof (taken_changes _ _ _ _ _ _ E) as Tc. destruct e; try exact Tc.
+  exfalso. pose proof (invariant_of N cfg depth input ok t R') as I. destruct (k_stop _ _ _ _ _ _ (g_core _ _ _ _ _ I i Hi) S1) as [m [L1 L2]].
+  simpl in E. destruct (queue (rank_of t i)) as [|x ys] eqn:Q; [discriminate|]. rewrite L1, (head_number t i x ys I Hi Q) in E. simpl in E.
+  replace (length (taken (rank_of t i)) <? m) with false in E by (symmetry; apply Nat.ltb_ge; lia). discriminate.
+Qed.
+
+(** STOP: so for every consumer that stopped, and hence the one with the fewest steps, no consumer takes more than one step beyond. *)
+Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, reachable s -> leads s t -> r < N -> q < N ->
+  stopped (rank_of s q) = true -> length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1.
+Proof.
+  intros s t r q R Ld Hr Hq St. destruct (a_consumer_that_stopped_takes_no_further_step s t q R Ld Hq St) as [_ <-].
+  apply no_consumer_is_more_than_one_step_ahead_of_another; [|assumption|assumption]. exact (leads_reachable _ _ _ _ s t Ld R).
+Qed.
+
+(** STOP: consumers that stop after the same number of steps leave nobody waiting: when nothing more can happen, every rank has finished. *)
+Theorem consumers_that_stop_together_end_together : forall s, reachable s ->
+  (forall r, r < N -> stopped (rank_of s r) = true) ->
+  (forall r q, r < N -> q < N -> length (taken (rank_of s r)) = length (taken (rank_of s q))) ->
+  can (by_itself s) s \/ forall r, r < N -> at_phase (rank_of s r) = DONE.
+Proof.
+  intros s R _ Eq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left s R) as [C|A]; [auto|right].
+  intros r H. destruct (A r H) as [D|[_ [_ [q [Hq [_ L]]]]]]; [exact D|]. rewrite (Eq r q H Hq) in L. lia.
 Qed.
 
 End Coupled.

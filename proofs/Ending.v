@@ -40,6 +40,7 @@ Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
   | Stopped q _ => q < N /\ stopped (rank_of s q) = true
   | Failed q c => q < N /\ failure (rank_of s q) = Some c
   | Mismatch _ => exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)
+  | Lost _ _ => False
   end.
 
 Record third (s : sys) : Prop := {
@@ -106,7 +107,7 @@ Qed.
 Lemma outcome_stays : forall s s' o, (forall q, q < N -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
   (forall q, q < N -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)) -> outcome_true s o -> outcome_true s' o.
 Proof.
-  intros s s' o H1 H2 O. destruct o as [|q n|q c|q]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
+  intros s s' o H1 H2 O. destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
 Qed.
 
 Lemma reachable_third : forall s, reachable s -> third s.
@@ -214,11 +215,90 @@ Proof.
   destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
+(** ABORT: where configurations differ, no rank ends in any other way. *)
+Theorem where_configurations_differ_every_rank_ends_as_failed_or_mismatch : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+  (exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)) ->
+  (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < N /\ failure (rank_of s q) = Some c) \/ exists q, ended_as (rank_of s r) = Some (Mismatch q).
+Proof.
+  intros s r R H E [q [Hq D]]. pose proof (some_rank _ _ ok) as SR.
+  assert (B : (exists ms a, In (ms, Agreed a) (log s) /\ is_bad a = true) \/ h_kind (whole s) = NOffer).
+  { clear E H r. induction R as [|s l t R IH St]; [right; reflexivity|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+    destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact IH| |exact IH]. destruct IH as [[ms [a [Hin B]]]|K]; [left; exists ms, a; split; [simpl; apply in_or_app; auto|exact B]|].
+    destruct x as [a|cs|rs]; [left|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K].
+    exists (messages N s), a. split; [simpl; apply in_or_app; right; left; reflexivity|]. destruct (is_bad a) eqn:B; [reflexivity|exfalso]. apply D.
+    assert (EO : entry_ok N cfg (messages N s, Agreed a)).
+    { repeat split; simpl; [apply messages_length|exact Rd|]. intros r m Hm. assert (H : r < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence).
+      rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [_ W]]. exact W. }
+    rewrite (good_agreement N cfg SR (prints_differ _ _ ok) _ _ q EO B Hq). reflexivity. }
+  destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O. destruct B as [B|K]; [|congruence].
+  destruct (bad_stays s R B) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
+  destruct Y as [[i [c ->]]|[[i ->] _]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
+Qed.
+
+(** ABORT: of the ranks whose reports have a cause, the lowest is named. *)
+Lemma failure_of_lowest : forall rs q c, (forall i x, nth_error rs i = Some x -> r_rank x = i) -> failure_of rs = Some (Failed q c) ->
+  (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None.
+Proof.
+  assert (X : forall rs n q c, (forall i x, nth_error rs i = Some x -> r_rank x = n + i) -> first_failed rs = Some (Failed q c) ->
+    n <= q /\ (exists x, nth_error rs (q - n) = Some x /\ r_cause x = Some c) /\ forall i x, n + i < q -> nth_error rs i = Some x -> r_cause x = None).
+  { induction rs as [|y rs IH]; intros n q c Rk F; simpl in F; [discriminate|]. pose proof (Rk 0 y eq_refl) as R0. destruct (r_cause y) as [c'|] eqn:C.
+    - injection F as <- <-. rewrite R0, Nat.add_0_r. split; [lia|]. rewrite Nat.sub_diag. split; [exists y; auto|]. intros; lia.
+    - destruct (IH (S n) q c) as [L [[x [Hx Cx]] M]]; [intros i x Hi; rewrite (Rk (S i) x Hi); lia|exact F|]. split; [lia|]. split.
+      + exists x. replace (q - n) with (S (q - S n)) by lia. auto.
+      + intros i z Li Hz. destruct i as [|i]; [simpl in Hz; congruence|]. apply (M i z); [lia|exact Hz]. }
+  intros rs q c Rk F. unfold failure_of in F. destruct (first_failed rs) as [o|] eqn:E.
+  - injection F as ->. destruct (X rs 0 q c Rk E) as [_ [Y Z]]. rewrite Nat.sub_0_r in Y. split; [exact Y|exact Z].
+  - destruct rs as [|r rs]; [discriminate|]. apply first_different_mismatch in F as [i F]. discriminate.
+Qed.
+
+Theorem a_failure_names_the_lowest_rank_that_reports_a_cause : forall s r q c, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+  ended_as (rank_of s r) = Some (Failed q c) ->
+  exists ms rs, In (ms, Reported rs) (log s) /\ length rs = N /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
+    (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None.
+Proof.
+  intros s r q c R H E O. destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
+  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk.
+  assert (Old : forall l', h_kind (whole s) = NClosed (Failed q c) l' -> exists ms rs, In (ms, Reported rs) (log s ++ [(messages N s, x)]) /\ length rs = N /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
+    (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None).
+  { intros l' K. destruct (IH l' K) as [ms [rs [Hin X]]]. exists ms, rs. split; [apply in_or_app; auto|exact X]. }
+  unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|n| |o' l'] eqn:K.
+  - destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. simpl in Hk. destruct (target (cfg 0) a); discriminate.
+  - destruct x; simpl in Hk; congruence.
+  - destruct x as [a|cs|rs]; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
+    destruct (pending_reports s rs I P Rd) as [L X]. assert (Rk : forall i x, nth_error rs i = Some x -> r_rank x = i).
+    { intros i x Hx. assert (Hi : i < N) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X i Hi) as [_ [y [Hy [_ [Ry _]]]]]. congruence. }
+    exists (messages N s), rs. split; [apply in_or_app; right; left; reflexivity|]. split; [exact L|]. split; [exact Rk|]. apply failure_of_lowest; assumption.
+  - apply (Old l'). destruct x; simpl in Hk; congruence.
+Qed.
+
 (** ABORT: a rank that fails while it fills its window, or before, offers its failure in that round. *)
 Theorem a_failed_rank_offers_its_failure : forall s r, reachable s -> r < N -> failure (rank_of s r) <> None -> at_phase (rank_of s r) <> FILL.
 Proof.
   intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
   destruct (failure (rank_of s r)); [discriminate|easy].
+Qed.
+
+(** STOP: so does a rank whose consumer has stopped, and that round is the last. A failure or a mismatch goes first (R7.4). *)
+Theorem a_stopped_rank_offers_its_stop : forall s r, reachable s -> r < N -> stopped (rank_of s r) = true -> at_phase (rank_of s r) <> FILL.
+Proof.
+  intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
+  apply orb_false_iff in M as [_ M]. congruence.
+Qed.
+
+Theorem a_stop_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < N ->
+  at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_stop_rank o <> None ->
+  h_kind (whole t) = NReport \/ exists q n, h_kind (whole t) = NClosed (Stopped q n) n.
+Proof.
+  intros s t r o R St H Ph Po Fo. pose proof (invariant_of N cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
+  rewrite whole_snoc. destruct (pending_current N cfg depth input s r I H (P r H)) as [W [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite W in K.
+  assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
+  pose proof (messages_nth N s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
+  unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
+  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
+    pose proof (ag_stop _ _ A o Io Fo) as Fa. destruct (is_bad a); [left; reflexivity|right]. destruct (o_stop_rank a) as [q|]; [|easy]. simpl. eauto.
+  - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
+  - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
 Qed.
 
 End Ending.

@@ -4,5 +4,5 @@ From ODB Require Import Types Grouping Alignment Machine Local Rules System Inst
 Require Import Extraction ExtrOcamlBasic ExtrOcamlNatInt.
 
 Extraction Language OCaml.
-Extraction "extracted/model.ml" shipped compute_groups align odb_rule paper_rule target initial transition has_posted
+Extraction "extracted/model.ml" shipped compute_groups align odb_rule paper_rule target initial transition handle has_posted
   combine_offers reduce.

@@ -42,7 +42,7 @@ Qed.
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
   intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (_ <? _); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in W.
+  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (_ <? _); [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in W.
     constructor; simpl; auto; [intros; contradiction|]. exists []. rewrite app_nil_r. reflexivity.
   - destruct (collated s); [discriminate|]. injection E as <-. apply same_post. constructor; simpl; auto. exists []. rewrite app_nil_r. reflexivity.
   - exfalso. eapply NG. reflexivity.

@@ -45,10 +45,11 @@ Proof.
   assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite D; reflexivity).
   destruct (ended_outcome N cfg depth input ok s r R H En) as [o [l [Hk O]]].
   assert (Oc : o = Complete).
-  { pose proof (d_outcome _ _ s (reachable_third N cfg depth input ok s R) o l Hk) as T. destruct o as [|q n|q c|q]; [reflexivity| | |]; exfalso; simpl in T.
+  { pose proof (d_outcome _ _ s (reachable_third N cfg depth input ok s R) o l Hk) as T. destruct o as [|q n|q c|q|p c]; [reflexivity| | | |]; exfalso; simpl in T.
     - destruct T as [T1 T2]. destruct (Al q T1). congruence.
     - destruct T as [T1 T2]. destruct (Al q T1). congruence.
-    - destruct T as [i [T1 T2]]. apply T2, Pr, T1. }
+    - destruct T as [i [T1 T2]]. apply T2, Pr, T1.
+    - exact T. }
   subst o. destruct (Al r H) as [Ns _].
   pose proof (join_mode_covers N cfg depth input ok s r R H Jm Nq D O Ns) as P.
   assert (Q : queue (rank_of s r) = []).

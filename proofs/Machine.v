@@ -64,7 +64,8 @@ Record config := mkConfig {
 
 Inductive phase_name := FILL | OFFER | COUNT | REPORT | DRAIN | DONE.
 
-Inductive outcome_kind := Complete | Stopped (rank step : nat) | Failed (rank cause : nat) | Mismatch (rank : nat).
+Inductive outcome_kind :=
+| Complete | Stopped (rank step : nat) | Failed (rank cause : nat) | Mismatch (rank : nat) | Lost (peer : option nat) (cause : nat).
 
 Record step := mkStep { s_number : nat; s_round : nat; s_group : group; s_counts : counts }.
 
@@ -276,7 +277,7 @@ Definition is_ending (s : state) : bool := match at_phase s with DRAIN | DONE =>
 Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : option state :=
   match e with
   | SamplesRead xs en =>
-      if (wanted s =? 0) || (wanted s <? length xs) then None
+      if (wanted s =? 0) || (wanted s <? length xs) || (is_nil xs && negb en) then None
       else Some (post c rank (set_read (read s + length xs) (set_ended en
                   (set_wanted (if en then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))))
   | Collated => if collated s then None else Some (post c rank (set_collated true s))
@@ -309,6 +310,20 @@ Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : 
   | LocalFailed cause => if is_ending s || is_some (failure s) then Some s else Some (post c rank (set_failure (Some cause) s))
   | Urged => if is_ending s then Some s else Some (post c rank (set_urged true s))
   end.
+
+(** The exchange broke (R5.10, R7.5): the rank can only end, and hands out no step that is not yet taken. *)
+Definition lose (peer : option nat) (cause : nat) (s : state) : state :=
+  if is_ending s then s
+  else
+    let l := match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end in
+    let win := if is_nil (aligned s) then window s else by_position (window s ++ concat (aligned s)) in
+    set_phase DONE (set_outcome (Some (Lost peer cause)) (set_limit (Some l) (set_aligned [] (set_groups [] (set_window win s))))).
+
+(** Everything that can happen to a rank: an event, or the loss of a peer. *)
+Inductive occurrence := Event (e : event) | PeerLost (peer : option nat) (cause : nat).
+
+Definition handle (c : config) (rank depth : nat) (s : state) (x : occurrence) : option state :=
+  match x with Event e => transition c rank depth s e | PeerLost peer cause => Some (lose peer cause s) end.
 
 (** True when the transition from [s] to [t] put a message into the exchange. *)
 Definition is_waiting (s : state) : bool := match at_phase s with OFFER | COUNT | REPORT => true | _ => false end.

@@ -272,7 +272,8 @@ Theorem every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s 
   transition c rank depth s e = Some t -> core (next_hist c0 h e) t /\ tight depth t.
 Proof.
   intros s e t K T A E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.
-  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. injection E as <-.
+  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|].
+    simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-.
     apply Nat.eqb_neq in W. apply Nat.ltb_ge in W2. destruct A as [A1 A2].
     eapply after_post_any; [exact T|apply read_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
   - destruct (collated s) eqn:C; [discriminate|]. injection E as <-.

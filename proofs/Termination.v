@@ -156,7 +156,7 @@ Lemma own_measure_falls : forall s r e t, reachable s -> r < N -> may input s r 
 Proof.
   intros s r e t R H M E B1 B2 B3. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
   set (u := rank_of s r) in *. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (wanted u =? 0) eqn:W; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. injection E as <-. apply Nat.eqb_neq in W.
+  - destruct (wanted u =? 0) eqn:W; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply Nat.eqb_neq in W.
     match goal with |- rank_measure _ _ (post ?c ?r ?v) + 1 <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post; assert (Bv : read (post c r v) = read v) by (pose proof (vital_post c r v) as Z; unfold vital in Z; congruence) end.
     rewrite Bv in B1. simpl in B1. unfold rank_measure. simpl. destruct M as [_ [_ M]].
     assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]). rewrite En.

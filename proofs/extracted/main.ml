@@ -34,7 +34,7 @@ let rule () = match word () with
   | "paper" -> paper_rule
   | name -> failwith ("no rule " ^ name)
 
-let event () = match word () with
+let event = function
   | "read" -> let is_ended = bool () in SamplesRead (list sample, is_ended)
   | "collated" -> Collated
   | "agreed" -> Got (Agreed (offer ()))
@@ -45,6 +45,10 @@ let event () = match word () with
   | "failed" -> LocalFailed (int ())
   | "urged" -> Urged
   | name -> failwith ("no event " ^ name)
+
+let occurrence () = match word () with
+  | "lost" -> let peer = option () in PeerLost (peer, int ())
+  | name -> Event (event name)
 
 let show_int = string_of_int
 let show_bool b = if b then "1" else "0"
@@ -74,6 +78,7 @@ let show_outcome = function
   | Some (Stopped (r, _)) -> "stopped " ^ show_int r
   | Some (Failed (r, c)) -> Printf.sprintf "failed %d %d" r c
   | Some (Mismatch r) -> "mismatch " ^ show_int r
+  | Some (Lost (p, c)) -> Printf.sprintf "lost %s %d" (show_option p) c
 
 let show_state s =
   String.concat " | "
@@ -88,7 +93,7 @@ let run_machine () =
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let rank = int () in let depth = int () in
   let c = shipped budget size ramp max_age is_quota quota rule print in
-  let step s e = match transition c rank depth s e with
+  let step s e = match handle c rank depth s e with
     | None -> print_endline "refused"; s
     | Some t ->
         let post = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-" in
@@ -97,7 +102,7 @@ let run_machine () =
   print_endline (show_state s ^ " | -");
   let n = int () in
   let s = ref s in
-  for _ = 1 to n do s := step !s (event ()) done
+  for _ = 1 to n do s := step !s (occurrence ()) done
 
 let answer = function
   | "groups" -> let budget = int () in print_endline (show_list show_group (compute_groups budget (list sample)))

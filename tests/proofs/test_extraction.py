@@ -22,6 +22,7 @@ from odb_ref.core.events import (
     Counted,
     Event,
     LocalFailed,
+    PeerLost,
     Reported,
     SamplesRead,
     StepTaken,
@@ -119,6 +120,8 @@ class World:
 
     def __init__(self, configs: list[Config], shards: list[list[int]], rng: random.Random) -> None:
         self.rng = rng
+        self.is_lossy = rng.random() < 0.2
+        self.is_broken = False
         self.prints = {config.shared_json: config.fingerprint for config in configs}
         self.posts: dict[int, list[Effect]] = {}
         self.ranks: list[Rank] = []
@@ -169,7 +172,10 @@ class World:
         dice = rng.random()
         if all(self.waiting):
             self.exchange()
-        if dice < 0.01:
+        if self.is_lossy and rng.random() < (0.1 if self.is_broken else 0.01):
+            self.is_broken = True
+            self.handle(index, PeerLost(rng.choice((None, 0, len(self.ranks) - 1)), str(rng.randrange(1, 9))))
+        elif dice < 0.01:
             self.handle(index, ConsumerStopped())
         elif dice < 0.015:
             self.handle(index, LocalFailed(str(rng.randrange(1, 9))))
@@ -184,10 +190,9 @@ class World:
         elif state.wanted_samples and dice < 0.7:
             left = rank.source[state.read_samples :]
             most = min(len(left), state.wanted_samples)
-            count = rng.randint(min(1, most), most)
+            count = rng.randint(0, most)
             is_ended = count == len(left) and (count < state.wanted_samples or rng.random() < 0.3)
-            if count or is_ended:
-                self.handle(index, SamplesRead(left[:count], is_ended))
+            self.handle(index, SamplesRead(left[:count], is_ended))
         elif not state.is_collated and dice < 0.8:
             self.handle(index, Collated(state.round - 1))
         elif state.queue:
@@ -256,7 +261,19 @@ def test_random_schedules_reach_every_phase_and_outcome() -> None:
             world.one_event()
             seen.update(rank.state.phase for rank in world.ranks)
         seen.update(rank.state.outcome.kind for rank in world.ranks if rank.state.outcome)
-    assert seen >= {"fill", "offer", "count", "report", "drain", "done", "complete", "stopped", "failed", "mismatch"}
+    assert seen >= {
+        "fill",
+        "offer",
+        "count",
+        "report",
+        "drain",
+        "done",
+        "complete",
+        "stopped",
+        "failed",
+        "mismatch",
+        "lost",
+    }
 
 
 def test_a_changed_configuration_is_noticed(model: Model) -> None:

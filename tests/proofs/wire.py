@@ -102,7 +102,7 @@ def write_event(event: Event, prints: dict[str, int]) -> str:
         case Urged():
             return "urged"
         case PeerLost():
-            raise ValueError("the model has no PeerLost")
+            return _words("lost", -1 if event.rank is None else event.rank, event.cause)
         case _:
             assert_never(event)
 
@@ -141,7 +141,7 @@ def _show_outcome(state: State) -> str:
         case OutcomeKind.MISMATCH:
             return f"mismatch {outcome.rank}"
         case OutcomeKind.LOST:
-            raise ValueError("the model has no PeerLost")
+            return f"lost {-1 if outcome.rank is None else outcome.rank} {outcome.cause}"
         case _:
             assert_never(outcome.kind)
 

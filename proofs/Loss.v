@@ -1,0 +1,497 @@
+(** ABORT, where the exchange breaks (R5.10, R7.5): the same system, in which every rank that is not ending may at any moment
+    learn that a peer is lost. A process that is gone is a rank to which nothing happens any more.
+
+    A run with losses is followed by one without: what a lost rank would be if it had not been told, its shadow, goes on
+    reading and collating and never learns another result. So what is proved of every run without a loss holds of what the
+    ranks hold and have done, with losses too. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age.
+Import ListNotations.
+
+(** ** One rank *)
+
+(** ABORT: told of a lost peer, a rank that is not ending ends at once as LOST; nothing is delivered, nothing is posted. *)
+Theorem a_rank_that_is_told_of_a_lost_peer_ends_at_once_as_lost : forall c r d s peer cause, is_ending s = false ->
+  exists t, handle c r d s (PeerLost peer cause) = Some t /\ at_phase t = DONE /\ ended_as t = Some (Lost peer cause) /\
+    queue t = queue s /\ taken t = taken s /\ has_posted s t = false /\ exists l, limit t = Some l /\ l <= length (taken t).
+Proof.
+  intros c r d s peer cause E. simpl. eexists. split; [reflexivity|]. unfold lose. rewrite E. simpl.
+  repeat split. eexists. split; [reflexivity|]. destruct (limit s); lia.
+Qed.
+
+(** A rank that is draining, or done, needs no exchange any more. *)
+Theorem a_rank_that_is_ending_ignores_a_lost_peer : forall c r d s peer cause, is_ending s = true -> handle c r d s (PeerLost peer cause) = Some s.
+Proof. intros c r d s peer cause E. simpl. unfold lose. rewrite E. reflexivity. Qed.
+
+Definition is_lost (s : state) : bool := is_ending s && match ended_as s with Some (Lost _ _) => true | _ => false end.
+
+(** A rank that has learnt of a loss, against what it would be without. *)
+Record lost_from (u v : state) : Prop := {
+  l_phase : at_phase u = DONE;
+  l_lost : is_lost u = true;
+  l_live : is_ending v = false;
+  l_limit : exists l, limit u = Some l /\ l <= length (taken v);
+  l_aligned : aligned u = [];
+  l_window : Permutation (window u) (window v ++ concat (aligned v));
+  l_round : round u = round v;
+  l_read : read u = read v;
+  l_ended : ended u = ended v;
+  l_wanted : wanted u = wanted v;
+  l_plan : plan u = plan v;
+  l_collated : collated u = collated v;
+  l_outbox : outbox u = outbox v;
+  l_queue : queue u = queue v;
+  l_taken : taken u = taken v;
+  l_failure : failure u = failure v;
+  l_stopped : stopped u = stopped v }.
+
+Lemma lose_lost : forall peer cause s, is_ending s = false -> lost_from (lose peer cause s) s.
+Proof.
+  intros peer cause s E. unfold lose. rewrite E. constructor; simpl; auto.
+  - eexists. split; [reflexivity|]. destruct (limit s); lia.
+  - destruct (aligned s) as [|g gs] eqn:A; [simpl; rewrite app_nil_r; reflexivity|]. simpl is_nil. cbv iota. apply sort_by_perm.
+Qed.
+
+Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
+Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_outbox0, l_queue0, l_taken0. auto. Qed.
+
+Lemma post_frame : forall c r s, (wanted (post c r s), plan (post c r s), outbox (post c r s), queue (post c r s), limit (post c r s), aligned (post c r s), failure (post c r s)) =
+  (wanted s, plan s, outbox s, queue s, limit s, aligned s, failure s).
+Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
+
+Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
+Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
+
+Lemma post_window : forall c r s, window (post c r s) = window s.
+Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
+
+(** What a lost rank does, its shadow does too: it reads and collates to the end of what is under way. *)
+Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue v = x :: q -> s_number x = length (taken v)) ->
+  transition c r d u e = Some t -> at_phase u = DONE ->
+  (forall x, e <> Got x) -> e <> ConsumerStopped -> (forall x, e <> LocalFailed x) -> e <> Urged ->
+  e <> StepTaken /\ (at_phase t = DONE /\ ended_as t = ended_as u /\ posted t = posted u /\ queue t = queue u /\ taken t = taken u) /\
+  exists w, transition c r d v e = Some w /\ lost_from t w.
+Proof.
+  intros c r d u v e t L Nx E P N1 N2 N3 N4. destruct L. destruct e as [xs en| |x| | |cause|].
+  - split; [discriminate|]. simpl in *. rewrite l_wanted0 in E. destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
+
+    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as W; pose proof (post_going c r z) as G end.
+    unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
+    constructor; simpl; rewrite ?W, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; try congruence.
+    + rewrite <- app_assoc. rewrite (Permutation_app_comm xs). rewrite app_assoc. apply Permutation_app_tail. exact l_window0.
+  - split; [discriminate|]. simpl in *. rewrite l_collated0 in E. destruct (collated v); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
+
+    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as W; pose proof (post_going c r z) as G end.
+    unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
+    constructor; simpl; rewrite ?W, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; congruence.
+  - exfalso. eapply N1. reflexivity.
+  - exfalso. simpl in E. rewrite l_queue0 in E. destruct (queue v) as [|x q] eqn:Q; [discriminate|]. destruct l_limit0 as [l [L1 L2]]. rewrite L1, (Nx x q eq_refl) in E. simpl in E.
+    replace (length (taken v) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
+  - exfalso. apply N2. reflexivity.
+  - exfalso. eapply N3. reflexivity.
+  - exfalso. apply N4. reflexivity.
+Qed.
+
+(** ** The system *)
+
+Section Loss.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Hypothesis deep : forall r, r < N -> 1 <= depth r.
+Notation reachable := (System.reachable N cfg depth input).
+Notation invariant := (System.invariant N cfg depth input).
+Notation step := (System.step N cfg depth input).
+Notation whole := (Facts.whole cfg).
+
+(** Everything that can happen without a loss, and that a rank's driver says that a peer is lost. *)
+Inductive lossy_step : sys -> sys -> Prop :=
+| LossyStep : forall s l t, step s l t -> lossy_step s t
+| LossyLoss : forall s r peer cause, r < N -> is_ending (rank_of s r) = false ->
+    lossy_step s (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)).
+
+(** [n] things happen between two states. *)
+Inductive lossy_path : sys -> nat -> sys -> Prop :=
+| lossy_here : forall s, lossy_path s 0 s
+| lossy_on : forall s t n u, lossy_path s n t -> lossy_step t u -> lossy_path s (S n) u.
+
+Definition lossy_reachable (s : sys) : Prop := exists n, lossy_path (start cfg) n s.
+
+(** [v] follows [u] without the losses. *)
+Definition follows_rank (u v : sys) (r : nat) : Prop :=
+  (is_lost (rank_of u r) = false /\ rank_of u r = rank_of v r /\ pending u r = pending v r) \/
+  (lost_from (rank_of u r) (rank_of v r) /\ (pending u r = true -> pending v r = true /\ posted (rank_of u r) = posted (rank_of v r))).
+
+Record follows (u v : sys) : Prop := {
+  f_log : log u = log v;
+  f_got : forall r, r < N -> got u r = got v r;
+  f_running : forall r, r < N -> running u r = running v r;
+  f_rank : forall r, r < N -> follows_rank u v r }.
+
+Lemma follows_taken : forall u v r, follows u v -> r < N -> taken (rank_of u r) = taken (rank_of v r).
+Proof. intros u v r F H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[L _]]; [reflexivity|apply (l_taken _ _ L)]. Qed.
+
+Lemma follows_messages : forall u v, follows u v -> (forall r, r < N -> pending u r = true) -> messages N u = messages N v /\ forall r, r < N -> pending v r = true.
+Proof.
+  intros u v F P. split.
+  - unfold messages. apply map_ext_seq. intros r H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[_ L]]; [reflexivity|]. unfold message. destruct (L (P r H)) as [_ ->]. reflexivity.
+  - intros r H. destruct (f_rank _ _ F r H) as [[_ [_ <-]]|[_ L]]; [apply P, H|apply L, P, H].
+Qed.
+
+(** Nothing but a loss makes a rank lost. *)
+Lemma reachable_live : forall s r, reachable s -> r < N -> is_lost (rank_of s r) = false.
+Proof.
+  intros s r R H. destruct (is_ending (rank_of s r)) eqn:E.
+  - destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok s r R H E) as [o [O T]]. unfold is_lost. rewrite E, O. destruct o; auto. destruct T.
+  - unfold is_lost. rewrite E. reflexivity.
+Qed.
+
+Definition lost_ranks (s : sys) : nat := sum_over N (fun r => b2n (is_lost (rank_of s r))).
+
+Lemma follows_lost : forall u v u' v', follows u v -> follows u' v' -> (forall r, r < N -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
+Proof. intros u v u' v' _ _ H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
+
+Definition follows_on (u v u' : sys) : Prop :=
+  (exists l v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
+
+Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < N -> may input u i e ->
+  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
+  follows_on u v (mkSys (update (rank_of u) i t)
+      (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
+      (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
+      (match e with StepTaken => update (running u) i true | _ => running u end)).
+Proof.
+  intros u v i e t R F H M E Er Ep. left. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
+  assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ F); reflexivity).
+  assert (M' : may input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
+  assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
+  pose proof (StepRank N cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
+  match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
+  assert (F' : follows u' v').
+  { constructor; unfold u', v'; simpl.
+    - apply (f_log _ _ F).
+    - intros r Hr. destruct e; try apply (f_got _ _ F r Hr). unfold update. destruct (r =? i); [rewrite Eg; reflexivity|apply (f_got _ _ F r Hr)].
+    - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+    - intros r Hr. unfold follows_rank. simpl. rewrite <- Er. destruct (Nat.eq_dec r i) as [->|NE].
+      + left. rewrite !update_same. split; [|split; [reflexivity|]].
+        * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply reachable_live; [eapply reach_step; eauto|exact H].
+        * destruct (has_posted (rank_of u i) t); [unfold update; rewrite Nat.eqb_refl; reflexivity|exact Ep].
+      + rewrite !update_other by exact NE. destruct (has_posted (rank_of u i) t); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
+  exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr L. unfold u'. simpl.
+  destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (reachable_live v i R H) in L. discriminate.
+Qed.
+
+Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < N -> may input u i e ->
+  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
+  (exists xs en, e = SamplesRead xs en) \/ e = Collated.
+Proof.
+  intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en| |x| | |cause|]; eauto; exfalso.
+  - destruct x; simpl in E; rewrite P in E; discriminate.
+  - pose proof (invariant_of N cfg depth input ok v R) as I. simpl in E. rewrite (l_queue _ _ L) in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
+    destruct (l_limit _ _ L) as [l [L1 L2]]. rewrite L1, (head_number N cfg depth input v i x q I H Q) in E. simpl in E.
+    replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
+  - destruct M as [_ M]. contradiction.
+  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
+  - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
+Qed.
+
+Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < N -> may input u i e ->
+  transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
+  (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
+  follows_on u v (mkSys (update (rank_of u) i t)
+      (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
+      (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
+      (match e with StepTaken => update (running u) i true | _ => running u end)).
+Proof.
+  intros u v i e t R F H M E L Pe. left. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of N cfg depth input ok v R) as I.
+  assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
+  destruct NG as [N1 [N2 [N3 N4]]].
+  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number N cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
+  assert (M' : may input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; exact M|exact Logic.I]).
+  assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
+  pose proof (StepRank N cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
+  match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
+  assert (F' : follows u' v').
+  { constructor; unfold u', v'; simpl.
+    - apply (f_log _ _ F).
+    - intros r Hr. destruct e; try apply (f_got _ _ F r Hr). exfalso. eapply N1. reflexivity.
+    - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). exfalso. apply N5. reflexivity.
+    - intros r Hr. unfold follows_rank. simpl. destruct (Nat.eq_dec r i) as [->|NE].
+      + right. rewrite !update_same. split; [exact L'|]. intros P. destruct (Pe P) as [Pv Pm].
+        destruct (pending_current N cfg depth input v i I H Pv) as [_ [_ W]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 W) as [_ S2].
+        split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
+      + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
+  exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
+  destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
+Qed.
+
+Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on u v u'.
+Proof.
+  intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
+  - destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
+    + destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := R) (2 := F); auto|apply lost_transition_followed with (1 := R) (2 := F); auto].
+    + left. destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. exists LExchange. eexists. split; [apply StepExchange; eauto|]. split.
+      * constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
+        destruct (f_rank _ _ F r Hr) as [[A [B _]]|[L _]]; [left; auto|right; split; [exact L|discriminate]].
+      * apply sum_over_le. simpl. lia.
+    + left. exists (LTrained i). eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
+      * intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
+      * split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+  - right. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
+    pose proof (lose_lost peer cause _ E) as L. split.
+    + constructor; simpl; try apply F. intros q Hq. unfold follows_rank. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [|rewrite update_other by exact NE; apply (f_rank _ _ F q Hq)].
+      right. rewrite update_same, <- Er. split; [exact L|]. intros P. split; [rewrite <- Ep; exact P|]. unfold lose. rewrite E. reflexivity.
+    + rewrite Nat.add_1_r. apply sum_over_lt with (i := r); [exact H| |]; simpl.
+      * rewrite update_same, Lf, (l_lost _ _ L). simpl. lia.
+      * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
+Qed.
+
+Lemma start_follows : follows (start cfg) (start cfg).
+Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
+
+Lemma lossy_path_followed : forall n u, lossy_path (start cfg) n u ->
+  exists v, reachable v /\ follows u v /\ n + measure N input v <= measure N input (start cfg) + lost_ranks u.
+Proof.
+  assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure N input v <= measure N input (start cfg) + lost_ranks u).
+  { induction 1 as [s|s t n u P IH St]; intros Es.
+    - subst s. exists (start cfg). split; [constructor|]. split; [apply start_follows|lia].
+    - destruct (IH Es) as [v [R [F B]]]. destruct (every_lossy_step_is_followed t v u R F St) as [[l [v' [Sv [F' Lv]]]]|[F' Lv]].
+      + pose proof (every_transition_lowers_the_measure N cfg depth input ok v l v' R Sv). exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia].
+      + exists v. split; [exact R|]. split; [exact F'|lia]. }
+  intros n u P. apply (X (start cfg) n u P eq_refl).
+Qed.
+
+(** The root of all that follows: whatever is reached with losses, a run without a loss has reached too, but for what a lost rank
+    no longer takes part in. *)
+Theorem a_run_with_losses_follows_a_run_without : forall u, lossy_reachable u -> exists v, reachable v /\ follows u v.
+Proof. intros u [n P]. destruct (lossy_path_followed n u P) as [v [R [F _]]]. eauto. Qed.
+
+Lemma follows_frame : forall u v r, follows u v -> r < N ->
+  steps_of (rank_of u r) = steps_of (rank_of v r) /\ released_of (rank_of u r) = released_of (rank_of v r) /\ round (rank_of u r) = round (rank_of v r) /\
+  read (rank_of u r) = read (rank_of v r) /\ collated (rank_of u r) = collated (rank_of v r) /\
+  Permutation (concat (aligned (rank_of u r)) ++ window (rank_of u r)) (concat (aligned (rank_of v r)) ++ window (rank_of v r)).
+Proof.
+  intros u v r F H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[L _]]; [repeat split; reflexivity|]. destruct (lost_steps _ _ L) as [S1 S2]. destruct L.
+  rewrite l_aligned0. simpl. repeat split; auto. rewrite l_window0. apply Permutation_app_comm.
+Qed.
+
+(** TERM, with losses: each rank is lost once at most. *)
+Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound N input + N.
+Proof.
+  intros n u P. destruct (lossy_path_followed n u P) as [v [_ [_ B]]]. pose proof (start_measure N cfg input) as S.
+  assert (L : lost_ranks u <= N).
+  { unfold lost_ranks. rewrite <- (Nat.mul_1_r N) at 2. eapply Nat.le_trans; [apply (sum_over_le _ (fun _ => 1 + 0) N); intros i Hi; destruct (is_lost _); simpl; lia|].
+    rewrite sum_over_const. replace (sum_over N (fun _ => 0)) with 0; [lia|]. unfold sum_over. induction (seq 0 N); simpl; auto. }
+  lia.
+Qed.
+
+(** ALIGN, with losses. *)
+Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u -> r < N -> q < N ->
+  nth_error (steps_of (rank_of u r)) j = Some x -> nth_error (steps_of (rank_of u q)) j = Some y ->
+  s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
+Proof.
+  intros u r q j x y Ru Hr Hq Hx Hy. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [Er _]. destruct (follows_frame u v q F Hq) as [Eq _]. rewrite Er in Hx. rewrite Eq in Hy.
+  apply (rounds_are_aligned N cfg depth input ok v r q j x y R Hr Hq Hx Hy).
+Qed.
+
+Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, lossy_reachable u -> r < N -> q < N ->
+  k < round (rank_of u r) -> k < round (rank_of u q) -> length (steps_in_round k (rank_of u r)) = length (steps_in_round k (rank_of u q)).
+Proof.
+  intros u r q k Ru Hr Hq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [Er [_ [Rr _]]]. destruct (follows_frame u v q F Hq) as [Eq [_ [Rq _]]]. unfold steps_in_round. rewrite Er, Eq. rewrite Rr in Lr. rewrite Rq in Lq.
+  apply (every_rank_makes_the_same_number_of_steps_in_a_round N cfg depth input ok v r q k R Hr Hq Lr Lq).
+Qed.
+
+(** CONSERVE, with losses. *)
+Theorem with_losses_no_sample_goes_missing : forall u r, lossy_reachable u -> r < N ->
+  Permutation (samples_of (steps_of (rank_of u r)) ++ concat (aligned (rank_of u r)) ++ window (rank_of u r) ++ skipn (read (rank_of u r)) (input r)) (input r).
+Proof.
+  intros u r Ru H. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (follows_frame u v r F H) as [-> [_ [_ [-> [_ W]]]]].
+  rewrite <- (nothing_is_lost N cfg depth input ok v r R H) at 2. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. exact W.
+Qed.
+
+(** ONCE, with losses. *)
+Theorem with_losses_no_sample_is_emitted_twice : forall u r, lossy_reachable u -> r < N -> NoDup (map pos (input r)) ->
+  NoDup (map pos (samples_of (steps_of (rank_of u r)))) /\ NoDup (map pos (emitted u r)).
+Proof.
+  intros u r Ru H ND. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold emitted. destruct (follows_frame u v r F H) as [-> _]. rewrite (follows_taken u v r F H).
+  apply (no_sample_is_emitted_twice N cfg depth input ok v r R H ND).
+Qed.
+
+(** RELEASE, with losses. *)
+Theorem with_losses_release_needs_every_rank_ready : forall u r q j, lossy_reachable u -> r < N -> q < N -> j < length (released_of (rank_of u r)) ->
+  j < length (released_of (rank_of u q)) \/ (j < length (steps_of (rank_of u q)) /\ collated (rank_of u q) = true).
+Proof.
+  intros u r q j Ru Hr Hq L. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (follows_frame u v r F Hr) as [_ [Er _]]. destruct (follows_frame u v q F Hq) as [Sq [Eq [_ [_ [Cq _]]]]]. rewrite Er in L. rewrite Eq, Sq, Cq.
+  apply (release_needs_every_rank_ready N cfg depth input ok v r q j R Hr Hq L).
+Qed.
+
+(** COVER, with losses: who closes COMPLETE has been given all of its samples, whatever others have learnt since. *)
+Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+  at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
+  Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
+Proof.
+  intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (f_rank _ _ F r H) as [[_ [E _]]|[L _]].
+  - rewrite E in *. apply (join_mode_covers N cfg depth input ok v r R H Jm Nq P O St).
+  - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
+Qed.
+
+(** QUOTA, with losses: who closes COMPLETE. *)
+Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q quota, lossy_reachable u -> r < N -> q < N -> c_quota (cfg 0) = Some quota ->
+  is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
+  ended_as (rank_of u q) = Some Complete /\
+  length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\
+  (forall n, 0 < n < length (steps_of (rank_of u r)) -> samples_by n (rank_of u r) < quota) /\
+  (quota <= samples_by (length (steps_of (rank_of u r))) (rank_of u r) \/ exists i, i < N /\ dry u i).
+Proof.
+  intros u r q quota Ru Hr Hq Qt Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]].
+  2:{ exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate. }
+  destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
+  destruct (quota_ranks_close_at_the_same_first_step N cfg depth input ok v r q quota R Hr Hq Qt Er Eq O) as [Q1 [Q2 [Q3 Q4]]].
+  repeat split; try assumption; try apply Q3. destruct Q4 as [Q4|[i [Hi [D1 D2]]]]; [auto|right]. exists i. split; [exact Hi|]. unfold dry.
+  destruct (f_rank _ _ F i Hi) as [[_ [-> _]]|[L _]]; [auto|]. rewrite (l_wanted _ _ L). split; [|exact D2].
+  pose proof (invariant_of N cfg depth input ok v R) as I. destruct (ended_outcome N cfg depth input ok v r R Hr Er) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
+  pose proof (g_core _ _ _ _ _ I i Hi) as K. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. pose proof (l_live _ _ L) as Lv. unfold is_ending in Lv.
+  assert (A : aligned (rank_of v i) = []).
+  { apply (k_aligned _ _ _ _ _ _ K). intros C. rewrite C in Ph. destruct (hist_cases N cfg depth input v i I Hi) as [[_ W]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]].
+    - rewrite W, Hk in Ph. destruct Ph; discriminate.
+    - rewrite W in Hk. unfold h_step in Hk. destruct (h_kind (System.hist_of cfg v i)) eqn:Z; [destruct Ph; discriminate| |discriminate|destruct Ph; discriminate].
+      destruct x; simpl in Hk; congruence. }
+  pose proof (l_window _ _ L) as W. rewrite D1, A in W. simpl in W. apply Permutation_sym, Permutation_nil in W. exact W.
+Qed.
+
+(** AGE, with losses. *)
+Lemma lossy_path_leads : forall u n w, lossy_path u n w -> forall v, reachable v -> follows u v -> exists v', System.leads N cfg depth input v v' /\ follows w v'.
+Proof.
+  induction 1 as [u|u t n w P IH St]; intros v R F; [exists v; split; [constructor|exact F]|]. destruct (IH v R F) as [v1 [Ld F1]].
+  pose proof (leads_reachable _ _ _ _ v v1 Ld R) as R1. destruct (every_lossy_step_is_followed t v1 w R1 F1 St) as [[l [v2 [Sv [F2 _]]]]|[F2 _]]; [|eauto].
+  exists v2. split; [eapply leads_on; eauto|exact F2].
+Qed.
+
+Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
+  (forall r, r < N -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
+  (forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i) ->
+  forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < N ->
+  at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
+  exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
+Proof.
+  intros Jn Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
+  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
+  apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest N cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
+Qed.
+
+(** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, have ended in the same round, by the same outcome. *)
+Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable u -> r < N -> q < N ->
+  is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u r) = false -> is_lost (rank_of u q) = false ->
+  ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
+Proof.
+  intros u r q Ru Hr Hq Er Eq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate].
+  destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
+  apply (failure_ends_all_ranks_in_the_same_round N cfg depth input ok v r q R Hr Hq Er Eq).
+Qed.
+
+Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_reachable u -> r < N -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
+  exists o, ended_as (rank_of u r) = Some o /\ outcome_true N cfg u o.
+Proof.
+  intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate]. rewrite Xr in *.
+  destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
+  assert (X : forall q, q < N -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
+  { intros q Hq. destruct (f_rank _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }
+  destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct T as [T1 T2]; split; auto; destruct (X q T1) as [X1 X2]; congruence.
+Qed.
+
+(** ABORT: after a loss the rank stays as it ended, and nothing is delivered or taken any more. *)
+Theorem after_a_loss_no_step_is_delivered_or_taken : forall s n u r, lossy_reachable s -> lossy_path s n u -> r < N -> is_lost (rank_of s r) = true ->
+  at_phase (rank_of u r) = DONE /\ ended_as (rank_of u r) = ended_as (rank_of s r) /\ queue (rank_of u r) = queue (rank_of s r) /\ taken (rank_of u r) = taken (rank_of s r).
+Proof.
+  intros s n u r Rs P H Ls.
+  assert (Gen : forall s n t, lossy_path s n t -> forall m, lossy_path (start cfg) m s -> exists k, lossy_path (start cfg) k t).
+  { induction 1; intros m Pm; [eauto|]. destruct (IHlossy_path m Pm) as [k Pk]. exists (S k). eapply lossy_on; eauto. }
+  induction P as [s|s t n u P IH St].
+  - destruct (a_run_with_losses_follows_a_run_without s Rs) as [v [R F]]. destruct (f_rank _ _ F r H) as [[L _]|[L _]]; [congruence|]. split; [apply (l_phase _ _ L)|auto].
+  - destruct (IH Rs Ls) as [Pt [Ot [Qt Tt]]].
+    assert (Rt : lossy_reachable t) by (destruct Rs as [m Pm]; apply (Gen s n t P m Pm)).
+    assert (Lt : is_lost (rank_of t r) = true) by (unfold is_lost in *; apply andb_true_iff in Ls as [_ Ls]; rewrite Ot, Ls; unfold is_ending; rewrite Pt; reflexivity).
+    destruct (a_run_with_losses_follows_a_run_without t Rt) as [v [R F]]. destruct (f_rank _ _ F r H) as [[L _]|[L _]]; [congruence|].
+    destruct St as [t l u St|t i peer cause Hi E].
+    + destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
+      pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of N cfg depth input ok v R) as I.
+      assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
+      destruct NG as [N1 [N2 [N3 N4]]].
+      destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number N cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
+      rewrite X1, X2, X3, X4. auto.
+    + simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; auto]. exfalso. unfold is_ending in E. rewrite Pt in E. discriminate.
+Qed.
+
+(** A consumer on a rank that has not been told has a step to take. *)
+Lemma take_goes_on : forall u v r, reachable v -> follows u v -> r < N -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
+  can N cfg depth input unurged u.
+Proof.
+  intros u v r R F H Er Ru [NE L]. pose proof (invariant_of N cfg depth input ok v R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
+  pose proof (head_number N cfg depth input v r x q I H Q) as Nx.
+  assert (B : below (limit (rank_of v r)) (s_number x) = true).
+  { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
+  exists (LRank r StepTaken). eexists. split; [exact Logic.I|]. eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
+Qed.
+
+(** ABORT, FREE: where peers are lost, some rank is still to be told by its driver, or the consumers can go on by themselves, or every
+    loader is done, but those that drain to a trainer inside a step which a consumer on a lost rank, or one that left, never entered. *)
+Theorem with_losses_every_rank_is_told_or_every_loader_ends : forall u, lossy_reachable u ->
+  (exists r, r < N /\ is_ending (rank_of u r) = false) \/ can N cfg depth input unurged u \/
+  forall r, r < N -> at_phase (rank_of u r) = DONE \/
+    (at_phase (rank_of u r) = DRAIN /\ running u r = true /\
+     exists q, q < N /\ (is_lost (rank_of u q) = true \/ stopped (rank_of u q) = true) /\ length (taken (rank_of u q)) < length (taken (rank_of u r))).
+Proof.
+  intros u Ru. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. pose proof (invariant_of N cfg depth input ok v R) as I. pose proof (some_rank _ _ ok) as SR.
+  destruct (dec_exists (fun r => negb (is_ending (rank_of u r))) N) as [[r [H E]]|AE]; [left; exists r; split; [exact H|apply negb_true_iff, E]|right].
+  assert (End : forall r, r < N -> is_ending (rank_of u r) = true) by (intros r H; specialize (AE r H); apply negb_false_iff, AE). clear AE.
+  assert (Each : forall r, r < N -> can N cfg depth input unurged u \/ at_phase (rank_of u r) = DONE \/
+    (at_phase (rank_of u r) = DRAIN /\ running u r = true /\
+     exists q, q < N /\ (is_lost (rank_of u q) = true \/ stopped (rank_of u q) = true) /\ length (taken (rank_of u q)) < length (taken (rank_of u r)))).
+  { intros r H. pose proof (End r H) as Er. unfold is_ending in Er. destruct (at_phase (rank_of u r)) eqn:P; try discriminate; auto.
+    destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_phase _ _ L) in P; discriminate]. rewrite Xr in P.
+    assert (Ev : is_ending (rank_of v r) = true) by (unfold is_ending; rewrite P; reflexivity).
+    destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current N cfg depth input ok v r R H Ev) as [Wr _].
+    destruct (ended_outcome N cfg depth input ok v r R H Ev) as [o [l [Hk _]]].
+    assert (Ll : length (taken (rank_of v r)) < l).
+    { destruct (stopped (rank_of v r)) eqn:S.
+      - destruct (k_stop _ _ _ _ _ _ Kr S) as [m [L1 L2]]. specialize (Li m L1). lia.
+      - pose proof (k_free _ _ _ _ _ _ Kr S) as L1. rewrite Wr, Hk in L1. specialize (Li l L1). lia. }
+    destruct (running u r) eqn:Run.
+    2:{ left. apply (take_goes_on u v r R F H Xr Run). split.
+        - destruct (t_outbox _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
+        - intros l' L. specialize (Li l' L). lia. }
+    destruct (min_exists (fun i => length (taken (rank_of u i))) N SR) as [q [Hq M]]. simpl in M.
+    destruct (le_lt_dec (length (taken (rank_of u r))) (length (taken (rank_of u q)))) as [Lq|Lq].
+    { left. exists (LTrained r). eexists. split; [exact Logic.I|]. apply StepTrained; [exact H|exact Run|]. intros i Hi. specialize (M i Hi). lia. }
+    destruct (running u q) eqn:Rq.
+    { left. exists (LTrained q). eexists. split; [exact Logic.I|]. apply StepTrained; [exact Hq|exact Rq|exact M]. }
+    destruct (is_lost (rank_of u q)) eqn:Lost; [right; right; split; [reflexivity|]; split; [reflexivity|]; exists q; auto|].
+    destruct (stopped (rank_of u q)) eqn:Stop; [right; right; split; [reflexivity|]; split; [reflexivity|]; exists q; auto|]. left.
+    destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
+    destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Xq Rq); apply takeableb_spec, T|exfalso].
+    pose proof (End q Hq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current N cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+    pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.
+    assert (Rel : length (taken (rank_of v q)) < length (released_of (rank_of v q))).
+    { rewrite (k_released _ _ _ _ _ _ Kq), Wq, <- Wr, <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
+    unfold takeableb, below in T. rewrite L1 in T. replace (length (taken (rank_of v q)) <? l) with true in T by (symmetry; apply Nat.ltb_lt; lia). rewrite andb_true_r in T.
+    destruct (queue (rank_of v q)) as [|x ys] eqn:Q; [|discriminate].
+    assert (Oq : outbox (rank_of v q) <> []) by (intros O; unfold released_of in Rel; rewrite Q, O, !app_length in Rel; simpl in Rel; lia).
+    destruct (t_outbox _ _ (g_tight _ _ _ _ _ I q Hq) Oq) as [D|[l' [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. rewrite L1 in D1. injection D1 as <-. lia. }
+  assert (All : forall n, n <= N -> can N cfg depth input unurged u \/ forall r, r < n -> at_phase (rank_of u r) = DONE \/
+    (at_phase (rank_of u r) = DRAIN /\ running u r = true /\
+     exists q, q < N /\ (is_lost (rank_of u q) = true \/ stopped (rank_of u q) = true) /\ length (taken (rank_of u q)) < length (taken (rank_of u r)))).
+  { induction n as [|n IH]; intros Ln; [right; intros; lia|]. destruct (IH ltac:(lia)) as [C|A]; [auto|]. destruct (Each n ltac:(lia)) as [C|B]; [auto|].
+    right. intros r Hr. destruct (Nat.eq_dec r n) as [->|NE]; [exact B|apply A; lia]. }
+  destruct (All N ltac:(lia)) as [C|A]; auto.
+Qed.
+
+End Loss.
