@@ -1,0 +1,133 @@
+"""What a sample costs beside its tokens: image patches, or whatever a ``cost_fn`` says. Runs where samples are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.measure import Measured, SampleError
+from odb_ref.torch.quarantine import MeasureFn
+
+CostFn = Callable[[object], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Costed(Measured):
+    """A sample, its measures, and what it uses of each further resource."""
+
+    costs: tuple[int, ...]
+
+
+def _get_field(sample: object, key: str) -> object:
+    return sample.get(key) if isinstance(sample, Mapping) else getattr(sample, key, None)
+
+
+def _to_list(value: object) -> object:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _count_grid(grid: object) -> int:
+    match _to_list(grid):
+        case [int(frames), int(height), int(width)]:
+            return frames * height * width
+        case [*rows] if all(isinstance(_to_list(row), list | tuple) for row in rows):
+            return sum(map(_count_grid, rows))
+        case value:
+            raise SampleError(f"image_grid_thw is {value!r}, expected rows of three integers")
+
+
+def count_patches(sample: object) -> int:
+    """Image patches of a sample: the products of the rows of its ``image_grid_thw``, else the first dimension of its
+    ``pixel_values``; 0 when it has neither.
+
+    Raises: SampleError when they are of no known kind.
+    """
+    grid = _get_field(sample, "image_grid_thw")
+    if grid is not None:
+        return _count_grid(grid)
+    pixels = _get_field(sample, "pixel_values")
+    if pixels is None:
+        return 0
+    shape = getattr(pixels, "shape", None)
+    if isinstance(shape, Sequence) and shape:
+        return int(shape[0])
+    if isinstance(pixels, Sequence) and not isinstance(pixels, str):
+        return len(pixels)
+    raise SampleError(f"pixel_values is {type(pixels).__name__}, expected a tensor, an array or a sequence")
+
+
+def _count_patches_only(sample: object) -> tuple[int]:
+    return (count_patches(sample),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a batch may use beside its tokens: ``limits``, and a name for each, as metrics call it."""
+
+    cost_fn: CostFn | None = None
+    limits: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def make_measure(self, measure: MeasureFn) -> MeasureFn:
+        """The measure, with costs where there are limits."""
+        return measure if self.cost_fn is None else CostMeasure(measure, self.cost_fn, len(self.limits))
+
+
+def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
+    """What the three options of the loader say.
+
+    Raises: UsageError when they exclude each other or a limit makes no sense.
+    """
+    if max_patches is not None:
+        if cost_fn is not None or limits:
+            raise UsageError(
+                "max_patches and cost_fn with limits exclude each other: let cost_fn count the patches too"
+            )
+        return Resources(
+            cost_fn=_count_patches_only, limits=(_check_limit(max_patches, "max_patches"),), names=("patches",)
+        )
+    if (cost_fn is None) != (not limits):
+        raise UsageError("cost_fn and limits belong together: one amount a sample for each limit")
+    checked = tuple(_check_limit(limit, f"limits[{index}]") for index, limit in enumerate(limits))
+    return Resources(cost_fn=cost_fn, limits=checked, names=tuple(f"cost_{index}" for index in range(len(checked))))
+
+
+def _check_limit(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CostMeasure:
+    """Measures samples, and their costs."""
+
+    measure: MeasureFn
+    cost_fn: CostFn
+    resources: int
+
+    def __call__(self, samples: Sequence[object]) -> Sequence[object]:
+        """As many as ``samples``.
+
+        Raises: SampleError when a cost makes no sense, and what ``measure`` raises.
+        """
+        costs = [self._compute_costs(sample) for sample in samples]
+        return [self._join(item, cost) for item, cost in zip(self.measure(samples), costs, strict=True)]
+
+    def _join(self, item: object, costs: tuple[int, ...]) -> object:
+        return Costed(item.length, item.supervised, item.sample, costs) if isinstance(item, Measured) else item
+
+    def _compute_costs(self, sample: object) -> tuple[int, ...]:
+        costs: object = _to_list(self.cost_fn(sample))
+        if not isinstance(costs, list | tuple):
+            raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers")
+        values = tuple(map(_to_number, costs))
+        if len(values) != self.resources or any(value is None or value < 0 for value in values):
+            raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers, none negative")
+        return tuple(value for value in values if value is not None)
+
+
+def _to_number(value: object) -> int | None:
+    number = value.item() if hasattr(value, "item") else value
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
