@@ -16,6 +16,9 @@ cost if one number were 1 and the others 0. Those columns come from the models t
 
 Every span is measured on one rank's clock, so the clocks of the ranks need not agree. Of several runs every second one is
 held back, of a single run the second half of each component's spans.
+
+Beside the error of a step stands how much steps of equal size differ among themselves: a machine whose speed changes puts
+an end to what any model can reach.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
-from simulator.fitting import Fit, Spans, fit_component, fit_table, join_spans, judge
+from simulator.fitting import Fit, Spans, compute_ranges, compute_scatter, fit_component, fit_table, join_spans, judge
 from simulator.recorded import RankRecord, RecordedRun, Span
 
 _QUADRATIC_GAIN: Final = 0.95
@@ -47,10 +50,13 @@ class Calibration:
     fits: tuple[Fit, ...]
     held_back: str
     """Which half was held back."""
+    warm_up_steps: int = 0
+    """Steps at the start of each run that were neither fitted nor judged."""
 
     def to_json(self) -> dict[str, object]:
         """What the cost-model file says of its numbers."""
-        return {"held_back": self.held_back, "components": [asdict(fit) for fit in self.fits]}
+        components = [asdict(fit) for fit in self.fits]
+        return {"held_back": self.held_back, "warm_up_steps": self.warm_up_steps, "components": components}
 
 
 def calibrate(
@@ -59,8 +65,12 @@ def calibrate(
     workers: int = 1,
     transport: Transport = Transport.REDUCE,
     has_table: bool = False,
+    warm_up_steps: int = 0,
 ) -> Calibration:
     """The cost models that fit ``runs`` best; with ``has_table`` a measured table of step times beside the formula.
+
+    The first ``warm_up_steps`` steps of every run count for nothing, neither in the fit nor in its error: allocators and
+    kernels get ready in them.
 
     A trace does not say how many worker processes a rank had: with ``workers`` left at 1 the numbers describe the loader
     as a whole. Nor does it say how the ranks exchanged: ``transport`` does.
@@ -70,7 +80,7 @@ def calibrate(
     for run in runs:
         if not run.has_times:
             raise UsageError(f"{run.name}: the trace has no times, so there is nothing to fit a cost model to")
-    step = _fit_steps(runs)
+    step = _fit_steps(runs, warm_up_steps)
     if step.reason:
         raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
     loader = LoaderCost(workers=workers, sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0)
@@ -90,11 +100,16 @@ def calibrate(
     )
     fits = [step, read, collate, exchange]
     if has_table:
-        table, fit = _fit_table(runs)
+        table, fit = _fit_table(runs, warm_up_steps)
         costs = replace(costs, step_table=table)
         fits.insert(1, fit)
     held_back = "every second run" if len(runs) > 1 else "the second half of the run"
-    return Calibration(costs, tuple(fits), held_back)
+    return Calibration(costs, tuple(fits), held_back, warm_up_steps)
+
+
+def is_held_back(number: int, runs: int) -> bool:
+    """True when nothing of run ``number``, of so many ``runs``, was fitted to."""
+    return runs > 1 and number % 2 == 1
 
 
 def _split(parts: Sequence[Spans]) -> tuple[Spans, Spans]:
@@ -108,44 +123,50 @@ def _split(parts: Sequence[Spans]) -> tuple[Spans, Spans]:
 
 def _fit(component: str, runs: Sequence[RecordedRun], gather: Callable[[RecordedRun], Spans], why_few: str) -> Fit:
     fitted, held = _split([gather(run) for run in runs])
-    return fit_component(component, fitted, held, why_few)
+    fit = fit_component(component, fitted, held, why_few)
+    return fit if fit.reason else replace(fit, ranges=compute_ranges(fitted))
 
 
 # Steps -------------------------------------------------------------------------------------------------------------
 
 
-def _fit_steps(runs: Sequence[RecordedRun]) -> Fit:
+def _fit_steps(runs: Sequence[RecordedRun], warm_up_steps: int) -> Fit:
     why_few = "the others waited for data, or the run is short"
-    linear = _fit("step", runs, lambda run: _gather_steps(run, replace(_NO_GPU, per_token_s=1)), why_few)
+    by_token = replace(_NO_GPU, per_token_s=1)
+    linear_fitted, held = _split([_gather_steps(run, by_token, warm_up_steps) for run in runs])
+    linear = fit_component("step", linear_fitted, held, why_few)
     if linear.reason:
         return linear
     # Which rank's batch is the costliest is known once the numbers are.
     quadratic = linear
     for _ in range(2):
         gpu = replace(_NO_GPU, **quadratic.values)
-        fitted, held = _split([_gather_steps(run, gpu, with_pairs=True) for run in runs])
+        parts = [_gather_steps(run, gpu, warm_up_steps, with_pairs=True) for run in runs]
+        fitted, held = _split(parts)
         quadratic = fit_component("step", fitted, held, why_few)
     error = np.abs(fitted.compute_errors(quadratic.values)).sum()
     linear_error = np.abs(fitted.compute_errors(linear.values)).sum()
-    return quadratic if error < linear_error * _QUADRATIC_GAIN else linear
+    is_quadratic = error < linear_error * _QUADRATIC_GAIN
+    best, used = (quadratic, fitted) if is_quadratic else (linear, linear_fitted)
+    return replace(best, ranges=compute_ranges(used), scatter=compute_scatter(join_spans(parts)))
 
 
-def _fit_table(runs: Sequence[RecordedRun]) -> tuple[StepTable, Fit]:
-    fitted, held = _split([_gather_steps(run, replace(_NO_GPU, per_token_s=1)) for run in runs])
+def _fit_table(runs: Sequence[RecordedRun], warm_up_steps: int) -> tuple[StepTable, Fit]:
+    fitted, held = _split([_gather_steps(run, replace(_NO_GPU, per_token_s=1), warm_up_steps) for run in runs])
     at = fitted.names.index("per_token_s")
     table = StepTable(rows=fit_table(fitted.columns[:, at], fitted.seconds))
     predicted = np.array([table.compute_step_s(tokens) for tokens in held.columns[:, at].tolist()])
     return table, judge("step table", {"rows": len(table.rows)}, fitted, held, predicted - held.seconds)
 
 
-def _gather_steps(run: RecordedRun, gpu: GpuCost, *, with_pairs: bool = False) -> Spans:
+def _gather_steps(run: RecordedRun, gpu: GpuCost, warm_up_steps: int, *, with_pairs: bool = False) -> Spans:
     """The steps in which no rank waited for data; ``gpu`` says which rank's batch is the costliest."""
     names = ("fixed_s", "per_token_s", "per_token2_s")[: 3 if with_pairs else 2]
     sizes = np.array([rank.sizes[: run.steps] for rank in run.ranks], dtype=np.int64).reshape(len(run.ranks), -1, 2)
     costliest = gpu.compute_steps_s(sizes[:, :, 0], sizes[:, :, 1]).argmax(axis=0)
     rows: list[tuple[int, int]] = []
     seconds: list[float] = []
-    for step in range(1, run.steps - 1):
+    for step in range(max(1, warm_up_steps), run.steps - 1):
         if not all(_is_ready(rank, step) for rank in run.ranks):
             continue
         spans = [rank.taken_s[step + 1] - rank.taken_s[step] for rank in run.ranks if _is_ready(rank, step + 1)]

@@ -17,6 +17,10 @@ FEWEST_SPANS: Final = 4
 _ROUNDS: Final = 60
 _MOST_ROWS: Final = 12
 _SMALLEST: Final = 1e-9
+_DRAWS: Final = 40
+_MOST_DRAWN: Final = 1000
+_FEWEST_EQUAL: Final = 3
+_FEWEST_COMPARED: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def select(self, rows: slice[int, int, None]) -> Spans:
+    def select(self, rows: slice[int, int, None] | NDArray[np.int64]) -> Spans:
         """Some of the spans."""
         return Spans(self.names, self.columns[rows], self.seconds[rows])
 
@@ -55,6 +59,26 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """Where nine of ten fits to other draws of the same spans put the number ``name``."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How far the spans of one size lie apart: no model of the size alone can have a smaller error than this."""
+
+    spans: int
+    median: float
+    """Median over the spans of the relative difference to the median of the others of their size."""
+    p90: float
+    """Of ten spans nine differ less."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """A component's numbers, and how they do on spans that they were not fitted to."""
 
@@ -71,6 +95,10 @@ class Fit:
     """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
     reason: str = ""
     """Why it is not fitted; empty when it is."""
+    ranges: tuple[Range, ...] = ()
+    """How certain each number is."""
+    scatter: Scatter | None = None
+    """How much spans of equal size differ; None where too few are of equal size."""
 
 
 def fit_values(spans: Spans) -> dict[str, float]:
@@ -112,6 +140,36 @@ def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
         weights = 1 / np.maximum(np.abs(scaled @ solution - seconds), floor)
     settled: Matrix = solution / scale
     return settled
+
+
+def compute_ranges(spans: Spans) -> tuple[Range, ...]:
+    """For each number the range in which nine of ten fits to spans drawn from ``spans`` lie.
+
+    A range that begins at 0 says that the number cannot be told from 0. At most 1,000 spans are drawn at a time, so the
+    ranges of longer records are on the wide side.
+    """
+    random = np.random.default_rng(0)
+    size = min(len(spans), _MOST_DRAWN)
+    fits = [fit_values(spans.select(random.integers(0, len(spans), size))) for _ in range(_DRAWS)]
+    bounds = {name: np.quantile([fit[name] for fit in fits], (0.05, 0.95)).tolist() for name in spans.names}
+    return tuple(Range(name, low, high) for name, (low, high) in bounds.items())
+
+
+def compute_scatter(spans: Spans) -> Scatter | None:
+    """How much spans with the same columns differ; None when fewer than 12 have at least two others like them."""
+    _, places = np.unique(spans.columns, axis=0, return_inverse=True)
+    order = np.argsort(places.ravel(), kind="stable")
+    bounds = np.flatnonzero(np.diff(places.ravel()[order])) + 1
+    differences = [
+        abs(float(np.median(np.delete(equal, at))) / max(float(equal[at]), _SMALLEST) - 1)
+        for equal in np.split(spans.seconds[order], bounds)
+        if len(equal) >= _FEWEST_EQUAL
+        for at in range(len(equal))
+    ]
+    if len(differences) < _FEWEST_COMPARED:
+        return None
+    median, p90 = np.quantile(differences, (0.5, 0.9)).tolist()
+    return Scatter(len(differences), median, p90)
 
 
 def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans, errors: Matrix) -> Fit:

@@ -4,6 +4,10 @@
 
 Once with `ODBDataLoader`, once with a plain DataLoader: fixed batches, as large as the longest text allows under the same
 token budget, and DDP's Join for the uneven end. Writes a trace for each rank, and the figures as ``train.json``.
+
+With ``--runs N`` it trains N times with `ODBDataLoader` instead, each time on the texts in another order, and writes the
+traces ``runNN-rankR.ndjson``: what ``odb-ref calibrate DIR/run*.ndjson`` fits a cost model to and judges it on. A ``--width``
+of 256 gives steps long enough (0.2 s on a slow core) for their time to be that of their tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,12 +48,12 @@ SHOWN_STEPS: Final = 10
 class ByteModel(nn.Module):
     """A causal transformer of one layer over bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(257, WIDTH, padding_idx=0)
-        self.places = nn.Embedding(MAX_TOKENS, WIDTH)
-        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.head = nn.Linear(WIDTH, 257)
+        self.tokens = nn.Embedding(257, width, padding_idx=0)
+        self.places = nn.Embedding(MAX_TOKENS, width)
+        self.layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(width, 257)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits for the next byte: (samples, tokens, 257)."""
@@ -92,9 +97,9 @@ class Run:
     cpu_s: float = 0.0
 
 
-def _make_model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+def _make_model(width: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = DistributedDataParallel(ByteModel())
+    model = DistributedDataParallel(ByteModel(width))
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
@@ -104,9 +109,9 @@ def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor
     optimizer.step()
 
 
-def train_odb(loader: ODBDataLoader) -> Run:
+def train_odb(loader: ODBDataLoader, width: int = WIDTH) -> Run:
     """One epoch over `ODBDataLoader`."""
-    model, optimizer = _make_model()
+    model, optimizer = _make_model(width)
     world_size = dist.get_world_size()
     run = Run()
     dist.barrier()
@@ -127,9 +132,9 @@ def train_odb(loader: ODBDataLoader) -> Run:
     return run
 
 
-def train_fixed(loader: Iterable[Batch]) -> Run:
+def train_fixed(loader: Iterable[Batch], width: int = WIDTH) -> Run:
     """One epoch over a plain DataLoader, with DDP's Join for ranks that run dry early."""
-    model, optimizer = _make_model()
+    model, optimizer = _make_model(width)
     run = Run()
     dist.barrier()
     began, began_cpu = time.monotonic(), time.process_time()
@@ -193,16 +198,71 @@ def _gather(run: Run) -> list[Run]:
     return [item for item in runs if item is not None]
 
 
-def main() -> None:
-    """Both runs, and their figures.
+def _make_loader(shard: Subset[Batch], trace: Path, seed: int) -> ODBDataLoader:
+    return ODBDataLoader(
+        shard,
+        shard="given",
+        shuffle=True,
+        seed=seed,
+        token_budget=TOKEN_BUDGET,
+        window=WINDOW,
+        collate_fn=collate,
+        loss_reduction="sum",
+        trace=trace,
+    )
 
-    Raises: UsageError when the texts cannot be read, or are fewer than the ranks.
+
+def _record(shard: Subset[Batch], out: Path, runs: int, width: int) -> None:
+    """Traces of ``runs`` runs in ``out``; rank 0 prints a line for each."""
+    for number in range(runs):
+        with _make_loader(shard, out / f"run{number:02}-rank{{rank}}.ndjson", number) as loader:
+            figures = summarize(_gather(train_odb(loader, width)))
+        if dist.get_rank() == 0:
+            steps, train_s = figures["steps"], figures["train_s"]
+            sys.stdout.write(f"run {number + 1} of {runs}: {steps} steps in {train_s:.1f} s\n")
+            sys.stdout.flush()
+
+
+def _compare(shard: Subset[Batch], out: Path, width: int) -> None:
+    """Trains with `ODBDataLoader`, then with fixed batches; rank 0 writes the figures."""
+    with _make_loader(shard, out / "train-rank{rank}.ndjson", 0) as loader:
+        odb = _gather(train_odb(loader, width))
+    batch_size = TOKEN_BUDGET // MAX_TOKENS
+    generator = torch.Generator().manual_seed(0)
+    plain = DataLoader(shard, batch_size, shuffle=True, collate_fn=collate, generator=generator)
+    fixed = _gather(train_fixed(plain, width))
+    if dist.get_rank() == 0:
+        first, last = _compute_losses(odb)
+        figures: dict[str, float] = {
+            "ranks": dist.get_world_size(),
+            "token_budget": TOKEN_BUDGET,
+            "window": WINDOW,
+            "width": width,
+        }
+        figures |= summarize(odb) | {"loss_first": first, "loss_last": last}
+        figures |= {"fixed_batch_size": batch_size} | summarize(fixed, "fixed_")
+        # On a machine that is busy otherwise, the processor time says more than the wall clock.
+        figures["speedup_cpu"] = figures["fixed_cpu_s"] / figures["cpu_s"]
+        figures["speedup"] = figures["fixed_train_s"] / figures["train_s"]
+        (out / "train.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Both runs and their figures, or with ``--runs`` traces alone.
+
+    Raises: UsageError when the texts cannot be read, or are fewer than the ranks, or a number makes no sense.
     """
     parser = argparse.ArgumentParser(description="Train two uneven ranks on real text.")
     parser.add_argument("--out", type=Path, required=True, help="folder for traces and train.json")
     parser.add_argument("--text", type=Path, help="JSON lines; default: the standard library's docstrings")
     parser.add_argument("--samples", type=int, default=1600, help="texts to read")
+    parser.add_argument("--runs", type=int, metavar="N", help="record N runs to calibrate with, and compare nothing")
+    parser.add_argument("--width", type=int, default=WIDTH, help="width of the model, an even number")
     args = parser.parse_args()
+    if args.runs is not None and args.runs < 1:
+        raise UsageError(f"--runs must be at least 1, got {args.runs}")
+    if args.width < 2 or args.width % 2:
+        raise UsageError(f"--width must be even and at least 2, got {args.width}")
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -212,32 +272,10 @@ def main() -> None:
         raise UsageError(f"{args.text or 'the standard library'}: {len(texts)} texts, too few for {world_size} ranks")
     shard = Subset(ByteTexts(texts, MAX_TOKENS), _compute_shard(len(texts), rank, world_size))
     args.out.mkdir(parents=True, exist_ok=True)
-
-    with ODBDataLoader(
-        shard,
-        shard="given",
-        shuffle=True,
-        token_budget=TOKEN_BUDGET,
-        window=WINDOW,
-        collate_fn=collate,
-        loss_reduction="sum",
-        trace=args.out / "train-rank{rank}.ndjson",
-    ) as loader:
-        odb = _gather(train_odb(loader))
-    batch_size = TOKEN_BUDGET // MAX_TOKENS
-    generator = torch.Generator().manual_seed(0)
-    plain = DataLoader(shard, batch_size, shuffle=True, collate_fn=collate, generator=generator)
-    fixed = _gather(train_fixed(plain))
-
-    if rank == 0:
-        first, last = _compute_losses(odb)
-        figures: dict[str, float] = {"ranks": world_size, "token_budget": TOKEN_BUDGET, "window": WINDOW}
-        figures |= summarize(odb) | {"loss_first": first, "loss_last": last}
-        figures |= {"fixed_batch_size": batch_size} | summarize(fixed, "fixed_")
-        # On a machine that is busy otherwise, the processor time says more than the wall clock.
-        figures["speedup_cpu"] = figures["fixed_cpu_s"] / figures["cpu_s"]
-        figures["speedup"] = figures["fixed_train_s"] / figures["train_s"]
-        (args.out / "train.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if args.runs is None:
+        _compare(shard, args.out, args.width)
+    else:
+        _record(shard, args.out, args.runs, args.width)
     dist.barrier()
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from simulator.calibrate import Calibration, calibrate
+from simulator.calibrate import Calibration, calibrate, is_held_back
 from simulator.commands.replay import print_replays, replay_all
 from simulator.cost_files import write_costs
 from simulator.costs import Transport
@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="fit the cost model to recorded runs",
         description="Fits the time of a step, of reading, of collating and of an exchange to recorded runs whose traces "
         "carry times, on one half of them; states the error on the other half, and that of simulating each run with the "
-        "fitted model.",
+        "fitted model. Of several runs every second one is held back whole.",
     )
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
     parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
@@ -41,6 +41,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
     parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leave out the first N steps of every run, in fit and error (0)",
+    )
     parser.set_defaults(run=run_command)
 
 
@@ -50,17 +57,23 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--workers must be at least 1, got {options.workers}")
     if options.depth is not None and options.depth < 1:
         raise UsageError(f"--depth must be at least 1, got {options.depth}")
+    if options.warm_up < 0:
+        raise UsageError(f"--warm-up must be at least 0, got {options.warm_up}")
     check_writable(options.out, options.json)
     runs = load_runs(options.traces, depth_steps=options.depth)
     transport = Transport(options.transport)
-    calibration = calibrate(runs, workers=options.workers, transport=transport, has_table=options.table)
+    calibration = calibrate(
+        runs, workers=options.workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up
+    )
     replays = replay_all(runs, calibration.costs)
     if options.out is not None:
         write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
     if options.json is not None:
         Path(options.json).write_text(json.dumps(_encode(calibration, replays), indent=2) + "\n", encoding="utf-8")
-    _print_calibration(calibration)
-    print_replays(replays, is_priced=True)
+    _print_errors(calibration)
+    _print_numbers(calibration)
+    parts = ["held back" if is_held_back(number, len(runs)) else "fitted to" for number in range(len(runs))]
+    print_replays(replays, is_priced=True, parts=parts if len(runs) > 1 else ["half fitted to"])
     return 0
 
 
@@ -72,15 +85,37 @@ def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object
     }
 
 
-def _print_calibration(calibration: Calibration) -> None:
+def _print_errors(calibration: Calibration) -> None:
     rows = []
     for fit in calibration.fits:
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in fit.values.items())
         errors = [f"{fit.median_error:.1%}", f"{fit.p90_error:.1%}", f"{fit.total_error:+.1%}"]
+        scatter = "-" if fit.scatter is None else f"{fit.scatter.median:.1%}"
         counts = [f"{fit.spans_fitted:,}", f"{fit.spans_held:,}"]
-        rows.append([fit.component, *counts, *(["-"] * 3 if fit.reason else errors), fit.reason or numbers])
+        rows.append([fit.component, *counts, *(["-"] * 3 if fit.reason else errors), scatter])
+    left_out = calibration.warm_up_steps
     print_table(
-        f"Cost model; held back: {calibration.held_back}",
-        ["component", "spans fitted", "held back", "median error", "90 % within", "error of the sum", "numbers"],
+        f"Errors on what was held back: {calibration.held_back}; warm-up left out: {left_out} steps of each run",
+        [
+            "component",
+            "fitted to",
+            "judged",
+            "median error",
+            "90 % within",
+            "error of the sum",
+            "equal sizes differ by",
+        ],
         rows,
     )
+    for fit in calibration.fits:
+        if fit.reason:
+            print(f"{fit.component}: not fitted, {fit.reason}")
+
+
+def _print_numbers(calibration: Calibration) -> None:
+    rows = []
+    for fit in calibration.fits:
+        for item in fit.ranges:
+            note = "" if item.low > 0 or item.high == 0 else "cannot be told from 0"
+            numbers = (f"{number:.4g}" for number in (fit.values[item.name], item.low, item.high))
+            rows.append([f"{fit.component}: {item.name}", *numbers, note])
+    print_table("Cost model, with the range of nine fits in ten", ["number", "value", "from", "to", ""], rows)

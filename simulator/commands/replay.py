@@ -70,8 +70,8 @@ def replay_all(runs: list[RecordedRun], costs: Costs | None) -> list[Replay]:
     return replays
 
 
-def print_replays(replays: list[Replay], *, is_priced: bool) -> None:
-    """A line for each difference, then a table."""
+def print_replays(replays: list[Replay], *, is_priced: bool, parts: Sequence[str] = ()) -> None:
+    """A line for each difference, then a table. ``parts`` says of each run what part it had in the cost model."""
     for item in replays:
         if item.difference:
             print(f"{item.name}: {item.difference}")
@@ -89,19 +89,32 @@ def print_replays(replays: list[Replay], *, is_priced: bool) -> None:
         for item in replays
     ]
     print_table("Recorded against simulated", header, rows)
-    times = [(item.name, item.timing) for item in replays if item.timing is not None]
+    labels = parts or [""] * len(replays)
+    times = [
+        (item.name, item.timing, part) for item, part in zip(replays, labels, strict=True) if item.timing is not None
+    ]
     if is_priced and times:
         print_table(
             "Times, from the first step taken to the last",
-            ["run", "measured s", "predicted s", "error", "median error of a step"],
+            [
+                "run",
+                "steps",
+                "measured s",
+                "predicted s",
+                "error",
+                "median error of a step",
+                "cost model" if parts else "",
+            ],
             [
                 [
                     name,
+                    f"{timing.steps:,}",
                     f"{timing.measured_s:,.3f}",
                     f"{timing.predicted_s:,.3f}",
                     f"{timing.total_error:+.1%}",
                     f"{timing.step_error:.1%}",
+                    part,
                 ]
-                for name, timing in times
+                for name, timing, part in times
             ],
         )

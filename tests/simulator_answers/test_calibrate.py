@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.trace import TraceWriter
 from simulator.calibrate import calibrate
 from simulator.cli import main
 from simulator.conditions import Conditions
-from simulator.cost_files import load_costs
+from simulator.cost_files import load_costs, write_costs
 from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
-from simulator.fitting import Spans, fit_component, fit_values
-from simulator.recorded import load_runs
-from simulator.workload import Sharding
+from simulator.fitting import Spans, compute_ranges, compute_scatter, fit_component, fit_values
+from simulator.lengths import Lengths
+from simulator.recorded import RecordedRun, load_runs
+from simulator.replay import replay
+from simulator.runs import Run, run
+from simulator.workload import Sharding, build_workload
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(
@@ -30,6 +34,37 @@ COSTS = Costs(
 def record_timed(path: Path, costs: Costs = COSTS, conditions: Conditions | None = None) -> Path:
     even = Sharding.EVEN
     return record(path, sharding=even, samples=900, costs=costs, conditions=conditions or Conditions())
+
+
+def record_noisy(path: Path, seed: int, costs: Costs, jitter: float) -> RecordedRun:
+    """A run of one rank on texts of few lengths, so that batches of equal size come up again and again."""
+    tokens = np.random.default_rng(seed).choice([128, 256, 512, 700, 1100, 1500, 1700, 1900], 800)
+    what = Run(
+        workload=build_workload(Lengths("few", tokens, tokens), ranks=1, sharding=Sharding.EVEN),
+        policy="odb",
+        budget_tokens=2048,
+        window_samples=32,
+        seed=seed,
+        costs=costs,
+        conditions=Conditions(jitter=jitter),
+    )
+    with TraceWriter(path, what.build_config(), driver="simulator") as writer:
+        run(what, observer=writer.record)
+    (recorded,) = load_runs([path])
+    return recorded
+
+
+def slow_first_steps(path: Path, steps: int, extra_s: float) -> Path:
+    """Makes each of the first ``steps`` steps ``extra_s`` longer on every rank's clock."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    taken: dict[int, int] = {}
+    for line in lines[1:]:
+        rank = line["rank"]
+        line["time_s"] += extra_s * min(taken.get(rank, 0), steps)
+        if line["event"] is not None and line["event"]["kind"] == "step_taken":
+            taken[rank] = taken.get(rank, 0) + 1
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def test_the_costs_of_a_simulated_run_are_recovered(tmp_path: Path) -> None:
@@ -69,6 +104,82 @@ def test_jitter_is_an_error_and_not_a_bias(tmp_path: Path) -> None:
     step = calibrate(load_runs([jittered])).fits[0]
     assert 0.005 < step.median_error < 0.1
     assert abs(step.total_error) < 0.1
+
+
+def test_the_error_on_noisy_runs_is_that_of_the_noise_and_no_more(tmp_path: Path) -> None:
+    costs = replace(COSTS, gpu=GpuCost(fixed_s=0.05, per_token_s=3e-4, per_token2_s=4e-8, sync_s=0))
+    runs = [record_noisy(tmp_path / f"{seed}.ndjson", seed, costs, 0.15) for seed in range(4)]
+    calibration = calibrate(runs)
+    step = calibration.fits[0]
+    noise = 0.15 * 0.6745  # the median of the absolute value of a normal variable
+    assert step.scatter is not None
+    assert step.scatter.spans > 100
+    assert step.scatter.median == pytest.approx(noise, rel=0.25)
+    assert step.median_error == pytest.approx(noise, rel=0.25)
+    assert step.p90_error == pytest.approx(step.scatter.p90, rel=0.25)
+    tokens = np.array([1100, 1700, 1900, 2048])
+    size = tokens, tokens * np.array([1100, 1700, 1900, 256])
+    assert calibration.costs.compute_steps_s(*size) == pytest.approx(costs.compute_steps_s(*size), rel=0.05)
+    truth = {"fixed_s": 0.05, "per_token_s": 3e-4, "per_token2_s": 4e-8}
+    assert {item.name for item in step.ranges} == set(truth)
+    for item in step.ranges:
+        assert item.low < item.high
+        assert 0.8 * item.low < truth[item.name] < 1.25 * item.high
+
+
+def test_a_model_that_cannot_describe_the_device_is_told_from_noise(tmp_path: Path) -> None:
+    cliff = replace(COSTS, step_table=StepTable(rows=((1450, 0.1), (1600, 0.5), (1800, 0.1), (1950, 0.6))))
+    step = calibrate([record_noisy(tmp_path / f"{seed}.ndjson", seed, cliff, 0.02) for seed in range(2)]).fits[0]
+    assert step.scatter is not None
+    assert step.scatter.median < 0.03
+    assert step.p90_error > 5 * step.scatter.p90
+
+
+def test_a_wrong_cost_model_has_a_large_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = record_noisy(tmp_path / "t.ndjson", 0, COSTS, 0.05)
+    right, wrong = COSTS, replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=0.01, per_token_s=9e-4))
+    by_right, by_wrong = replay(recorded, costs=right).timing, replay(recorded, costs=wrong).timing
+    assert by_right is not None
+    assert by_wrong is not None
+    assert by_right.step_error < 0.06
+    assert by_wrong.step_error > 0.5
+    write_costs(tmp_path / "wrong.json", wrong, {})
+    assert main(["replay", recorded.paths[0], "--cost-model", str(tmp_path / "wrong.json")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{by_wrong.step_error:.1%}" in shown
+    assert f"{by_wrong.total_error:+.1%}" in shown
+
+
+def test_a_slow_start_can_be_left_out_of_fit_and_error(tmp_path: Path) -> None:
+    slow = slow_first_steps(record_timed(tmp_path / "t.ndjson"), 12, 2.0)
+    runs = load_runs([slow, record_timed(tmp_path / "other.ndjson")])
+    with_start, without = calibrate(runs[::-1]), calibrate(runs[::-1], warm_up_steps=13)
+    assert with_start.fits[0].p90_error > 0.3
+    assert without.fits[0].p90_error < 0.01
+    assert without.warm_up_steps == 13
+    for name in ("spans_fitted", "spans_held"):
+        assert getattr(with_start.fits[0], name) - getattr(without.fits[0], name) > 5
+
+
+def test_a_number_that_does_not_show_ranges_from_nothing() -> None:
+    random = np.random.default_rng(0)
+    columns = np.stack([np.ones(200), random.uniform(50, 250, 200)], axis=1)
+    spans = Spans(("alpha_s", "beta_s"), columns, 2e-3 * np.exp(random.normal(0, 0.5, 200)))
+    alpha, beta = compute_ranges(spans)
+    assert alpha.low > 1e-3
+    assert beta.low == 0
+    assert beta.high < 2e-3 / 50
+    assert compute_ranges(spans) == (alpha, beta), "the same spans give the same ranges"
+
+
+def test_how_much_equal_spans_differ() -> None:
+    sizes = np.array([[1.0, 7.0]] * 6 + [[1.0, 9.0]] * 6 + [[1.0, 8.0]] * 2)
+    seconds = np.array([1.0, 1, 1, 1, 1, 2] + [3.0] * 6 + [1.0, 100])
+    scatter = compute_scatter(Spans(("fixed_s", "per_token_s"), sizes, seconds))
+    assert scatter is not None
+    assert scatter.spans == 12, "two of a size say too little"
+    assert scatter.median == 0
+    assert compute_scatter(Spans(("fixed_s", "per_token_s"), sizes[:6], seconds[:6])) is None
 
 
 def test_of_several_runs_every_second_one_is_held_back(tmp_path: Path) -> None:
@@ -135,9 +246,29 @@ def test_the_command_s_file_prices_a_simulation_as_the_run_was(
     trace, out, figures = str(record_timed(tmp_path / "t.ndjson")), tmp_path / "costs.json", tmp_path / "fit.json"
     assert main(["calibrate", trace, "--workers", "3", "--out", str(out), "--json", str(figures)]) == 0
     assert load_costs(out).gpu.per_token_s == pytest.approx(3e-4, rel=1e-3)
-    (entry,) = json.loads(figures.read_text())["replays"]
+    written = json.loads(figures.read_text())
+    assert written["fit"]["warm_up_steps"] == 0
+    step = written["fit"]["components"][0]
+    assert step["median_error"] <= step["p90_error"] < 0.01
+    assert step["spans_held"] > 10
+    (entry,) = written["replays"]
     assert abs(entry["timing"]["total_error"]) < 0.01
     assert entry["timing"]["step_error"] < 0.01
+    shown = capsys.readouterr().out
+    assert "warm-up left out: 0 steps" in shown
+    assert "exchange: beta_s" in shown
     assert main(["replay", trace, "--cost-model", str(out)]) == 0
     assert "measured s" in capsys.readouterr().out
     assert main(["calibrate", trace, "--workers", "0"]) == 2
+    assert main(["calibrate", trace, "--warm-up", "-1"]) == 2
+
+
+def test_the_command_says_which_runs_were_held_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traces = [str(record_timed(tmp_path / f"{number}.ndjson")) for number in range(3)]
+    assert main(["calibrate", *traces, "--warm-up", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "every second run; warm-up left out: 5 steps of each run" in shown
+    table = shown.split("Times, from the first")[1]
+    rows = {trace: next(line for line in table.splitlines() if trace in line) for trace in traces}
+    assert ["held back" in rows[trace] for trace in traces] == [False, True, False]
+    assert ["fitted to" in rows[trace] for trace in traces] == [True, False, True]
