@@ -83,10 +83,10 @@ def main() -> None:
     for batch in loader:
         info = pop_step_info(batch)
         logits = model(batch["input_ids"])
-        # The mean over this batch's supervised tokens; loss_scale makes DDP's average the mean over all ranks' tokens.
+        # The mean over this batch's supervised tokens; the scale makes DDP's average the mean over all ranks' tokens.
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
         optimizer.zero_grad()
-        (loss * info.loss_scale).backward()
+        info.scale(loss).backward()
         optimizer.step()
         steps += 1
         idle_steps += info.is_idle

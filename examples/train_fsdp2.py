@@ -81,7 +81,7 @@ def main() -> None:
             model.set_requires_gradient_sync(info.is_window_end)
             logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             loss = nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum")
-            (loss * info.loss_scale).backward()
+            info.scale(loss).backward()
             if info.is_window_end:
                 optimizer.step()
                 optimizer.zero_grad()
