@@ -6,6 +6,9 @@ with a cost for each step and each padded token would take, so the test needs no
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import torch.distributed as dist  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
 from simulator.calibrate import calibrate  # noqa: E402
+from simulator.cli import main  # noqa: E402
 from simulator.recorded import RecordedRun, load_runs  # noqa: E402
 from simulator.replay import replay  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
@@ -94,3 +98,25 @@ def test_step_times_of_a_held_back_run_are_predicted_within_a_tenth(runs: list[R
     assert timing is not None
     # Medians only: a busy machine stalls a process now and then, which is no matter of the model.
     assert timing.step_error < 0.1
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_records_runs_that_calibrate_reads(tmp_path: Path) -> None:
+    """What the README's two lines do, on fewer texts. How exact the times are is no matter of a test: machines differ."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command += ["odb_ref.torch.demo_train", "--out", str(tmp_path), "--runs", "2", "--samples", "600"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["run 1 of 2", "run 2 of 2"]
+    traces = sorted(map(str, tmp_path.glob("run*.ndjson")))
+    assert len(traces) == 4
+    figures = tmp_path / "figures.json"
+    assert main(["calibrate", *traces, "--json", str(figures)]) == 0
+    written = json.loads(figures.read_text())
+    assert written["fit"]["components"][0]["spans_held"] >= 4
+    assert len(written["replays"]) == 2
+    for entry in written["replays"]:
+        assert entry["is_equal"]
+        assert entry["outcome"] == "complete"
+        assert entry["predicted_steps"] == entry["measured_steps"] > 15
+        assert entry["timing"]["steps"] == entry["measured_steps"] - 1
