@@ -7,8 +7,8 @@
 
 How a loss is scaled once: the Trainer's own token count (``num_items_in_batch``) would include the batches that idle ranks
 replay, so it is not taken (`ODBTrainer.get_batch_samples`); without it models return the mean over their batch's supervised
-tokens; `ODBTrainer.compute_loss` multiplies that by ``StepInfo.loss_scale``; and ``loss_is_scaled_for_ga`` tells the Trainer
-that nothing is left to divide. The logged loss is then the mean over the supervised tokens of all ranks, too.
+tokens; `ODBTrainer.compute_loss` weighs that (`StepInfo.scale`); and ``loss_is_scaled_for_ga`` tells the Trainer to divide
+nothing. The logged loss is then the mean over the supervised tokens of all ranks, too.
 
 What the Trainer's own loop makes different from a plain one:
 
@@ -26,11 +26,10 @@ refused. Run and tested with DDP; FSDP and DeepSpeed take the same path through 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +39,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from odb_ref.integrations.steps import read_steps
+from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.adopt import ADOPTED
 from odb_ref.torch.measure import IGNORE_INDEX
@@ -102,7 +101,7 @@ class TrainerSteps:
     def __iter__(self) -> Iterator[MutableMapping[str, object]]:
         k = self._accumulation_steps
         is_first = True
-        for batch, info in read_steps(self.loader):
+        for batch, info in read_windows(self.loader, k):
             if not isinstance(batch, MutableMapping):
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
             if is_first and info.step % k:
@@ -113,31 +112,8 @@ class TrainerSteps:
             is_first = False
             if self._labels is not None:
                 self._labels.check(batch, info)
-            yield self._mark(batch, info)
-            if info.is_last:
-                for step in range(info.step + 1, info.step + 1 + -(info.step + 1) % k):
-                    yield self._mark(copy.copy(batch), _make_filler(info, step, k))
-
-    def _mark(self, batch: MutableMapping[str, object], info: StepInfo) -> MutableMapping[str, object]:
-        batch[STEP_INFO] = self.newest = info
-        return batch
-
-
-def _make_filler(info: StepInfo, step: int, accumulation_steps: int) -> StepInfo:
-    """What belongs to an idle replay that fills the accumulation window after ``info``, the last step of an epoch."""
-    return replace(
-        info,
-        step=step,
-        loss_scale=0.0,
-        is_idle=True,
-        is_window_end=(step + 1) % accumulation_steps == 0,
-        local_samples=0,
-        local_tokens=0,
-        local_supervised=0,
-        global_samples=0,
-        global_tokens=0,
-        global_supervised=0,
-    )
+            batch[STEP_INFO] = self.newest = info
+            yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +146,9 @@ class LabelCheck:
 class ODBTrainer(Trainer):  # type: ignore[misc]
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
-    Made for several inheritance as well: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this
-    one's, or takes ``inputs.pop(STEP_INFO)`` and multiplies the mean loss over the batch's supervised tokens by its
-    ``loss_scale``; a ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean. Preserves: WEIGHT.
+    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's,
+    or takes ``inputs.pop(STEP_INFO)`` and has it ``scale`` the mean loss over the batch's supervised tokens. A
+    ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean. Preserves: WEIGHT.
 
     Raises: UsageError when the Trainer is set to something that would make weights or steps wrong.
     """
@@ -203,7 +179,8 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         is_iterable = isinstance(self.train_dataset, IterableDataset)
         options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
         options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
-        options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        if "generator" not in self.odb.loader:
+            options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if not is_iterable and "sampler" not in self.odb.loader:
             options["shuffle"] = self.args.train_sampling_strategy == "random"
         options |= self.odb.loader
@@ -304,10 +281,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
             )
         self.step_info = info
         result = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=None)
-        loss: Tensor = result[0]
-        if not info.local_supervised:
-            loss = torch.nan_to_num(loss)  # a mean over no token is 0/0, which no weight makes harmless
-        loss = loss * info.loss_scale
+        loss = info.scale(result[0])
         return (loss, result[1]) if return_outputs else loss
 
     # Checkpoints -----------------------------------------------------------------------------------------------------

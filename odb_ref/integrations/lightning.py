@@ -6,17 +6,23 @@
             return scale_loss(self, loss)
 
     loader = LightningLoader(dataset, token_budget=16_384, accumulation_steps=2, collate_fn=collate)
-    Trainer(strategy="ddp", accumulate_grad_batches=2, max_epochs=3).fit(Tuned(), loader)
+    trainer = Trainer(strategy="ddp", accumulate_grad_batches=2, max_epochs=3, callbacks=[loader.callback])
+    trainer.fit(Tuned(), loader)
 
-Lightning divides each loss by ``accumulate_grad_batches``, to the end of an epoch; the loader's weights allow for it, and
-`scale_loss` refuses to work with another number than the loader has. The gradient of every optimizer step is that of the mean
-over all supervised tokens of its window on all ranks, the rest of an epoch that does not fill a window included.
+Lightning divides each loss by ``accumulate_grad_batches``; the loader's weights allow for it, and another number than the
+loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens of its window on all
+ranks. An epoch whose last window is not full ends with up to ``accumulation_steps - 1`` idle replays.
 
 Lightning shards and wraps loaders of PyTorch's class only: ``use_distributed_sampler`` changes nothing here. Since the length
-of an epoch is not known before its end, Lightning reads one batch ahead; the loader's state is that of the last batch trained
-on. It is gathered from all ranks into each checkpoint, so another number of ranks can go on with it. A checkpoint in the middle
-of an accumulation window loses the window's gradient, as Lightning's do. The module uses automatic optimization, and a
-training_step that takes a batch. Run and tested with DDP; other strategies were not run.
+of an epoch is not known before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
+
+The callback keeps the loader's place in each checkpoint: that of the last batch trained on, of all ranks, so that another
+number of ranks can go on from it. Lightning's own support for loaders with a state is not used: it keeps rank 0's state only,
+and loads none from a checkpoint made at the end of an epoch. A checkpoint in the middle of an accumulation window loses the
+window's gradient, as Lightning's do.
+
+The module uses automatic optimization, and a training_step that takes a batch. Run and tested with DDP; other strategies were
+not run.
 """
 
 from __future__ import annotations
@@ -25,23 +31,23 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Self
 
-import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from odb_ref.integrations.steps import read_steps
+from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
-_READ_AHEAD: Final = 1
-"""Batches that Lightning holds beside the one it trains on."""
+_RANKS: Final = "ranks"
 
 
 class LightningLoader:
     """An `ODBDataLoader` that knows what Lightning does to a loss, and which of its batches Lightning has trained on.
 
-    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``.
+    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``. Its `callback`
+    goes to the Trainer.
 
     Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
     """
@@ -62,69 +68,91 @@ class LightningLoader:
         )
         self.accumulation_steps = accumulation_steps
         self.step_info: StepInfo | None = None
-        """What belongs to the batch that was trained on last."""
-        self._pending: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
+        """What belongs to the batch that is being trained on, or was last."""
+        self.callback = LoaderCallback(self)
+        """Follows training, and keeps the loader's place in checkpoints."""
+        self._read_ahead: deque[tuple[StepInfo, Mapping[str, object]]] = deque()
         self._place: Mapping[str, object] | None = None
         """The loader's state after the batch that was trained on last."""
-        self._epoch = 0
+        self._is_scaled = False
+        self._begun: int | None = None
+        """The epoch that was begun, and of which no batch was trained on yet."""
         self._loaded: list[Mapping[str, object]] = []
-        self._is_begun = False
 
     def __iter__(self) -> Iterator[object]:
-        # Lightning may begin an epoch, read ahead, and begin it again: nothing of it was trained on.
-        if self._is_begun and self._pending:
-            self.loader.set_epoch(self._epoch)
+        if self._begun is not None and self._read_ahead:
+            # Lightning has read ahead in an epoch and begins it again.
+            self.loader.set_epoch(self._begun)
             if self._loaded:
                 self.loader.load_state_dict(self._loaded)
-        self._is_begun = True
-        self._epoch = self.loader.epoch
-        self._pending.clear()
+        self._begun = self.loader.epoch
+        self._read_ahead.clear()
         return self._read()
 
     def _read(self) -> Iterator[object]:
-        for batch, info in read_steps(self.loader):
-            if len(self._pending) > _READ_AHEAD:
-                raise UsageError(
-                    "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"
-                )
-            self._pending.append((info, self.loader.state_dict()))
+        for batch, info in read_windows(self.loader, self.accumulation_steps):
+            self._read_ahead.append((info, self.loader.state_dict()))
             yield batch
 
-    def take_step(self) -> StepInfo:
-        """What belongs to the batch that is being trained on; once for each batch, in their order.
+    def begin_step(self, batch_idx: int) -> None:
+        """Notes that Lightning trains on the next batch, the one of ``batch_idx`` in its own count.
 
-        Raises: UsageError when there is no such batch.
+        Raises: UsageError when it counts the micro-steps of a window otherwise than the loader.
         """
-        if not self._pending:
-            raise UsageError("scale_loss: no batch is being trained on, or its loss was scaled before")
-        self.step_info, self._place = self._pending.popleft()
-        self._is_begun = False
-        self._loaded = []
-        return self.step_info
+        self.step_info, self._place = self._read_ahead.popleft()
+        self._is_scaled = False
+        self._begun, self._loaded = None, []
+        k = self.accumulation_steps
+        if (batch_idx - self.step_info.step) % k:
+            raise UsageError(
+                f"Lightning's batch {batch_idx} and the loader's step {self.step_info.step} are at different places of an "
+                f"accumulation window of {k}: go on from a checkpoint made at the end of a window"
+            )
 
-    def state_dict(self) -> dict[str, object]:
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss of the batch being trained on, weighed; once for each batch.
+
+        Raises: UsageError when there is no such batch, or its loss was scaled before.
+        """
+        if self.step_info is None or self._is_scaled:
+            raise UsageError(
+                "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice"
+            )
+        self._is_scaled = True
+        return self.step_info.scale(loss)
+
+    def end_step(self) -> None:
+        """Notes that Lightning has trained on the batch.
+
+        Raises: UsageError when its loss was not scaled.
+        """
+        if not self._is_scaled:
+            raise UsageError(
+                "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"
+            )
+
+    def gather_state(self) -> dict[str, object]:
         """All ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
         own = self._place or self.loader.state_dict()
         if not dist.is_initialized():
-            return {"ranks": [own]}
+            return {_RANKS: [own]}
         gathered: list[Mapping[str, object]] = [own] * dist.get_world_size()
         dist.all_gather_object(gathered, own)
         # Ranks that share their batches, by a device mesh, have equal states.
         by_rank = {int(str(state["rank"])): state for state in gathered}
-        return {"ranks": [by_rank[rank] for rank in sorted(by_rank)]}
+        return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)]}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_gathered_state(self, state: Mapping[str, object]) -> None:
         """Goes on from a saved state with the next iteration, on as many ranks as there are now.
 
         Raises: UsageError when this is no such state.
         """
-        states = state.get("ranks")
+        states = state.get(_RANKS)
         if not isinstance(states, Sequence):
-            raise UsageError("load_state_dict: this is no state of a LightningLoader")
+            raise UsageError("this is no state of a LightningLoader")
+        self.loader.load_state_dict(states)
         self._loaded = list(states)
-        self._place = None
-        self._is_begun = False
-        self.loader.load_state_dict(self._loaded)
+        self._place, self._begun = None, None
 
     def close(self) -> None:
         """Ends the loader: see `ODBDataLoader.close`."""
@@ -137,25 +165,56 @@ class LightningLoader:
         self.close()
 
 
+class LoaderCallback(Callback):  # type: ignore[misc]
+    """Tells a `LightningLoader` what Lightning does, and Lightning what to save of it. Not made by hand."""
+
+    def __init__(self, loader: LightningLoader) -> None:
+        self._loader = loader
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Which batch is being trained on.
+
+        Raises: UsageError when Lightning would normalise its loss otherwise than the loader expects.
+        """
+        if trainer.train_dataloader is not self._loader:
+            raise UsageError("this callback's LightningLoader is not the train loader")
+        if not module.automatic_optimization:
+            raise UsageError("a LightningLoader needs a module with automatic optimization")
+        if trainer.accumulate_grad_batches != self._loader.accumulation_steps:
+            raise UsageError(
+                f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights "
+                f"are for accumulation_steps={self._loader.accumulation_steps}: unequal, they would normalise wrongly"
+            )
+        self._loader.begin_step(batch_idx)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """The batch has been trained on."""
+        self._loader.end_step()
+
+    def state_dict(self) -> dict[str, object]:
+        """For Lightning's checkpoint."""
+        return self._loader.gather_state()
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """From Lightning's checkpoint."""
+        self._loader.load_gathered_state(state_dict)
+
+
 def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:
     """The mean loss of the batch being trained on, weighed: what ``training_step`` returns, called once in it.
 
     Preserves: WEIGHT.
 
-    Raises: UsageError when the train loader is no `LightningLoader`, or Lightning would normalise otherwise than it expects.
+    Raises: UsageError when the train loader is no `LightningLoader`, its callback is missing, or the loss is scaled twice.
     """
     trainer = module.trainer
     loader = trainer.train_dataloader
     if not isinstance(loader, LightningLoader):
         raise UsageError(f"scale_loss: the train loader is a {type(loader).__name__}, not a LightningLoader")
-    if not trainer.training or not module.automatic_optimization:
-        raise UsageError("scale_loss is for the training_step of a module with automatic optimization")
-    if trainer.accumulate_grad_batches != loader.accumulation_steps:
-        raise UsageError(
-            f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights are "
-            f"for accumulation_steps={loader.accumulation_steps}: they must be equal, or the loss is normalised wrongly"
-        )
-    info = loader.take_step()
-    if not info.local_supervised:
-        loss = torch.nan_to_num(loss)  # a mean over no token is 0/0, which no weight makes harmless
-    return loss * info.loss_scale
+    if loader.callback not in trainer.callbacks:
+        raise UsageError("scale_loss: pass Trainer(callbacks=[loader.callback])")
+    if not trainer.training:
+        raise UsageError("scale_loss is for training_step")
+    return loader.scale(loss)

@@ -1,23 +1,51 @@
-"""What the integrations share: an epoch read as pairs of a batch and what belongs to it."""
+"""What the integrations share: an epoch read as pairs of a batch and what belongs to it, in whole accumulation windows."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 from odb_ref.torch import ODBDataLoader, StepInfo, pop_step_info
 
 
-def read_steps(loader: ODBDataLoader) -> Iterator[tuple[object, StepInfo]]:
+def read_windows(loader: ODBDataLoader, accumulation_steps: int) -> Iterator[tuple[object, StepInfo]]:
     """The batches of an epoch, each with its information, which a framework would lose on the batch's way to the device.
 
-    The epoch is concluded before its last batch is handed out: a framework that stops after that batch does not leave the
-    epoch early, and a state saved then stands at the start of the next one. Spec: R10.
+    Frameworks count the micro-steps of a window themselves, and what the end of an epoch does to their counting differs. So an
+    epoch whose last window is not full goes on with idle replays of its last batch until it is: all ranks alike.
+
+    The loader's epoch is concluded before its last batch is handed out: a framework that stops after that batch does not leave
+    the epoch early, and a state saved then stands at the start of the next one. Spec: R10.
 
     Raises: JobError as the loader does.
     """
     iterator = iter(loader)
     for batch in iterator:
         info = pop_step_info(batch)
-        if info.is_last:
-            next(iterator, None)
-        yield batch, info
+        if not info.is_last:
+            yield batch, info
+            continue
+        next(iterator, None)
+        missing = -(info.step + 1) % accumulation_steps
+        fillers = [copy.copy(batch) for _ in range(missing)]
+        yield batch, replace(info, is_window_end=not missing)
+        for number, filler in enumerate(fillers, 1):
+            yield filler, _make_idle(info, info.step + number, is_window_end=number == missing)
+
+
+def _make_idle(info: StepInfo, step: int, *, is_window_end: bool) -> StepInfo:
+    """What belongs to an idle replay after the last step of an epoch."""
+    return replace(
+        info,
+        step=step,
+        loss_scale=0.0,
+        is_idle=True,
+        is_window_end=is_window_end,
+        local_samples=0,
+        local_tokens=0,
+        local_supervised=0,
+        global_samples=0,
+        global_tokens=0,
+        global_supervised=0,
+    )

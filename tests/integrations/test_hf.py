@@ -94,7 +94,7 @@ def train_all(rank: int, folder: Path) -> Any:
         # The first epoch ends within a window: 11 steps.
         train(rank, folder, gradient_accumulation_steps=2, num_train_epochs=2),
         # Takes the Trainer's token count and divides by it, where it is given one.
-        train(rank, folder, model=make_llama(), gradient_accumulation_steps=2, max_steps=4),
+        train(rank, folder, model=make_llama(), gradient_accumulation_steps=2, max_steps=4, dataloader_num_workers=1),
     ]
 
 

@@ -1,0 +1,85 @@
+"""Accelerate over gloo: exact weights after several updates, and every sample once an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'odb-ref[torch,accelerate]'")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install 'odb-ref[torch,accelerate]'")
+
+from accelerate import Accelerator  # noqa: E402
+
+from odb_ref.integrations.accelerate import accumulate  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    BUDGET_TOKENS,
+    LEARNING_RATE,
+    OPTIONS,
+    SIZES,
+    Model,
+    check_coverage,
+    check_weights,
+    collate,
+    get_weights,
+    make_shard,
+    set_environment,
+)
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def train(accelerator: Any, rank: int, steps: int) -> Any:
+    """Two epochs; the first ends within a window of 2."""
+    options = OPTIONS | {"shard": "given", "accumulation_steps": steps, "collate_fn": collate}
+    model = Model()
+    updates: list[list[int]] = [[]]
+    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+        wrapped, optimizer, prepared = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), loader
+        )
+        assert prepared is loader
+        for _ in range(2):
+            for batch in loader:
+                info = pop_step_info(batch)
+                with accumulate(accelerator, wrapped, info):
+                    accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
+                updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
+                if info.is_window_end:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    updates.append([])
+    assert updates.pop() == []
+    return updates, get_weights(model)
+
+
+def train_all(rank: int) -> Any:
+    set_environment(rank, len(SIZES))
+    accelerator = Accelerator(cpu=True)
+    return [train(accelerator, rank, 1), train(accelerator, rank, 2)]
+
+
+def test_the_weights_are_those_of_one_process_on_the_union() -> None:
+    """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
+    results = run_ranks(len(SIZES), train_all, timeout_s=60)
+    assert not any(result.error for result in results), results
+    for runs in zip(*(result.value for result in results), strict=True):
+        check_coverage(runs, epochs=2)
+        check_weights(runs, Model())
+
+
+def divide(rank: int) -> str:
+    set_environment(rank, 1)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    with ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate) as loader:
+        info = pop_step_info(next(iter(loader)))
+    with pytest.raises(UsageError) as caught:
+        accumulate(accelerator, Model(), info)
+    return str(caught.value)
+
+
+def test_an_accelerator_that_divides_as_well_is_refused() -> None:
+    (result,) = run_ranks(1, divide, timeout_s=30)
+    assert "normalised twice: leave it at 1" in result.value, result

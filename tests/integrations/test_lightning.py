@@ -1,0 +1,218 @@
+"""Lightning over gloo: exact weights after several updates, every sample once an epoch, and checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install 'odb-ref[torch,lightning]'")
+pytest.importorskip("lightning", reason="needs lightning: pip install 'odb-ref[torch,lightning]'")
+
+import lightning.pytorch as pl  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+
+from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    BUDGET_TOKENS,
+    LEARNING_RATE,
+    OPTIONS,
+    SIZES,
+    Model,
+    Samples,
+    check_coverage,
+    check_weights,
+    collate,
+    get_weights,
+    make_shard,
+    set_environment,
+)
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Module(pl.LightningModule):
+    """Notes which samples each update trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.updates: list[list[int]] = []
+        self.numbers: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
+        info = self.trainer.train_dataloader.step_info
+        self.numbers += [] if info.is_idle else batch["numbers"].tolist()
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.updates.append(self.numbers)
+        self.numbers = []
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
+
+
+def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader:
+    """Of this rank's shard, or, without a rank, of all samples, which the loader shares out."""
+    dataset = Samples(range(sum(SIZES))) if rank is None else make_shard(rank)
+    shard = {} if rank is None else {"shard": "given"}
+    return LightningLoader(
+        dataset, token_budget=BUDGET_TOKENS, accumulation_steps=steps, collate_fn=collate, **(OPTIONS | shard | options)
+    )
+
+
+def make_trainer(folder: Path, world_size: int, **settings: Any) -> Any:
+    return pl.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        devices=world_size,
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(item, ModelCheckpoint) for item in settings["callbacks"]),
+        **settings,
+    )
+
+
+def train(
+    rank: int,
+    folder: Path,
+    steps: int,
+    *,
+    world_size: int = len(SIZES),
+    loader: Any = None,
+    resume: str = "",
+    **settings: Any,
+) -> Any:
+    module = Module()
+    with loader or make_loader(rank, steps) as batches:
+        callbacks = [batches.callback, *settings.pop("callbacks", ())]
+        trainer = make_trainer(folder, world_size, accumulate_grad_batches=steps, callbacks=callbacks, **settings)
+        trainer.fit(module, batches, ckpt_path=str(folder / resume) if resume else None)
+    return (module.updates, get_weights(module.model)), trainer.global_step
+
+
+def be_quiet() -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+def train_all(rank: int, folder: Path) -> Any:
+    be_quiet()
+    set_environment(rank, len(SIZES))
+    # The first epoch ends within a window of 2: 11 steps.
+    return [train(rank, folder, 1, max_epochs=1), train(rank, folder, 2, max_epochs=2)]
+
+
+def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
+    """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
+    results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for epochs, variant in zip((1, 2), zip(*(result.value for result in results), strict=True), strict=True):
+        runs = [run for run, _ in variant]
+        check_coverage(runs, epochs)
+        check_weights(runs, Model())
+        assert {steps for _, steps in variant} == {len(runs[0][0])}
+
+
+SAVED = {"step=4": 4, "step=6": 6, "end-step=6": 6, "step=8": 8}
+"""Checkpoints and their updates: within the first epoch, at its last batch, after its end, within the second."""
+
+
+def make_checkpoints(folder: Path, every: int) -> Any:
+    return ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=every, save_top_k=-1)
+
+
+def save_and_resume(rank: int, folder: Path) -> Any:
+    be_quiet()
+    set_environment(rank, len(SIZES))
+    at_end = ModelCheckpoint(dirpath=folder, filename="end-{step}", save_on_train_epoch_end=True, save_top_k=-1)
+    whole = train(rank, folder, 2, max_epochs=2, callbacks=[make_checkpoints(folder, 2), at_end])
+    parts = [train(rank, folder, 2, max_epochs=2, resume=f"{name}.ckpt") for name in SAVED]
+    auto = folder / "auto"
+    shared = train(rank, auto, 1, loader=make_loader(None, 1), max_steps=3, callbacks=[make_checkpoints(auto, 3)])
+    return whole, parts, shared
+
+
+def resume_alone(rank: int, folder: Path) -> Any:
+    be_quiet()
+    set_environment(rank, 1)
+    loader = make_loader(None, 1)
+    return train(rank, folder / "auto", 1, world_size=1, loader=loader, max_epochs=1, resume="step=3.ckpt")
+
+
+def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    """Checks: RESUME, ONCE, COVER, REPLAY. Though Lightning has read ahead; and on one rank instead of two."""
+    results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for ((updates, weights), steps), parts, _ in (result.value for result in results):
+        for saved, part in zip(SAVED.values(), parts, strict=True):
+            assert part == ((updates[saved:], weights), steps)
+    first = [result.value[-1][0] for result in results]
+    (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=60)
+    assert not alone.error, alone
+    check_coverage([*first, alone.value[0]])
+
+
+class Forgetful(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(batch["input_ids"], batch["labels"])["loss"]
+
+
+class Twice(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return scale_loss(self, super().training_step(batch, batch_idx))
+
+
+def make_mistakes(rank: int, folder: Path) -> list[str]:
+    be_quiet()
+    set_environment(rank, 1)
+    plain = ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate)
+    messages = []
+    for module, loader, is_followed in (
+        (Module(), make_loader(0, 2), True),
+        (Module(), make_loader(0, 1), False),
+        (Module(), plain, False),
+        (Forgetful(), make_loader(0, 1), True),
+        (Twice(), make_loader(0, 1), True),
+    ):
+        try:
+            with loader:
+                callbacks = [loader.callback] if is_followed else []
+                make_trainer(folder, 1, max_epochs=1, callbacks=callbacks).fit(module, loader)
+            messages.append("nothing")
+        except UsageError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Lightning always divides"):
+        make_loader(0, 1, trainer_divides_loss=False)
+    (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=60)
+    assert not result.error, result
+    mismatch, unfollowed, plain, forgotten, twice = result.value
+    assert "accumulate_grad_batches=1" in mismatch and "accumulation_steps=2" in mismatch
+    assert "callbacks=[loader.callback]" in unfollowed
+    assert "not a LightningLoader" in plain
+    assert "must return scale_loss(self, loss)" in forgotten
+    assert "its loss was scaled before" in twice
+
+
+def test_an_epoch_begun_again_before_training_is_the_same() -> None:
+    with make_loader(None, 1, shuffle=True) as loader:
+        first = next(iter(loader))["numbers"].tolist()
+        assert next(iter(loader))["numbers"].tolist() == first
+        loader.begin_step(0)
+        assert loader.step_info is not None
+        assert loader.step_info.epoch == 0
+        assert next(iter(loader))["numbers"].tolist() != first
