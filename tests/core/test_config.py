@@ -25,15 +25,16 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
         ({"depth_steps": 0}, "depth_steps must be at least 1, got 0"),
         ({"max_age_rounds": 0}, "max_age_rounds must be at least 1, got 0"),
         ({"ramp_rounds": -1}, "ramp_rounds must not be negative, got -1"),
-        ({"rank": 4}, r"rank must lie in 0\.\.3, got 4"),
-        ({"rank": -1}, r"rank must lie in 0\.\.3, got -1"),
+        ({"rank": 4}, "rank must lie in 0..3, got 4"),
+        ({"rank": -1}, "rank must lie in 0..3, got -1"),
         ({"quota_samples": 5}, "quota_samples needs mode='quota'"),
         ({"mode": Mode.QUOTA, "quota_samples": 0}, "quota_samples must be at least 1, got 0"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError) as caught:
         Config(**(GOOD | changes))
+    assert str(caught.value) == message
 
 
 CHANGES: dict[str, Any] = {

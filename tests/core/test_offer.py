@@ -63,10 +63,12 @@ def test_fields_are_named_after_their_reduction() -> None:
 
 @pytest.mark.parametrize("size", [0, WIRE_SIZE - 1, WIRE_SIZE + 1])
 def test_a_wire_of_another_size_is_a_peers_error(size: int) -> None:
-    with pytest.raises(PeerError, match=f"expected {WIRE_SIZE} integers, got {size}"):
+    with pytest.raises(PeerError) as caught:
         Offer.from_wire([0] * size)
+    assert str(caught.value) == f"offer: expected {WIRE_SIZE} integers, got {size}"
 
 
 def test_no_offers_have_no_agreement() -> None:
-    with pytest.raises(UsageError, match="at least one"):
+    with pytest.raises(UsageError) as caught:
         reduce_offers([])
+    assert str(caught.value) == "reduce_offers needs at least one offer"

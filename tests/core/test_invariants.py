@@ -1,0 +1,225 @@
+"""Each clause of each invariant is the one that fails, on states made by hand; where it does not apply, nothing fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.invariants import INVARIANTS, check_transition
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step
+
+BY_ID = {invariant.id: invariant for invariant in INVARIANTS}
+CONFIG = Config(rank=1, world_size=2, budget_tokens=10, window_samples=4, depth_steps=2, max_age_rounds=2)
+START = State()
+
+
+def make_group(*positions: int, length: int = 1) -> Group:
+    return tuple(Sample(0, position, length, 0) for position in positions)
+
+
+def make_step(number: int, *positions: int) -> Step:
+    return Step(number, 0, make_group(*positions), ZERO_COUNTS)
+
+
+def holds(name: str, before: State, after: State, config: Config = CONFIG) -> bool:
+    return BY_ID[name].holds(config, before, after)
+
+
+FULL = State(
+    read_samples=10,
+    window=make_group(9),
+    aligned=(make_group(7), make_group(8)),
+    plan=(make_step(3, 5, 6), make_step(4)),
+    outbox=(make_step(2, 4),),
+    queue=(make_step(1, 2, 3),),
+    taken_steps=1,
+    taken_samples=2,
+    planned_steps=5,
+)
+
+
+def test_every_sample_read_is_somewhere() -> None:
+    """Checks: CONSERVE."""
+    assert holds("I1", START, FULL)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"read_samples": 11},
+        {"window": ()},
+        {"aligned": (make_group(7),)},
+        {"plan": FULL.plan[1:]},
+        {"outbox": ()},
+        {"queue": (make_step(1, 2),)},
+        {"taken_samples": 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_sample_lost_from_any_place_is_noticed(change: dict[str, Any]) -> None:
+    """Checks: CONSERVE."""
+    assert not holds("I1", START, replace(FULL, **change))
+
+
+OFFERED = State(phase=Phase.OFFER, window=make_group(3, 4, 5))
+COUNTING = State(phase=Phase.COUNT, aligned=(make_group(5, 3),), window=make_group(4))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"aligned": (make_group(5),)},
+        {"aligned": (make_group(5, 3, 4),)},
+        {"window": make_group(6)},
+        {"window": ()},
+    ],
+)
+def test_an_alignment_loses_and_invents_nothing(change: dict[str, Any]) -> None:
+    """Checks: ONCE."""
+    assert holds("I2", OFFERED, COUNTING)
+    assert not holds("I2", OFFERED, replace(COUNTING, **change))
+
+
+def test_only_an_alignment_is_compared_with_the_window() -> None:
+    """Checks: ONCE."""
+    other = replace(COUNTING, window=())
+    assert not holds("I2", OFFERED, other)
+    assert holds("I2", replace(OFFERED, phase=Phase.COUNT), other)
+    assert holds("I2", OFFERED, replace(other, phase=Phase.REPORT))
+
+
+def test_a_new_window_is_in_order_without_repeats() -> None:
+    """Checks: REPLAY."""
+    assert holds("I3", START, State(window=make_group(1, 2, 9)))
+    assert not holds("I3", START, State(window=make_group(1, 1)))
+    assert not holds("I3", START, State(window=make_group(2, 1)))
+    unchanged = State(window=make_group(2, 1))
+    assert holds("I3", unchanged, replace(unchanged, round=1)), "judged when it was made"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"taken_steps": 0},
+        {"planned_steps": 6},
+        {"planned_steps": 4},
+        {"queue": ()},
+        {"outbox": ()},
+        {"plan": FULL.plan[:1]},
+        {"queue": FULL.outbox, "outbox": FULL.queue},
+        {"outbox": FULL.plan, "plan": FULL.outbox},
+    ],
+)
+def test_steps_are_numbered_from_the_queue_to_the_plan(change: dict[str, Any]) -> None:
+    """Checks: ALIGN."""
+    assert holds("I4", START, FULL)
+    assert not holds("I4", START, replace(FULL, **change))
+
+
+def test_a_plan_leaves_whole_collated_and_on_an_agreement() -> None:
+    """Checks: RELEASE."""
+    before = State(phase=Phase.OFFER, plan=FULL.plan, is_collated=True)
+    after = State(phase=Phase.COUNT)
+    assert holds("I5", before, after)
+    assert not holds("I5", replace(before, is_collated=False), after)
+    assert not holds("I5", replace(before, phase=Phase.FILL), after)
+    assert not holds("I5", before, replace(after, plan=FULL.plan[1:]))
+
+
+def test_a_plan_that_stays_or_is_new_is_no_release() -> None:
+    """Checks: RELEASE."""
+    waiting = State(phase=Phase.FILL, plan=FULL.plan, is_collated=False)
+    assert holds("I5", waiting, replace(waiting, is_stopped=True))
+    assert holds("I5", State(phase=Phase.COUNT), waiting)
+
+
+def test_a_group_of_two_fills_the_budget_and_no_more() -> None:
+    """Checks: BUDGET."""
+    assert holds("I6", START, State(aligned=(make_group(1), make_group(2, 3, length=5))))
+    assert not holds("I6", START, State(aligned=(make_group(1), make_group(2, 3, length=6))))
+    assert holds("I6", START, State(aligned=(make_group(1, length=99), ()))), "a long sample alone, and an idle step"
+    old = State(aligned=(make_group(2, 3, length=6),))
+    assert holds("I6", old, replace(old, round=1)), "judged when it was made"
+
+
+DUE = State(phase=Phase.OFFER, marks=(4, 8))
+
+
+def test_nothing_due_is_carried() -> None:
+    """Checks: AGE."""
+    assert holds("I7", DUE, State(phase=Phase.COUNT, window=make_group(4, 5)))
+    assert not holds("I7", DUE, State(phase=Phase.COUNT, window=make_group(3, 5)))
+    assert holds("I7", DUE, State(phase=Phase.COUNT)), "nothing is carried at all"
+
+
+LATE = State(phase=Phase.COUNT, window=make_group(3, 5))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (replace(DUE, phase=Phase.COUNT), LATE),
+        (DUE, replace(LATE, phase=Phase.REPORT)),
+        (replace(DUE, marks=(4,)), LATE),
+    ],
+    ids=["not from an offer", "not to counts", "fewer rounds than the age"],
+)
+def test_only_what_an_alignment_carries_can_be_late(before: State, after: State) -> None:
+    """Checks: AGE."""
+    assert not holds("I7", DUE, LATE)
+    assert holds("I7", before, after)
+
+
+def test_what_the_last_quota_round_leaves_cannot_be_late() -> None:
+    """Checks: AGE."""
+    assert holds("I7", DUE, LATE, replace(CONFIG, mode=Mode.QUOTA))
+
+
+def test_the_queue_may_be_full() -> None:
+    """Checks: FREE."""
+    steps = tuple(make_step(number) for number in range(3))
+    assert holds("I8", START, State(queue=steps[:2]))
+    assert not holds("I8", START, State(queue=steps))
+
+
+ENDED = Outcome(OutcomeKind.COMPLETE)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_consistent"),
+    [
+        (State(phase=Phase.FILL), True),
+        (State(phase=Phase.FILL, outcome=ENDED), False),
+        (State(phase=Phase.DRAIN), False),
+        (State(phase=Phase.DRAIN, outcome=ENDED), True),
+        (State(phase=Phase.DONE), False),
+        (State(phase=Phase.DONE, outcome=ENDED), True),
+        (State(phase=Phase.OFFER), True),
+        (State(phase=Phase.OFFER, groups=(make_group(1),)), True),
+        (State(phase=Phase.FILL, groups=(make_group(1),)), False),
+        (State(phase=Phase.COUNT, aligned=(make_group(1),)), True),
+        (State(phase=Phase.COUNT), False),
+        (State(phase=Phase.REPORT, aligned=(make_group(1),)), False),
+        (State(phase=Phase.COUNT, aligned=(make_group(1),), outcome=ENDED), False),
+    ],
+)
+def test_the_phase_says_which_fields_are_in_use(state: State, is_consistent: bool) -> None:
+    """Checks: TERM."""
+    assert holds("I9", START, state) is is_consistent
+
+
+def test_what_fails_is_told_with_its_statement_and_place() -> None:
+    """Spec: R8."""
+    wrong = State(phase=Phase.OFFER, round=3, queue=tuple(make_step(number) for number in range(3)), planned_steps=3)
+    with pytest.raises(InvariantError) as caught:
+        check_transition(CONFIG, START, wrong)
+    assert str(caught.value) == (
+        "I8: FREE: not true that the queue holds at most depth_steps, rank 1 round 3 phase offer"
+    )
+    assert (caught.value.invariant, caught.value.detail) == ("I8", str(caught.value).removeprefix("I8: "))

@@ -1,0 +1,128 @@
+"""Resuming, field by field: where a round began, what a checkpoint counts as taken, what a ledger keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import PostOffer, Read
+from odb_ref.core.errors import UsageError
+from odb_ref.core.machine import Machine
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start, resume
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import ZERO_COUNTS, Group, Sample, Step
+
+CONFIG = Config(rank=0, world_size=1, budget_tokens=10, window_samples=4, ramp_rounds=0)
+START = RoundStart(
+    round=2, read_samples=7, is_ended=False, carried=(3, 5), marks=(4, 7), planned_steps=6, global_samples=13
+)
+
+
+def make_group(*positions: int) -> Group:
+    return tuple(Sample(10 * position, position, 2, 1) for position in positions)
+
+
+STATE = State(
+    round=2, read_samples=9, is_ended=True, window=make_group(3, 5, 7, 8), marks=(4, 7), planned_steps=6, taken_steps=5,
+    global_samples=13,
+)  # fmt: skip
+
+
+def test_a_round_began_where_the_last_window_ended() -> None:
+    """Spec: R10.1. What was read since is read again, even if that was the end of the source."""
+    assert compute_round_start(STATE) == START
+
+
+def test_a_source_that_had_ended_before_the_round_has_ended() -> None:
+    """Spec: R10.1."""
+    ended = replace(STATE, read_samples=7, window=make_group(3, 5))
+    assert compute_round_start(ended) == replace(START, is_ended=True)
+    assert not compute_round_start(replace(ended, is_ended=False)).is_ended
+
+
+def test_before_the_first_agreement_nothing_has_been_read() -> None:
+    """Spec: R10.1."""
+    assert compute_round_start(State(read_samples=2, window=make_group(0, 1))) == RoundStart()
+    assert not compute_round_start(State(read_samples=2, window=make_group(0, 1), is_ended=True)).is_ended
+    assert compute_round_start(State(is_ended=True)).is_ended, "an empty source"
+
+
+def test_the_state_at_a_start_is_as_if_nothing_had_happened_since() -> None:
+    """Spec: R10.2. Checks: RESUME."""
+    state, effects = resume(CONFIG, START, make_group(3, 5))
+    assert effects == (Read(2),), "a window of four, of which two are carried"
+    assert state == State(
+        round=2, read_samples=7, wanted_samples=2, window=make_group(3, 5), marks=(4, 7), planned_steps=6, taken_steps=6,
+        taken_samples=5, global_samples=13,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_window_that_needs_no_reading_is_offered_at_once(is_ended: bool) -> None:
+    """Spec: R10.2, R3.4."""
+    positions = (3,) if is_ended else (2, 3, 4, 5, 6)
+    start = replace(START, is_ended=is_ended, carried=positions)
+    state, (post,) = resume(CONFIG, start, make_group(*positions))
+    assert isinstance(post, PostOffer)
+    assert (state.phase, state.wanted_samples, state.is_ended) == (Phase.OFFER, 0, is_ended)
+    assert (post.offer.round_min, post.offer.samples_min, post.offer.ready_min) == (2, len(positions), 1)
+
+
+def test_other_samples_than_the_carried_ones_are_refused() -> None:
+    """Spec: R10.2."""
+    with pytest.raises(UsageError) as caught:
+        resume(CONFIG, START, make_group(3))
+    assert str(caught.value) == "resume: expected the samples at positions (3, 5)"
+
+
+def test_a_machine_goes_on_once() -> None:
+    """Spec: R10.2."""
+    machine = Machine(CONFIG)
+    assert machine.begin(START, make_group(3, 5)) == (Read(2),)
+    assert machine.state == resume(CONFIG, START, make_group(3, 5))[0]
+    with pytest.raises(UsageError) as caught:
+        machine.begin(START, make_group(3, 5))
+    assert str(caught.value) == "begin: the epoch has begun"
+
+
+def test_what_was_read_and_not_carried_was_taken() -> None:
+    """Spec: R10.3. Checks: ONCE."""
+    checkpoint = Checkpoint(start=START, taken_steps=1, taken=(5, 8))
+    assert [position for position in range(10) if checkpoint.is_taken(position)] == [0, 1, 2, 4, 5, 6, 8]
+
+
+def take(ledger: Ledger, number: int, *positions: int) -> None:
+    ledger.note_taken(Step(number, 0, make_group(*positions), ZERO_COUNTS))
+
+
+def test_a_ledger_answers_with_the_round_of_the_last_taken_step() -> None:
+    """Spec: R10.3."""
+    ledger = Ledger()
+    assert ledger.compute_checkpoint() == Checkpoint(start=RoundStart())
+    first = replace(STATE, round=1, planned_steps=2, marks=(4,), window=(), is_ended=False)
+    second = replace(STATE, round=2, planned_steps=3)
+    ledger.note_round(first)
+    ledger.note_round(second)
+    take(ledger, 0, 1, 0)
+    take(ledger, 1, 2)
+    assert ledger.compute_checkpoint() == Checkpoint(start=RoundStart(), taken_steps=2, taken=(1, 0, 2))
+    take(ledger, 2, 4, 6)
+    assert ledger.compute_checkpoint() == Checkpoint(start=compute_round_start(first), taken_steps=1, taken=(4, 6))
+    take(ledger, 3)
+    assert ledger.compute_checkpoint() == Checkpoint(start=compute_round_start(second), taken_steps=1, taken=())
+
+
+def test_a_ledger_of_a_resumed_epoch_counts_from_its_start() -> None:
+    """Spec: R10.3. Rounds of one step each, all in flight at once."""
+    ledger = Ledger(START)
+    assert ledger.compute_checkpoint() == Checkpoint(start=START)
+    for round_ in (3, 4):
+        ledger.note_round(replace(STATE, round=round_, planned_steps=4 + round_))
+    take(ledger, 6, 3)
+    assert ledger.compute_checkpoint() == Checkpoint(start=START, taken_steps=1, taken=(3,))
+    take(ledger, 7, 5)
+    take(ledger, 8, 7)
+    checkpoint = ledger.compute_checkpoint()
+    assert (checkpoint.start.round, checkpoint.taken_steps, checkpoint.taken) == (4, 1, (7,))

@@ -1,0 +1,132 @@
+"""When an offer is posted, what it says, and what an agreement decides: every field and every boundary."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import PostOffer
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.rounds import compute_due_before, compute_round_target, is_quota_met, post_when_ready
+from odb_ref.core.rules import PaperRule
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step
+
+
+def make_config(**changes: Any) -> Config:
+    values: dict[str, Any] = {"rank": 1, "world_size": 3, "budget_tokens": 10, "window_samples": 4, "max_age_rounds": 2}
+    return Config(**(values | changes))
+
+
+def make_window(*positions: int) -> Group:
+    return tuple(Sample(0, position, 5, 1) for position in positions)
+
+
+CONFIG = make_config()
+QUOTA = make_config(mode=Mode.QUOTA, quota_samples=8)
+STATE = State(round=3, read_samples=20, window=make_window(14, 15, 18, 19), marks=(15, 18), taken_steps=6)
+OFFER = Offer(
+    round_min=3, round_max=3, fingerprint_min=CONFIG.fingerprint, fingerprint_max=CONFIG.fingerprint, ready_min=1,
+    failed_rank=NONE, stop_step=NONE, stop_rank=NONE, samples_min=4, samples_max=4, groups_min=2, groups_max=2, due_max=1,
+)  # fmt: skip
+
+
+def post(state: State, config: Config = CONFIG) -> Offer:
+    _, (effect,) = post_when_ready(config, state)
+    assert isinstance(effect, PostOffer)
+    return effect.offer
+
+
+@pytest.mark.parametrize(
+    ("is_collated", "wanted", "has_outbox", "is_urged", "failure", "is_stopped"),
+    list(itertools.product([True, False], [0, 1], [False, True], [False, True], ["", "x"], [False, True])),
+)
+def test_an_offer_waits_for_its_input_and_its_consumer_unless_the_epoch_is_to_end(
+    is_collated: bool, wanted: int, has_outbox: bool, is_urged: bool, failure: str, is_stopped: bool
+) -> None:
+    """Spec: R3.4."""
+    outbox = (Step(6, 1, (), ZERO_COUNTS),) if has_outbox else ()
+    state = replace(
+        STATE, is_collated=is_collated, wanted_samples=wanted, outbox=outbox, is_urged=is_urged, failure=failure,
+        is_stopped=is_stopped,
+    )  # fmt: skip
+    is_ready = is_collated and wanted == 0
+    is_posted = (is_ready and (is_urged or not has_outbox)) or failure == "x" or is_stopped
+    after, effects = post_when_ready(CONFIG, state)
+    if not is_posted:
+        assert (after, effects) == (state, ())
+        return
+    groups = compute_groups(state.window, 10)
+    assert after == replace(state, phase=Phase.OFFER, groups=groups)
+    expected = replace(
+        OFFER,
+        ready_min=int(is_ready),
+        failed_rank=1 if failure else NONE,
+        stop_rank=1 if is_stopped else NONE,
+        stop_step=6 if is_stopped else NONE,
+    )
+    assert effects == (PostOffer(expected),)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.FILL])
+def test_only_a_rank_that_fills_its_window_posts_an_offer(phase: Phase) -> None:
+    """Spec: R3.4."""
+    state = replace(STATE, phase=phase, failure="x")
+    assert post_when_ready(CONFIG, state) == (state, ())
+
+
+def test_a_rank_whose_source_has_ended_does_not_hold_the_others_back() -> None:
+    """Spec: R3.1."""
+    assert post(replace(STATE, is_ended=True)) == replace(OFFER, groups_min=NONE)
+
+
+def test_every_group_with_a_due_sample_counts() -> None:
+    """Spec: R3.1, R4.3."""
+    assert post(replace(STATE, marks=(14, 18))).due_max == 0
+    assert post(replace(STATE, marks=(15, 18))).due_max == 1
+    assert post(replace(STATE, marks=(19, 20))).due_max == 2
+    assert post(replace(STATE, marks=(19,))).due_max == 0, "fewer rounds than the age"
+
+
+def test_what_is_held_when_the_quota_is_met_is_offered_no_more() -> None:
+    """Spec: R3.1, R4.6."""
+    open_, met = (post(replace(STATE, global_samples=samples), QUOTA) for samples in (7, 8))
+    assert (open_.samples_min, open_.samples_max, open_.groups_max) == (4, 4, 2)
+    assert (met.samples_min, met.samples_max, met.groups_max) == (0, 0, 2)
+
+
+def test_marks_say_what_is_due_once_there_are_as_many_as_the_age() -> None:
+    """Spec: R4.3."""
+    assert [compute_due_before(CONFIG, State(marks=marks)) for marks in ((), (4,), (4, 9))] == [0, 0, 4]
+
+
+def test_a_quota_is_met_at_its_number() -> None:
+    """Spec: R4.6."""
+    assert [is_quota_met(QUOTA, State(global_samples=samples)) for samples in (7, 8, 9)] == [False, True, True]
+    assert not is_quota_met(CONFIG, State(global_samples=99))
+
+
+@pytest.mark.parametrize(
+    ("mode", "samples_min", "samples_max", "target"),
+    [
+        (Mode.JOIN, 0, 0, 0),
+        (Mode.JOIN, 0, 4, 3),
+        (Mode.JOIN, 2, 4, 3),
+        (Mode.QUOTA, 0, 0, 0),
+        (Mode.QUOTA, 0, 4, 0),
+        (Mode.QUOTA, 1, 4, 1),
+        (Mode.QUOTA, 3, 4, 3),
+        (Mode.QUOTA, 4, 4, 3),
+    ],
+)
+def test_a_round_has_the_target_of_the_rule_unless_the_epoch_closes(
+    mode: Mode, samples_min: int, samples_max: int, target: int
+) -> None:
+    """Spec: R3.3, R3.5. In quota mode no more steps than the poorest rank can fill."""
+    agreement = replace(OFFER, samples_min=samples_min, samples_max=samples_max, groups_max=3)
+    assert compute_round_target(make_config(mode=mode, rule=PaperRule()), agreement) == target

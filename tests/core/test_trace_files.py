@@ -1,0 +1,239 @@
+"""Trace files: the bytes that are written, and what is said of a file that is no trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Read
+from odb_ref.core.events import Collated, LocalFailed, PeerLost, Reported, SamplesRead, StepTaken
+from odb_ref.core.resume import Resumed, RoundStart
+from odb_ref.core.trace import (
+    Header,
+    Record,
+    TraceError,
+    TraceWriter,
+    decode_event,
+    decode_resumed,
+    encode_event,
+    read_trace,
+)
+from odb_ref.core.types import Sample
+
+CONFIG = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="é")
+HEADER: dict[str, Any] = {
+    "format": "odb-trace", "version": 1, "driver": "test", "epoch": 4, "world_size": 2,
+    "config": json.loads(CONFIG.shared_json),
+}  # fmt: skip
+LINES = [
+    '{"rank":0,"event":null,"effects":[{"kind":"read","count":3}]}',
+    '{"rank":1,"time_s":1.234568,"event":{"kind":"step_taken"},"effects":[]}',
+]
+
+
+def write(path: Path) -> bytes:
+    with TraceWriter(path, CONFIG, driver="test", epoch=4) as writer:
+        writer.record(0, None, (Read(3),))
+        writer.record(1, StepTaken(), (), time_s=1.23456789)
+    return path.read_bytes()
+
+
+def test_a_trace_is_a_header_and_a_line_for_each_record(tmp_path: Path) -> None:
+    """Spec: R9. A time is written only when the driver passes one."""
+    first, *lines = write(tmp_path / "t.ndjson").decode().splitlines()
+    assert json.loads(first) == HEADER
+    assert lines == LINES
+
+
+def test_a_compressed_trace_holds_the_same_lines_and_no_name_or_time(tmp_path: Path) -> None:
+    """Spec: R9. Checks: REPLAY. The same run gives the same bytes."""
+    compressed = write(tmp_path / "a.ndjson.gz")
+    assert gzip.decompress(compressed) == write(tmp_path / "t.ndjson")
+    assert compressed[:8] == b"\x1f\x8b\x08\x00\x00\x00\x00\x00", "magic, method, no flags, no time"
+    assert compressed == write(tmp_path / "b.ndjson.gz")
+
+
+@pytest.mark.parametrize("name", ["t.ndjson", "t.ndjson.gz"])
+def test_a_trace_is_read_back(name: str, tmp_path: Path) -> None:
+    """Spec: R9."""
+    write(tmp_path / name)
+    header, records = read_trace(str(tmp_path / name))
+    assert header == Header(2, HEADER["config"], "test", 4)
+    assert list(records) == [
+        Record(0, None, ({"kind": "read", "count": 3},)),
+        Record(1, {"kind": "step_taken"}, (), 1.234568),
+    ]
+
+
+def test_what_is_flushed_can_be_read_while_the_job_runs(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson"
+    writer = TraceWriter(path, CONFIG, driver="test")
+    try:
+        assert read_trace(path)[0] == Header(2, HEADER["config"], "test", 0)
+        writer.record(0, StepTaken(), ())
+        writer.flush()
+        assert len(list(read_trace(path)[1])) == 1
+    finally:
+        writer.close()
+    with pytest.raises(ValueError, match="closed file"):
+        writer.record(0, StepTaken(), ())
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in HEADER.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[]", ":1: not a JSON object"),
+        (without("format"), ":1: no odb-trace header"),
+        ({**HEADER, "format": "other"}, ":1: no odb-trace header"),
+        (without("version"), ":1: version None, this program reads 1"),
+        ({**HEADER, "version": 2}, ":1: version 2, this program reads 1"),
+        (without("world_size"), ":1: the header lacks world_size, config, driver or epoch"),
+        (without("config"), ":1: the header lacks world_size, config, driver or epoch"),
+        (without("driver"), ":1: the header lacks world_size, config, driver or epoch"),
+        ({**HEADER, "epoch": "x"}, ":1: the header lacks world_size, config, driver or epoch"),
+        ("{", ": not JSON, or cut off: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_at_once(line: object, message: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", line)
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value) == f"{path}{message}"
+
+
+def test_an_empty_file_is_no_trace(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t")
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value) == f"{path}: empty file, expected an odb-trace header"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_trace(tmp_path / "none")
+    assert str(caught.value).startswith(f"{tmp_path / 'none'}: [Errno 2] ")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(TraceError, match="bytes: 'utf-8' codec can't decode byte 0xff"):
+        read_trace(tmp_path / "bytes")
+    (tmp_path / "cut.gz").write_bytes(write(tmp_path / "whole.gz")[:-12])
+    with pytest.raises(TraceError, match=r"cut\.gz: Compressed file ended"):
+        list(read_trace(tmp_path / "cut.gz")[1])
+
+
+RECORD = {"rank": 0, "event": None, "effects": []}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("5", ":3: not a JSON object"),
+        ({**RECORD, "rank": "0"}, ":3: a record needs rank, event and effects"),
+        ({**RECORD, "event": 5}, ":3: a record needs rank, event and effects"),
+        ({**RECORD, "effects": {}}, ":3: a record needs rank, event and effects"),
+        ("", ": not JSON, or cut off: Expecting value: line 2 column 1 (char 1)"),
+    ],
+)
+def test_a_bad_record_is_refused_where_it_stands(line: object, message: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, RECORD, line)
+    _, records = read_trace(path)
+    assert next(records) == Record(0, None, ())
+    with pytest.raises(TraceError) as caught:
+        next(records)
+    assert str(caught.value) == f"{path}{message}"
+
+
+@pytest.mark.parametrize(("time", "expected"), [(2, 2), (0.5, 0.5), ("now", None), (None, None)])
+def test_a_time_is_a_number_or_nothing(time: object, expected: float | None, tmp_path: Path) -> None:
+    _, records = read_trace(write_lines(tmp_path / "t", HEADER, {**RECORD, "time_s": time}))
+    assert next(records).time_s == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "unknown event kind None"),
+        ({"kind": "nonsense"}, "unknown event kind 'nonsense'"),
+        ({"kind": "collated"}, "expected a list of integers, got [None]"),
+        ({"kind": "collated", "round": True}, "expected a list of integers, got [True]"),
+        ({"kind": "samples_read", "samples": 5}, "expected a list, got 5"),
+        ({"kind": "samples_read", "samples": [5]}, "expected a list of integers, got 5"),
+        ({"kind": "samples_read", "samples": [[1, 2, 3, "4"]]}, "expected a list of integers, got [1, 2, 3, '4']"),
+        ({"kind": "agreed"}, "expected an object, got None"),
+        ({"kind": "local_failed"}, "expected text in 'cause', got None"),
+        ({"kind": "peer_lost", "rank": 1, "cause": 5}, "expected text in 'cause', got 5"),
+        ({"kind": "reported", "reports": [5]}, "expected an object, got 5"),
+        ({"kind": "reported", "reports": [{"rank": 0}]}, "expected text in 'cause', got None"),
+    ],
+)
+def test_a_malformed_event_is_told_from_what_was_expected(data: dict[str, Any], message: str) -> None:
+    """Spec: R9.2."""
+    with pytest.raises(TraceError) as caught:
+        decode_event(data)
+    assert str(caught.value) == message
+
+
+def test_what_may_be_absent_has_a_meaning() -> None:
+    """Spec: R9.2."""
+    assert decode_event({"kind": "samples_read", "samples": []}) == SamplesRead((), False)
+    assert decode_event({"kind": "samples_read", "samples": [], "is_ended": 1}) == SamplesRead((), False)
+    assert decode_event({"kind": "reported"}) == Reported(())
+    assert decode_event({"kind": "peer_lost", "cause": "x"}) == PeerLost(None, "x")
+    assert decode_event({"kind": "local_failed", "cause": ""}) == LocalFailed("")
+    assert decode_event({"kind": "collated", "round": 0}) == Collated(0)
+
+
+RESUMED = Resumed(
+    RoundStart(
+        round=2, read_samples=9, is_ended=True, carried=(3, 5), marks=(4, 9), planned_steps=7, global_samples=11
+    ),
+    (Sample(30, 3, 6, 1), Sample(50, 5, 2, 2)),
+)
+
+
+def test_a_start_is_read_back() -> None:
+    """Spec: R9.4."""
+    data = json.loads(json.dumps(encode_event(RESUMED)))
+    assert data == {
+        "kind": "resumed",
+        "start": {
+            "round": 2, "read_samples": 9, "is_ended": True, "carried": [3, 5], "marks": [4, 9], "planned_steps": 7,
+            "global_samples": 11,
+        },
+        "samples": [[30, 3, 6, 1], [50, 5, 2, 2]],
+    }  # fmt: skip
+    assert decode_resumed(data) == RESUMED
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("is_ended", "expected true or false in 'is_ended', got None"),
+        ("round", "expected a list of integers, got [None]"),
+        ("read_samples", "expected a list of integers, got [None]"),
+        ("carried", "expected a list of integers, got None"),
+        ("marks", "expected a list of integers, got None"),
+        ("planned_steps", "expected a list of integers, got [None]"),
+        ("global_samples", "expected a list of integers, got [None]"),
+    ],
+)
+def test_a_start_that_lacks_a_field_is_refused(key: str, message: str) -> None:
+    """Spec: R9.4."""
+    data = json.loads(json.dumps(encode_event(RESUMED)))
+    del data["start"][key]
+    with pytest.raises(TraceError) as caught:
+        decode_resumed(data)
+    assert str(caught.value) == message

@@ -1,0 +1,77 @@
+"""The score of mutmut's last run, module by module: ``python -m tests.mutants.score``, from the root of the repository.
+
+A mutant that times out is killed: it loops where the code does not. One that survives must be explained in SURVIVORS.md.
+The exit status is 1 when a survivor is not, when one explained there was killed, or when mutants were not run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "mutants"
+SURVIVORS: Final = Path(__file__).with_name("SURVIVORS.md")
+EXPLAINED: Final = re.compile(r"^\| `(\S+__mutmut_\d+)` \|", re.MULTILINE)
+
+KILLED, SURVIVED, NO_TESTS, TIMED_OUT, NOT_RUN, OTHER = "killed", "survived", "no tests", "timed out", "not run", "other"
+STATUS: Final = {
+    0: SURVIVED, 1: KILLED, 3: KILLED, 5: NO_TESTS, 33: NO_TESTS, 36: TIMED_OUT, -24: TIMED_OUT, 24: TIMED_OUT,
+    152: TIMED_OUT, 255: TIMED_OUT, None: NOT_RUN,
+}  # fmt: skip
+"""By the exit code of pytest, as mutmut reads it."""
+
+
+def read_results() -> dict[str, str]:
+    """The status of each mutant, by its name without ``odb_ref.core.``."""
+    found: dict[str, str] = {}
+    for path in sorted(RESULTS.glob("odb_ref/core/**/*.meta")):
+        for name, code in json.loads(path.read_text())["exit_code_by_key"].items():
+            found[name.removeprefix("odb_ref.core.")] = STATUS.get(code, OTHER)
+    return found
+
+
+def read_explained() -> list[str]:
+    """The names of the survivors that SURVIVORS.md explains, in its order."""
+    return EXPLAINED.findall(SURVIVORS.read_text())
+
+
+def get_module(name: str) -> str:
+    """The module of a mutant, below ``odb_ref.core``."""
+    return name.rsplit(".", 1)[0]
+
+
+def format_row(module: str, statuses: Iterable[str]) -> str:
+    """A row of the table: mutants, killed (timeouts among them), survivors, without a test, and the share that is killed."""
+    counts = Counter(statuses)
+    total, killed = counts.total(), counts[KILLED] + counts[TIMED_OUT]
+    cells = (total, killed, counts[TIMED_OUT], counts[SURVIVED] + counts[OTHER], counts[NO_TESTS], counts[NOT_RUN])
+    return f"| {module} | {' | '.join(map(str, cells))} | {100 * killed / total:.1f} % |"
+
+
+def main() -> int:
+    """Prints the table, and what is wrong with the list of survivors; 0 when nothing is."""
+    results, explained = read_results(), set(read_explained())
+    if not results:
+        print("no results: run `mutmut run` first", file=sys.stderr)
+        return 1
+    print("| module | mutants | killed | of these by time | survived | no tests | not run | score |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    for module in sorted({get_module(name) for name in results}):
+        print(format_row(module, (status for name, status in results.items() if get_module(name) == module)))
+    print(format_row("**all**", results.values()))
+    alive = {name for name, status in results.items() if status not in (KILLED, TIMED_OUT)}
+    for name in sorted(alive - explained):
+        print(f"{results[name]}, not explained: {name}")
+    for name in sorted(explained - alive):
+        print(f"explained, but {results.get(name, 'there is no such mutant')}: {name}")
+    return int(alive != explained)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
