@@ -26,6 +26,7 @@ def test_an_error_survives_pickling(error: OdbError) -> None:
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+    assert copy.args == error.args
 
 
 def test_a_job_error_says_its_message_and_holds_rank_and_cause() -> None:
@@ -33,9 +34,12 @@ def test_a_job_error_says_its_message_and_holds_rank_and_cause() -> None:
     error = JobError("rank 1 failed: no such file", 1, "no such file")
     assert str(error) == "rank 1 failed: no such file"
     assert (error.rank, error.cause) == (1, "no such file")
+    assert error.args == ("rank 1 failed: no such file", 1, "no such file"), "what pickle calls the class with"
 
 
 def test_a_broken_invariant_says_its_id_first() -> None:
     """Spec: R8."""
-    assert str(InvariantError("I1", "a sample is lost")) == "I1: a sample is lost"
+    error = InvariantError("I1", "a sample is lost")
+    assert str(error) == "I1: a sample is lost"
+    assert error.args == (error.invariant, error.detail) == ("I1", "a sample is lost")
     assert str(RuleError("rule 'x' answered 0")) == "RULE-BOUNDS: rule 'x' answered 0"

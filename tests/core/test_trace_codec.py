@@ -41,12 +41,14 @@ from odb_ref.core.events import (
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.trace import TraceError, TraceWriter, decode_event, encode_effect, encode_event, read_trace
 from odb_ref.core.types import Sample, Step, StepCounts
+from tests.helpers.effort import IS_MUTATED
 
 N = st.integers(0, 2**40)
+TEXT = st.text('a"\\\n\0é\u2028') if IS_MUTATED else st.text()
 OFFERS = st.builds(Offer, **{item.name: N | st.just(NONE) for item in fields(Offer)})
 SAMPLES = st.builds(Sample, N, N, N, N)
 COUNTS = st.lists(st.builds(StepCounts, N, N, N), max_size=4).map(tuple)
-REPORTS = st.builds(Report, N, st.text(), N, st.text())
+REPORTS = st.builds(Report, N, TEXT, N, TEXT)
 EVENTS: dict[type, st.SearchStrategy[Event]] = {
     SamplesRead: st.builds(SamplesRead, st.lists(SAMPLES, max_size=4).map(tuple), st.booleans()),
     Collated: st.builds(Collated, N),
@@ -55,9 +57,9 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Reported: st.builds(Reported, st.lists(REPORTS, max_size=3).map(tuple)),
     StepTaken: st.just(StepTaken()),
     ConsumerStopped: st.just(ConsumerStopped()),
-    LocalFailed: st.builds(LocalFailed, st.text()),
+    LocalFailed: st.builds(LocalFailed, TEXT),
     Urged: st.just(Urged()),
-    PeerLost: st.builds(PeerLost, st.none() | N, st.text()),
+    PeerLost: st.builds(PeerLost, st.none() | N, TEXT),
 }
 
 
