@@ -44,6 +44,7 @@ from odb_ref.core.types import Sample, Step, StepCounts
 from tests.helpers.effort import IS_MUTATED
 
 N = st.integers(0, 2**40)
+# All of Unicode takes seconds to set up, more than everything else a mutant meets.
 TEXT = st.text('a"\\\n\0é\u2028') if IS_MUTATED else st.text()
 OFFERS = st.builds(Offer, **{item.name: N | st.just(NONE) for item in fields(Offer)})
 SAMPLES = st.builds(Sample, N, N, N, N)

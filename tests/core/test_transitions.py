@@ -166,9 +166,7 @@ def test_the_sums_are_planned_and_the_next_window_fills() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("quota", "steps", "total"), [(15, 1, 19), (19, 1, 19), (20, 2, 22), (22, 2, 22), (23, 2, 22)]
-)
+@pytest.mark.parametrize(("quota", "steps", "total"), [(15, 1, 19), (19, 1, 19), (20, 2, 22), (22, 2, 22), (23, 2, 22)])
 def test_a_quota_cuts_after_the_step_that_reaches_it(quota: int, steps: int, total: int) -> None:
     """Spec: R4.6, R5.4. The samples of the steps that are cut off are back in the window, by position."""
     config = make_config(mode=Mode.QUOTA, quota_samples=quota)
