@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import PostOffer, Read
+from odb_ref.core.effects import Effect, PostOffer, Read
 from odb_ref.core.errors import UsageError
+from odb_ref.core.events import Event
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start, resume
+from odb_ref.core.resume import Checkpoint, Ledger, Resumed, RoundStart, compute_round_start, resume
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import ZERO_COUNTS, Group, Sample, Step
 
@@ -85,6 +86,14 @@ def test_a_machine_goes_on_once() -> None:
     with pytest.raises(UsageError) as caught:
         machine.begin(START, make_group(3, 5))
     assert str(caught.value) == "begin: the epoch has begun"
+
+
+def test_an_observer_is_told_where_a_machine_goes_on() -> None:
+    """Spec: R9.4."""
+    told: list[tuple[int, Event | Resumed | None, tuple[Effect, ...]]] = []
+    machine = Machine(CONFIG, lambda rank, event, effects: told.append((rank, event, effects)))
+    effects = machine.begin(START, make_group(3, 5))
+    assert told == [(0, Resumed(START, make_group(3, 5)), effects)]
 
 
 def test_what_was_read_and_not_carried_was_taken() -> None:
