@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.errors import UsageError
 from simulator.report import COLOURS, Report, make_figure
+from simulator.runs import has_window
 from simulator.sweep import Answer, Point
 from simulator.tune import Tuning, compute_host_tokens
 
@@ -61,7 +62,7 @@ def build_row(answer: Answer) -> list[str]:
         f"{point.ranks:,}",
         f"{point.budget_tokens:,}",
         point.policy,
-        f"{point.window_samples:,}" if summary.rounds else "-",
+        f"{point.window_samples:,}" if has_window(point.policy) else "-",
         f"{point.depth_steps:,}",
         f"{summary.steps:,}",
         f"{summary.efficiency:.3f}",
@@ -129,7 +130,7 @@ class _Style:
 
 def _plot_line(axis: Axes, line: Sequence[Answer], across: str, get: Callable[[Answer], float], style: _Style) -> None:
     marker, dashes = _MARKERS[style.number % len(_MARKERS)], _DASHES[style.number % len(_DASHES)]
-    if across == "window" and not line[0].summary.rounds:
+    if across == "window" and not has_window(line[0].point.policy):
         axis.axhline(get(line[0]), color=style.colour, linestyle=dashes, linewidth=1, label=style.label)
         return
     ordered = sorted(line, key=lambda answer: int(DIMENSIONS[across](answer.point)))

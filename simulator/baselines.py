@@ -97,33 +97,37 @@ def simulate_plan(
     compute_s = _stretch(compute_s, conditions.slow_ranks, conditions.jitter, seed)
     load_s = _stretch(load_s, conditions.slow_loaders, conditions.jitter, seed + 1)
     ranks = len(plans)
-    loaded_s = np.zeros(ranks)
+    loaded_s = np.zeros((ranks, steps))
     taken_s = np.zeros((ranks, steps))
-    rows: list[StepRow] = []
+    spans_s: list[tuple[float, float]] = []
     start_s, emitted = 0.0, 0
     for step in range(steps):
         room_s = taken_s[:, step - depth_steps] if step >= depth_steps else np.zeros(ranks)
-        began_s = np.maximum(loaded_s, room_s)
-        loaded_s = began_s + load_s[:, step]
-        taken_s[:, step] = np.maximum(start_s, loaded_s)
+        began_s = np.maximum(loaded_s[:, step - 1] if step else 0.0, room_s)
+        loaded_s[:, step] = began_s + load_s[:, step]
+        taken_s[:, step] = np.maximum(start_s, loaded_s[:, step])
         end_s = float((taken_s[:, step] + compute_s[:, step]).max()) + costs.gpu.sync_s
-        waits_s = taken_s[:, step] - start_s
-        row = _build_row(
-            batches,
-            step,
-            budget_tokens,
-            span_s=(start_s, end_s),
-            data_wait_s=float(waits_s.sum()),
-            compute_s=float(compute_s[:, step].sum()),
-        )
         if timeline is not None:
             busy_s = np.where(batches.samples[:, step] > 0, compute_s[:, step], -compute_s[:, step])
-            _add_spans(timeline, (start_s, end_s), (began_s, loaded_s), taken_s[:, step], busy_s)
-        rows.append(row)
-        emitted += row.samples
+            _add_spans(timeline, (start_s, end_s), (began_s, loaded_s[:, step]), taken_s[:, step], busy_s)
+        spans_s.append((start_s, end_s))
+        emitted += int(batches.samples[:, step].sum())
         start_s = end_s
         if on_progress is not None:
             on_progress(emitted)
+    queued = _count_queued(loaded_s, taken_s, depth_steps)
+    rows = [
+        _build_row(
+            batches,
+            step,
+            budget_tokens,
+            span_s=span_s,
+            queued_steps=int(queued[step]),
+            data_wait_s=float((taken_s[:, step] - span_s[0]).sum()),
+            compute_s=float(compute_s[:, step].sum()),
+        )
+        for step, span_s in enumerate(spans_s)
+    ]
     return rows, compute_totals(
         rows,
         rank_tokens=batches.real[:, :steps].sum(axis=1),
@@ -143,12 +147,23 @@ def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: floa
     return seconds * factors
 
 
+def _count_queued(loaded_s: Seconds, taken_s: Seconds, depth_steps: int) -> Integers:
+    """For each step, the batches that are loaded when it is taken, summed over ranks; the one taken among them."""
+    queued = np.zeros(loaded_s.shape, dtype=np.int64)
+    for rank, (loaded, taken) in enumerate(zip(loaded_s, taken_s, strict=True)):
+        queued[rank] = np.searchsorted(loaded, taken, side="right") - np.arange(len(taken))
+    # A batch that takes no time to load is there the moment it has room, which is a moment too early.
+    sums: Integers = np.clip(queued, 1, min(depth_steps, queued.shape[1] + 1)).sum(axis=0)
+    return sums
+
+
 def _build_row(
     batches: _Batches,
     step: int,
     budget_tokens: int,
     *,
     span_s: tuple[float, float],
+    queued_steps: int,
     data_wait_s: float,
     compute_s: float,
 ) -> StepRow:
@@ -166,6 +181,7 @@ def _build_row(
         idle_ranks=int((samples == 0).sum()),
         oversize_groups=int((is_over & (samples == 1)).sum()),
         over_budget_groups=int((is_over & (samples > 1)).sum()),
+        queued_steps=queued_steps,
         data_wait_s=data_wait_s,
         compute_s=compute_s,
         sync_wait_s=len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s,

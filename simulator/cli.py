@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"odb-ref {options.command}: {error}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print(f"odb-ref {options.command}: this machine has not enough memory for so large a run", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -34,6 +34,7 @@ class StepRow:
     idle_ranks: int
     oversize_groups: int
     over_budget_groups: int
+    queued_steps: int
     data_wait_s: float
     compute_s: float
     sync_wait_s: float
@@ -155,6 +156,7 @@ class Recorder:
         round_: int,
         start_s: float,
         end_s: float,
+        queued_steps: int,
         data_wait_s: float,
         compute_s: float,
         sync_wait_s: float,
@@ -173,6 +175,7 @@ class Recorder:
                 idle_ranks=self._idle,
                 oversize_groups=self._oversize,
                 over_budget_groups=self._over_budget,
+                queued_steps=queued_steps,
                 data_wait_s=data_wait_s,
                 compute_s=compute_s,
                 sync_wait_s=sync_wait_s,

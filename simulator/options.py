@@ -5,34 +5,48 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
 from simulator.conditions import Conditions, parse_factor
 from simulator.cost_files import load_costs
 from simulator.costs import Costs, Transport
-from simulator.lengths import load_lengths
+from simulator.lengths import Lengths
 from simulator.runs import Run
 from simulator.workload import Sharding, build_workload
 
+LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
 
-def add_run_options(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
-    """Adds what `build_run` reads, all but the policy. What has no default may be left out unless ``is_required``."""
+
+def add_run_options(
+    parser: argparse.ArgumentParser,
+    *,
+    ranks: int | None = None,
+    budget: str = "",
+    window: int | None = 256,
+    window_rule: str = "",
+) -> None:
+    """Adds what `build_run` reads, all but the lengths and the policy.
+
+    ``ranks`` and ``window`` are the defaults; ``budget`` and ``window_rule`` say what is done where there is none.
+    """
     parser.add_argument(
-        "lengths",
-        nargs=None if is_required else "?",
-        metavar="LENGTHS",
-        help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths",
+        "--ranks", type=int, default=ranks, metavar="N", help="data-parallel ranks" + (f" ({ranks})" if ranks else "")
     )
-    parser.add_argument("--ranks", type=int, required=is_required, metavar="N", help="data-parallel ranks")
     parser.add_argument(
         "--token-budget",
         type=int,
-        required=is_required,
         metavar="B",
-        help="the most padded tokens of a batch of two or more",
+        help="the most padded tokens of a batch of two or more" + (f" ({budget})" if budget else ""),
     )
-    parser.add_argument("--window", type=int, default=256, metavar="K", help="samples a rank groups at a time (256)")
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=window,
+        metavar="K",
+        help=f"samples a rank groups at a time ({window if window is not None else window_rule})",
+    )
     parser.add_argument("--depth", type=int, default=8, metavar="D", help="steps between loader and trainer (8)")
     parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default=str(Mode.JOIN))
     parser.add_argument("--quota", type=int, metavar="Q", help="with --mode quota: samples, over all ranks, to stop at")
@@ -80,15 +94,14 @@ def add_run_options(parser: argparse.ArgumentParser, *, is_required: bool = True
     )
 
 
-def build_run(options: argparse.Namespace, policy: str) -> Run:
-    """The run that the options describe.
+def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run:
+    """The run on ``lengths`` that the options describe.
 
     Raises: UsageError when they make no sense.
     """
     sharding = Sharding(options.shards)
     if options.quota is not None and options.mode != Mode.QUOTA:
         raise UsageError("--quota needs --mode quota")
-    lengths = load_lengths(options.lengths)
     workload = build_workload(
         lengths, ranks=options.ranks, sharding=sharding, samples=options.samples, seed=options.seed
     )

@@ -14,9 +14,11 @@ from odb_ref.core.check.decode import get_counts, get_integer, get_kind, get_obj
 from odb_ref.core.check.stream import Stream, group_into_jobs
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.rules import get_rule
-from odb_ref.core.trace import JsonObject, Record, TraceError
+from odb_ref.core.trace import JsonObject, Record, TraceError, decode_resumed
 from odb_ref.core.types import Mode, Sample
+from simulator.workload import LARGEST_WORKLOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,10 @@ class RankRecord:
 
     rank: int
     samples: list[Sample] = field(default_factory=list)
-    """In the order read: position 0, 1, 2 ..."""
+    """In the order read: position 0, 1, 2 ... A trace of an epoch that is gone on with does not say what was trained on
+    before: there samples of one token and id -1 stand in, which no step can hold (ONCE)."""
+    start: RoundStart = field(default_factory=RoundStart)
+    """Where the epoch is gone on with; its beginning for most."""
     is_ended: bool = False
     """True when the rank has read its whole source."""
     rounds: list[tuple[RecordedStep, ...]] = field(default_factory=list)
@@ -96,6 +101,12 @@ class RecordedRun:
         return min(rank.taken_steps for rank in self.ranks)
 
     @property
+    def starts(self) -> tuple[RoundStart, ...]:
+        """Where each rank goes on with a saved epoch; empty for one from its beginning."""
+        starts = tuple(rank.start for rank in self.ranks)
+        return starts if any(start != RoundStart() for start in starts) else ()
+
+    @property
     def name(self) -> str:
         """The first file, and how many more there are."""
         return self.paths[0] + (f" and {len(self.paths) - 1} more" if self.paths[1:] else "")
@@ -107,7 +118,7 @@ def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) ->
     ``depth_steps`` is the depth of the queue between loader and trainer, which a trace does not say; left out, it is the
     most steps that any rank ever had in its queue.
 
-    Raises: UsageError (TraceError), naming the file, when one cannot be read, is not complete or tells of a resumed epoch.
+    Raises: UsageError (TraceError), naming the file, when one cannot be read or is not complete.
     """
     return [_load_run(job, depth_steps) for job in group_into_jobs([Stream(path) for path in paths])]
 
@@ -185,6 +196,8 @@ class _Reader:
     def _note_event(self, event: JsonObject, now: float) -> None:
         rank = self.record
         match get_kind(event):
+            case "resumed":
+                self._note_start(event)
             case "samples_read":
                 self._note_samples(event, now)
             case "collated" if now >= 0 and rank.rounds:
@@ -202,13 +215,28 @@ class _Reader:
             case _:
                 pass
 
+    def _note_start(self, event: JsonObject) -> None:
+        rank = self.record
+        if rank.records > 1:
+            raise TraceError(f"rank {rank.rank} is resumed in the midst of its epoch")
+        resumed = decode_resumed(event)
+        if not 0 <= resumed.start.read_samples <= LARGEST_WORKLOAD:
+            raise TraceError(f"rank {rank.rank} is resumed after {resumed.start.read_samples} samples")
+        carried = {sample.position: sample for sample in resumed.samples}
+        if tuple(carried) != resumed.start.carried:
+            raise TraceError(f"rank {rank.rank} is resumed without the samples it carries")
+        rank.start, rank.is_ended = resumed.start, resumed.start.is_ended
+        rank.samples = [carried.get(place, Sample(-1, place, 1, 0)) for place in range(resumed.start.read_samples)]
+
     def _note_samples(self, event: JsonObject, now: float) -> None:
         rank = self.record
         for row in get_samples(event):
             sample = Sample(*row)
             if sample.position != len(rank.samples):
-                what = "the epoch was resumed" if not rank.samples else "samples are missing"
-                raise TraceError(f"rank {rank.rank} reads position {sample.position}, not {len(rank.samples)}: {what}")
+                raise TraceError(
+                    f"rank {rank.rank} reads position {sample.position}, not {len(rank.samples)}: samples are missing, or "
+                    "the record of where a resumed epoch goes on"
+                )
             rank.samples.append(sample)
             self._read.append(sample)
         rank.is_ended = event.get("is_ended") is True

@@ -115,6 +115,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         max_age_rounds=config.max_age_rounds,
         ramp_rounds=config.ramp_rounds,
         costs=costs or Costs(),
+        starts=recorded.starts,
     )
 
 

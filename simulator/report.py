@@ -72,8 +72,12 @@ class Report:
 
     def add_figure(self, figure: Figure, caption: str) -> None:
         """A plot with a caption that says what to see in it."""
+        from matplotlib import rc_context
+
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        # Names of parts of a plot are hashes: with the same salt, the same figures give the same page.
+        with rc_context({"svg.hashsalt": "odb-ref"}):
+            figure.savefig(buffer, format="svg", metadata={"Date": None})
         svg = buffer.getvalue()
         self._parts.append(
             f"<figure>{svg[svg.index('<svg') :]}<figcaption>{html.escape(caption)}</figcaption></figure>"

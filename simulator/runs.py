@@ -9,19 +9,27 @@ from typing import Final
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.rules import RULES, TargetRule, get_rule
 from odb_ref.core.types import Mode
 from simulator.baselines import simulate_plan
 from simulator.conditions import STEADY, Conditions
 from simulator.costs import Costs
 from simulator.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
-from simulator.plans import FIXED_SIZE, PLANNERS, compute_batch_size
+from simulator.peer import plan_peer
+from simulator.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
 from simulator.timeline import Timeline
 from simulator.workload import Sharding, Workload
 from simulator.world import TimedObserver, World
 
-POLICIES: Final = (*sorted(RULES), *PLANNERS)
+PEER: Final = "peer"
+POLICIES: Final = (*sorted(RULES), PEER, *PLANNERS)
 """Target rules of the core, which the protocol runs, and baselines, which need none."""
+
+
+def has_window(policy: str) -> bool:
+    """True when a rank of the policy groups a window of samples at a time."""
+    return policy in RULES or policy == PEER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,8 @@ class Run:
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     rule: TargetRule | None = None
+    starts: tuple[RoundStart, ...] = ()
+    """Where each rank goes on with a saved epoch; empty for one from its beginning."""
 
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES:
@@ -52,6 +62,8 @@ class Run:
         if self.conditions.faults and not self.is_protocol:
             raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot be told of a fault")
         self.conditions.check_ranks(self.workload.ranks)
+        if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
+            raise UsageError(f"an epoch is gone on with by every rank of the protocol: {len(self.starts)} starts given")
         self.build_config()
 
     @property
@@ -77,6 +89,12 @@ class Run:
             rule=self.rule or get_rule(self.policy if self.policy in RULES else "odb"),
             tag=f"seed={self.seed}",
         )
+
+
+def _plan(what: Run) -> list[RankPlan]:
+    if what.policy == PEER:
+        return plan_peer(what.workload, what.budget_tokens, what.window_samples, what.seed)
+    return PLANNERS[what.policy](what.workload, what.budget_tokens, what.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,7 @@ def run(
             what.costs,
             conditions=what.conditions,
             seed=what.seed,
+            starts=what.starts,
             observer=observer,
             timeline=timeline,
             on_progress=on_progress,
@@ -119,7 +138,7 @@ def run(
             batch_size = compute_batch_size(what.workload, what.budget_tokens)
         rows, totals = simulate_plan(
             what.workload,
-            PLANNERS[what.policy](what.workload, what.budget_tokens, what.seed),
+            _plan(what),
             what.costs,
             budget_tokens=what.budget_tokens,
             depth_steps=what.depth_steps,

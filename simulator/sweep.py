@@ -7,24 +7,27 @@ answers come in the order of the grid and are the same whatever runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count, product
 from multiprocessing import get_context
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from odb_ref.core.errors import InvariantError, OdbError, UsageError
-from odb_ref.core.rules import RULES
 from simulator.conditions import STEADY, Conditions
 from simulator.costs import Costs
 from simulator.lengths import Lengths
 from simulator.metrics import Summary
-from simulator.runs import Run, run
+from simulator.runs import Run, has_window, run
 from simulator.workload import Sharding, Workload, build_workload
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_CONNECT_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +112,11 @@ def build_points(
     windows: Sequence[int],
     depths: Sequence[int],
 ) -> tuple[Point, ...]:
-    """Every combination, in the order given, ranks first. A baseline has no window, so it gets the first one only."""
+    """Every combination, in the order given, ranks first. A policy without a window gets the first one only."""
     return tuple(
         Point(policy=policy, ranks=rank, budget_tokens=budget, window_samples=window, depth_steps=depth)
         for rank, budget, policy, window, depth in product(ranks, budgets, policies, windows, depths)
-        if policy in RULES or window == windows[0]
+        if has_window(policy) or window == windows[0]
     )
 
 
@@ -140,7 +143,40 @@ def make_executor(workers: int) -> Executor:
     if workers == 1:
         return Local()
     # Not forked: a progress bar has a thread, and what a fork makes of its locks is luck.
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_quietly)
+
+
+def _end_quietly() -> None:
+    """Ctrl-C ends a worker without a word: the process that asked for the simulations says what is to be said."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def open_executor(address: str | None, workers: int) -> Iterator[Executor]:
+    """The executor at ``address``, ``dask://HOST:PORT``: a Dask cluster whose workers have this package. Without one, processes
+    of this machine (`make_executor`). Closed in the end.
+
+    Raises: UsageError when the address is of no known kind, nobody answers there, or Dask is missing.
+    """
+    if address is None:
+        with make_executor(workers) as executor:
+            yield executor
+        return
+    scheme, _, place = address.partition("://")
+    if scheme != "dask" or not place:
+        raise UsageError(f"--executor {address}: expected dask://HOST:PORT, the address of a Dask scheduler")
+    try:
+        distributed = import_module("distributed")
+    except ImportError:
+        raise UsageError("--executor dask://... needs Dask: pip install 'odb-ref[dask]'") from None
+    try:
+        client = distributed.Client(f"tcp://{place}", timeout=_CONNECT_S)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--executor {address}: no scheduler answers: {' '.join(str(error).split())}") from error
+    with client:
+        remote: Executor = client.get_executor()
+        with remote:
+            yield remote
 
 
 def simulate_point(grid: Grid, point: Point) -> Answer:

@@ -14,18 +14,27 @@ TRACKS: Final[tuple[Track, ...]] = ("trainer", "exchange", "collator", "reader")
 _MICROSECONDS: Final = 1e6
 
 
+Span = tuple[int, Track, str, float, float]
+"""Rank, track, name, start and end in seconds."""
+
+
 class Timeline:
-    """Collects spans of simulated time and writes them."""
+    """Collects spans of simulated time, of the first ``ranks`` ranks or of all, and writes them."""
 
-    __slots__ = ("_spans",)
+    __slots__ = ("_ranks", "_spans")
 
-    def __init__(self) -> None:
-        self._spans: list[tuple[int, Track, str, float, float]] = []
+    def __init__(self, ranks: int | None = None) -> None:
+        self._ranks = ranks
+        self._spans: list[Span] = []
 
     def add(self, rank: int, track: Track, name: str, start_s: float, end_s: float) -> None:
         """Adds a span to a track of ``rank``; an empty one is left out."""
-        if end_s > start_s:
+        if end_s > start_s and (self._ranks is None or rank < self._ranks):
             self._spans.append((rank, track, name, start_s, end_s))
+
+    def list_spans(self, ranks: int | None = None) -> list[Span]:
+        """The spans of the first ``ranks`` ranks, or of all, in the order they were added."""
+        return [span for span in self._spans if ranks is None or span[0] < ranks]
 
     def write(self, path: str | Path) -> None:
         """Writes the trace events: names of ranks and tracks first, then the spans in the order they were added."""
@@ -45,7 +54,7 @@ class Timeline:
         return names
 
 
-def _encode_span(span: tuple[int, Track, str, float, float]) -> dict[str, object]:
+def _encode_span(span: Span) -> dict[str, object]:
     rank, track, name, start_s, end_s = span
     start_us = round(start_s * _MICROSECONDS, 3)
     return {

@@ -31,6 +31,7 @@ class Trainers:
         "_world",
         "compute_s",
         "data_wait_s",
+        "queued_steps",
         "takes",
     )
 
@@ -48,6 +49,7 @@ class Trainers:
         self._round = 0
         self.compute_s = 0.0
         self.data_wait_s = 0.0
+        self.queued_steps = 0
         self.takes: list[tuple[float, int]] = []
         """When each rank of the step will have computed it, and the rank."""
 
@@ -64,12 +66,14 @@ class Trainers:
         Raises: InvariantError when ranks differ in the step they take (ALIGN).
         """
         env, sync_s = self._world.env, self._world.costs.gpu.sync_s
+        first = self._world.starts[0].planned_steps if self._world.starts else 0
         while True:
-            start_s, number = env.now, len(self._world.recorder.rows)
+            start_s, number = env.now, first + len(self._world.recorder.rows)
             self._depart(number)
             self._waiting = set(range(len(self._world.ranks))) - self._departed
             self._wakened = sorted(self._waiting)
             self.compute_s = self.data_wait_s = 0.0
+            self.queued_steps = 0
             self.takes.clear()
             leavers = yield from self._take_all(number, start_s)
             if self._departed:
@@ -137,6 +141,7 @@ class Trainers:
         queue = world.ranks[rank].queue
         if not queue:
             return False
+        self.queued_steps += len(queue)
         step = queue.popleft()
         if step.number != number:
             raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
@@ -161,6 +166,7 @@ class Trainers:
             round_=self._round,
             start_s=start_s,
             end_s=end_s,
+            queued_steps=self.queued_steps,
             data_wait_s=self.data_wait_s,
             compute_s=self.compute_s,
             sync_wait_s=len(self.takes) * (end_s - start_s) - self.data_wait_s - self.compute_s,

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import assert_never
 
 import simpy
@@ -43,7 +44,7 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Collated, Event, LocalFailed, SamplesRead
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Resumed
+from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.core.types import Step, compute_padded_tokens
 from simulator.conditions import STEADY, Conditions, Fault, FaultKind
 from simulator.costs import Costs
@@ -68,6 +69,7 @@ class World:
         *,
         conditions: Conditions = STEADY,
         seed: int = 0,
+        starts: Sequence[RoundStart] = (),
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
         on_progress: Callable[[int], None] | None = None,
@@ -77,6 +79,8 @@ class World:
         self.costs = costs
         self.conditions = conditions
         self.timeline = timeline
+        self.starts = starts
+        """Where each rank goes on with a saved epoch; empty for one from its beginning."""
         self._random = random.Random(seed)
         self.exchange = Exchange(
             self.env,
@@ -185,8 +189,14 @@ class Rank:
         """True when the process is no more: it hears and says nothing."""
 
     def begin(self) -> None:
-        """Starts the epoch."""
-        self._perform(self.machine.begin())
+        """Starts the epoch, or goes on with it."""
+        if not self._world.starts:
+            self._perform(self.machine.begin())
+            return
+        start, workload = self._world.starts[self.number], self._world.workload
+        self._read_samples = start.read_samples
+        carried = [workload.read_samples(self.number, position, 1) for position in start.carried]
+        self._perform(self.machine.begin(start, tuple(chain.from_iterable(carried))))
 
     def handle(self, event: Event) -> None:
         """Tells the machine and does what it asks for."""

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
+from simulator.answers_report import check_plots
+from simulator.comparison import (
+    FIXED_BATCH,
+    GROUPS_PER_WINDOW,
+    LEAST_WINDOW,
+    Compared,
+    choose_budget,
+    choose_window,
+    compare,
+)
+from simulator.lengths import list_bundled_names, load_lengths
 from simulator.metrics import Summary
-from simulator.options import add_run_options, build_run, check_writable
-from simulator.runs import POLICIES, run
+from simulator.options import LENGTHS_HELP, add_run_options, build_run, check_writable
+from simulator.run_report import write_compare_report
+from simulator.runs import POLICIES, Run
 from simulator.terminal import print_table, show_progress
 
-_REFERENCE: Final = "standard"
+_RANKS: Final = 8
 _HEADER: Final = [
     "policy",
     "speed-up",
@@ -27,6 +40,12 @@ _HEADER: Final = [
     "rank wait",
     "sim s",
 ]
+_BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
+    "Speed-up: samples per second, over {reference}": lambda compared, one: f"{compared.compute_speedup(one):.2f}",
+    "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
+    "Steps": lambda _, one: f"{one.steps:,}",
+    "Padding ratio": lambda _, one: f"{one.padding_ratio:.3f}",
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,16 +53,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "compare",
         help="simulate every policy on the same samples",
-        description="Simulates the protocol and every baseline on the same samples; figures as in simulate, in one table.",
+        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and costs. "
+        "For one trace a row for each policy; for several, a row for each trace and a column for each policy.",
     )
-    add_run_options(parser)
+    parser.add_argument("lengths", nargs="*", metavar="LENGTHS", help=LENGTHS_HELP + "; several for one table")
+    parser.add_argument("--all", action="store_true", help="every bundled trace")
+    add_run_options(
+        parser,
+        ranks=_RANKS,
+        budget="of a trace: --batch-size times its longest sample",
+        window=None,
+        window_rule=f"{LEAST_WINDOW}, doubled until it holds {GROUPS_PER_WINDOW} batches of average samples or a shard",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=f"in place of --token-budget: the memory that fixed batches of N samples need at worst ({FIXED_BATCH})",
+    )
     parser.add_argument(
         "--policies",
         metavar="P[,P...]",
         default=",".join(POLICIES),
         help=f"which, in which order ({','.join(POLICIES)})",
     )
-    parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each policy")
+    parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
+    parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
     parser.set_defaults(run=run_command)
 
 
@@ -52,32 +88,76 @@ def run_command(options: argparse.Namespace) -> int:
     policies = [policy for policy in options.policies.split(",") if policy]
     if not policies or len(set(policies)) < len(policies):
         raise UsageError(f"--policies: {options.policies!r} names none, or one twice")
-    what = build_run(options, policies[0])
-    runs = [replace(what, policy=policy) for policy in policies]
-    check_writable(options.json)
-    summaries = []
-    for one in runs:
-        with show_progress(one.policy, one.workload.samples_total) as on_progress:
-            summaries.append(run(one, on_progress=on_progress).summary)
+    runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
+    check_writable(options.json, options.csv, options.html)
+    check_plots(options.html)
+    total = len(policies) * sum(what.workload.samples_total for what in runs)
+    with show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_progress:
+        compared = compare(runs, policies, on_progress)
+    figures = [entry for item in compared for entry in item.to_json()]
     if options.json is not None:
-        figures = [summary.to_json() for summary in summaries]
         Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    print_comparison(summaries)
+    if options.csv is not None:
+        with Path(options.csv).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(figures[0]))
+            writer.writeheader()
+            writer.writerows(figures)
+    tables = [_build_table(compared[0])] if len(compared) == 1 else _build_tables(compared)
+    if options.html is not None:
+        write_compare_report(Path(options.html), describe_terms(compared), compared, tables)
+    if len(compared) > 1:
+        print(describe_terms(compared))
+    for table in tables:
+        print_table(*table)
     return 0
 
 
-def print_comparison(summaries: list[Summary]) -> None:
-    """Prints a row for each summary; the speed-up is in samples per second, over `standard` where it is among them."""
-    reference = next((summary for summary in summaries if summary.policy == _REFERENCE), summaries[0])
-    first = summaries[0]
+def _list_names(options: argparse.Namespace) -> list[str]:
+    if bool(options.lengths) == options.all:
+        raise UsageError("needs LENGTHS, or --all in place of them")
+    names: list[str] = list_bundled_names() if options.all else options.lengths
+    if len(set(names)) < len(names):
+        raise UsageError("LENGTHS: the same trace is named twice")
+    return names
+
+
+def _build_run(options: argparse.Namespace, policy: str, name: str) -> Run:
+    """The run on the trace ``name``; budget and window by rule where they are not given."""
+    if options.token_budget is not None and options.batch_size is not None:
+        raise UsageError("--batch-size stands in place of --token-budget: give one of them")
+    lengths = load_lengths(name)
+    budget, window = options.token_budget, options.window
+    if budget is None:
+        budget = choose_budget(lengths, FIXED_BATCH if options.batch_size is None else options.batch_size)
+    samples = len(lengths) if options.samples is None else options.samples
+    if window is None:
+        window = choose_window(lengths, budget, shard_samples=samples // max(1, options.ranks))
+    given = argparse.Namespace(**{**vars(options), "token_budget": budget, "window": window})
+    return build_run(given, policy, lengths)
+
+
+def describe_terms(compared: list[Compared]) -> str:
+    """What all policies of a comparison share, in a sentence or two."""
+    what = compared[0].what
+    return (
+        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: the most padded tokens of a batch, "
+        "the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, as many of the longest "
+        "sample as fit the budget. Window: samples that a rank of the protocol groups at a time."
+    )
+
+
+def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
+    """A row for each policy."""
+    what = compared.what
     title = (
-        f"{first.lengths}: {first.samples_total:,} samples, {first.ranks:,} ranks ({first.shards} shards), "
-        f"{first.mode} mode, budget {first.token_budget:,}, window {first.window:,}; speed-up over {reference.policy}"
+        f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
+        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}"
     )
     rows = [
         [
             summary.policy,
-            f"{summary.samples_per_s / reference.samples_per_s:.2f}",
+            f"{compared.compute_speedup(summary):.2f}",
             f"{summary.steps:,}",
             f"{summary.efficiency:.3f}",
             f"{summary.excess:.3f}",
@@ -87,6 +167,29 @@ def print_comparison(summaries: list[Summary]) -> None:
             f"{summary.trainer_wait_share:.3f}",
             f"{summary.sim_time_s:,.1f}",
         ]
-        for summary in summaries
+        for summary in compared.summaries
     ]
-    print_table(title, _HEADER, rows)
+    return title, _HEADER, rows
+
+
+def _build_tables(compared: list[Compared]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """A table for each figure: a row for each trace, a column for each policy. What each trace was run with comes first."""
+    policies = [summary.policy for summary in compared[0].summaries]
+    terms = [
+        [
+            item.what.workload.name,
+            f"{item.what.workload.samples_total:,}",
+            f"{item.what.workload.tokens.mean():,.0f}",
+            f"{item.what.workload.tokens.max():,}",
+            f"{item.what.budget_tokens:,}",
+            f"{item.batch_size:,}",
+            f"{item.what.window_samples:,}",
+        ]
+        for item in compared
+    ]
+    header = ["trace", "samples", "mean length", "longest", "budget", "fixed batch", "window"]
+    tables = [("Traces", header, terms)]
+    for title, show in _BLOCKS.items():
+        rows = [[item.what.workload.name, *(show(item, one) for one in item.summaries)] for item in compared]
+        tables.append((title.format(reference=compared[0].reference.policy), ["trace", *policies], rows))
+    return tables

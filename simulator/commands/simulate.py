@@ -10,10 +10,13 @@ from pathlib import Path
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.trace import TraceWriter
+from simulator.answers_report import check_plots
 from simulator.commands.replay import replay_traces
 from simulator.conditions import parse_fault
+from simulator.lengths import load_lengths
 from simulator.metrics import StepRow, Summary, list_step_columns, list_step_values
-from simulator.options import add_run_options, build_run, check_writable
+from simulator.options import LENGTHS_HELP, add_run_options, build_run, check_writable
+from simulator.run_report import SHOWN_RANKS, write_run_report
 from simulator.runs import POLICIES, Result, Run, run
 from simulator.terminal import print_table, show_progress
 from simulator.timeline import Timeline
@@ -26,7 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="simulate one run on a length trace",
         description="Simulates one epoch: the real protocol core on every rank, or a baseline, on a trace of lengths.",
     )
-    add_run_options(parser, is_required=False)
+    parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help=LENGTHS_HELP)
+    add_run_options(parser)
     parser.add_argument(
         "--replay",
         nargs="+",
@@ -34,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="in place of LENGTHS: simulate recorded runs again and compare every decision; give all files of a job",
     )
     parser.add_argument(
-        "--policy", choices=POLICIES, default="odb", help="target rule, or standard: fixed batches (odb)"
+        "--policy", choices=POLICIES, default="odb", help="a target rule of the protocol, or a baseline (odb)"
     )
     parser.add_argument(
         "--fault",
@@ -50,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
     parser.add_argument("--perfetto", metavar="FILE", help="write a timeline for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
     parser.set_defaults(run=run_command)
 
 
@@ -62,22 +67,32 @@ def run_command(options: argparse.Namespace) -> int:
         return replay_traces(options.replay, cost_model=options.cost_model, json_path=options.json)
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"needs {', '.join(missing)} (or --replay TRACE)")
-    what = build_run(options, options.policy)
+    what = build_run(options, options.policy, load_lengths(options.lengths))
     faults = tuple(map(parse_fault, options.fault))
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
     if options.trace is not None and not what.is_protocol:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
-    check_writable(options.json, options.trace, options.steps_csv, options.perfetto)
-    timeline = None if options.perfetto is None else Timeline()
+    check_writable(options.json, options.trace, options.steps_csv, options.perfetto, options.html)
+    check_plots(options.html)
+    timeline = _make_timeline(options)
     result = _simulate(what, options.trace, timeline)
     if options.json is not None:
         Path(options.json).write_text(json.dumps(result.summary.to_json(), indent=2) + "\n", encoding="utf-8")
     if options.steps_csv is not None:
         _write_steps(Path(options.steps_csv), result.rows)
-    if timeline is not None:
+    if timeline is not None and options.perfetto is not None:
         timeline.write(options.perfetto)
+    if timeline is not None and options.html is not None:
+        write_run_report(Path(options.html), result, timeline)
     _print_summary(result.summary)
     return 0
+
+
+def _make_timeline(options: argparse.Namespace) -> Timeline | None:
+    """What collects spans: of all ranks for a timeline file, of a few for a page."""
+    if options.perfetto is not None:
+        return Timeline()
+    return None if options.html is None else Timeline(SHOWN_RANKS)
 
 
 def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result:

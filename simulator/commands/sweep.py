@@ -16,7 +16,7 @@ from simulator.costs import Costs
 from simulator.lengths import load_lengths
 from simulator.options import check_writable
 from simulator.runs import POLICIES
-from simulator.sweep import Answer, Grid, build_points, make_executor, run_grid
+from simulator.sweep import Answer, Grid, build_points, open_executor, run_grid
 from simulator.terminal import print_table, show_progress
 from simulator.workload import Sharding
 
@@ -32,9 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
     parser.add_argument("--window", default="256", metavar="K[,K...]", help="samples a rank groups at a time (256)")
     parser.add_argument("--depth", default="8", metavar="D[,D...]", help="steps between loader and trainer (8)")
-    parser.add_argument(
-        "--policy", default="odb", metavar="P[,P...]", help=f"of {', '.join(POLICIES)}; a baseline has no window (odb)"
-    )
+    parser.add_argument("--policy", default="odb", metavar="P[,P...]", help=f"of {', '.join(POLICIES)} (odb)")
     add_data_options(parser)
     parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
     parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
@@ -66,6 +64,11 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
         default=os.cpu_count() or 1,
         metavar="W",
         help="simulations at a time, each a process (one for each processor)",
+    )
+    parser.add_argument(
+        "--executor",
+        metavar="ADDRESS",
+        help="in place of --workers: dask://HOST:PORT, a Dask cluster with this package",
     )
 
 
@@ -99,7 +102,7 @@ def run_command(options: argparse.Namespace) -> int:
     check_plots(options.html)
     with (
         show_progress(f"{grid.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
-        make_executor(min(options.workers, len(grid.points))) as executor,
+        open_executor(options.executor, min(options.workers, len(grid.points))) as executor,
     ):
         answers = run_grid(grid, executor, on_done)
     title = f"{grid.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"

@@ -13,7 +13,7 @@ from simulator.commands.sweep import add_data_options, load_cost_option
 from simulator.conditions import Conditions
 from simulator.lengths import load_lengths
 from simulator.options import check_writable
-from simulator.sweep import Answer, make_executor
+from simulator.sweep import Answer, open_executor
 from simulator.terminal import print_table, show_progress
 from simulator.tune import LARGEST_WINDOW, Question, Tuning, compute_host_tokens, tune
 from simulator.workload import Sharding
@@ -73,7 +73,7 @@ def run_command(options: argparse.Namespace) -> int:
     check_plots(options.html)
     with (
         show_progress(f"tune {question.lengths.name}", _USUAL_SIMULATIONS) as on_done,
-        make_executor(options.workers) as executor,
+        open_executor(options.executor, options.workers) as executor,
     ):
         tuning = tune(question, executor, on_done)
     title = f"{question.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"

@@ -1,0 +1,125 @@
+"""``odb-ref compare`` over many traces: one table, one memory limit, and what every policy was given."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.cli import main
+from simulator.comparison import choose_budget, choose_window, compare
+from simulator.lengths import Lengths, list_bundled_names, load_lengths
+from simulator.runs import POLICIES, Run
+from simulator.workload import build_workload
+
+
+def make(tokens: list[int]) -> Lengths:
+    return Lengths("test", np.array(tokens), np.array(tokens))
+
+
+def test_the_budget_is_the_memory_of_a_fixed_batch() -> None:
+    assert choose_budget(make([3, 100, 7])) == 400
+    assert choose_budget(make([3, 100, 7]), 2) == 200
+
+
+def test_the_window_holds_enough_batches_or_the_shard() -> None:
+    lengths = make([100] * 1000)
+    assert choose_window(lengths, 1600, shard_samples=1000) == 256
+    assert choose_window(lengths, 1601, shard_samples=1000) == 512
+    assert choose_window(lengths, 100_000, shard_samples=1000) == 1024
+    assert choose_window(lengths, 100_000, shard_samples=10) == 256
+
+
+def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv")}
+    options = [f"--{kind}={path}" for kind, path in paths.items()]
+    arguments = ["--all", "--ranks", "4", "--samples", "400", "--policies", "odb,standard,gmt", *options]
+    assert main(["compare", *arguments]) == 0
+    figures = json.loads(paths["json"].read_text())
+    assert [(item["lengths"], item["policy"]) for item in figures] == [
+        (name, policy) for name in list_bundled_names() for policy in ("odb", "standard", "gmt")
+    ]
+    for name in list_bundled_names():
+        own = [item for item in figures if item["lengths"] == name]
+        assert len({(item["token_budget"], item["samples_total"], item["window"]) for item in own}) == 1
+        assert own[0]["token_budget"] == 4 * load_lengths(name).tokens.max()
+        odb, standard, _ = own
+        assert standard["batch_size"] >= 4
+        assert standard["speedup"] == 1
+        assert odb["speedup"] == pytest.approx(odb["samples_per_s"] / standard["samples_per_s"])
+    with paths["csv"].open(newline="") as file:
+        assert [row["steps"] for row in csv.DictReader(file)] == [str(item["steps"]) for item in figures]
+    lines = capsys.readouterr().out.splitlines()
+    for name in list_bundled_names():
+        rows = [line.split() for line in lines if line.strip().startswith(name)]
+        assert len(rows) == 5, "what it was given, speed-up, efficiency, steps and padding"
+        own = [item for item in figures if item["lengths"] == name]
+        assert [row[1:] for row in rows[3:4]] == [[f"{item['steps']:,}" for item in own]]
+
+
+def test_several_traces_may_be_named_and_a_budget_given(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    arguments = [
+        "gsm8k",
+        "sgd_dialogues",
+        "--ranks",
+        "2",
+        "--samples",
+        "100",
+        "--token-budget",
+        "3000",
+        "--window",
+        "32",
+    ]
+    assert main(["compare", *arguments, "--policies", "odb,standard", "--json", str(path)]) == 0
+    figures = json.loads(path.read_text())
+    assert {(item["token_budget"], item["window"]) for item in figures} == {(3000, 32)}
+    assert len(figures) == 4
+
+
+def test_progress_rises_to_the_end_over_all_runs() -> None:
+    runs = [
+        Run(workload=build_workload(load_lengths(name), ranks=2, samples=100), policy="odb", budget_tokens=4096)
+        for name in ("gsm8k", "mm_mix_real")
+    ]
+    heard: list[int] = []
+    compare(runs, ["odb", "standard"], heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == 400
+
+
+def test_the_page_has_its_plots_inside(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    arguments = ["gsm8k", "sgd_dialogues", "--ranks", "2", "--samples", "100", "--html", str(page)]
+    assert main(["compare", *arguments]) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 1
+    assert all(f">{policy}<" in text for policy in POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "needs LENGTHS, or --all"),
+        (["gsm8k", "--all"], "needs LENGTHS, or --all"),
+        (["gsm8k", "gsm8k"], "named twice"),
+        (["gsm8k", "--batch-size", "0"], "at least 1 sample"),
+        (["gsm8k", "--batch-size", "2", "--token-budget", "100"], "give one of them"),
+        (["gsm8k", "--ranks", "0"], "ranks must be at least 1"),
+        (["gsm8k", "nothing"], "no such file"),
+        (["gsm8k", "--token-budget", "0"], "budget_tokens"),
+        (["gsm8k", "--csv", "none/x.csv"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert expected in err
+    assert err.count("\n") == 1

@@ -1,0 +1,108 @@
+"""Epochs that are gone on with: recorded anywhere, and simulated again decision by decision."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
+from odb_ref.core.trace import TraceError, TraceWriter
+from simulator.cli import main
+from simulator.recorded import load_runs
+from simulator.replay import build_run, replay
+from simulator.runs import run
+from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_rest_of_an_epoch_replays_equal_after_any_step(name: str, tmp_path: Path) -> None:
+    rounds = set()
+    for count in range(12):
+        (recorded,) = load_runs(write_rest(tmp_path, name, count))
+        found = replay(recorded)
+        assert found.difference == ""
+        assert found.outcome == "complete"
+        assert found.measured_steps == found.predicted_steps
+        rounds.add(recorded.ranks[0].start.round)
+    assert max(rounds) > 1
+
+
+def test_the_simulator_records_the_rest_as_it_was_recorded(tmp_path: Path) -> None:
+    (recorded,) = load_runs(find_carrying(tmp_path))
+    assert recorded.starts
+    what = build_run(recorded)
+    path = tmp_path / "again.ndjson"
+    with TraceWriter(path, recorded.config, driver="simulator") as writer:
+        run(what, observer=writer.record)
+    (again,) = load_runs([path])
+    assert again.starts == recorded.starts
+    assert [rank.rounds for rank in again.ranks] == [rank.rounds for rank in recorded.ranks]
+    assert main(["simulate", "--replay", str(path)]) == 0
+
+
+def test_a_rest_that_decides_otherwise_is_a_difference(tmp_path: Path) -> None:
+    paths = find_carrying(tmp_path)
+    lines = [json.loads(line) for line in paths[0].read_text().splitlines()]
+    step = next(
+        step
+        for line in lines[1:]
+        for effect in line["effects"]
+        if effect["kind"] == "collate"
+        for step in effect["steps"]
+        if len(step["positions"]) > 1
+    )
+    step["positions"].reverse()
+    paths[0].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (recorded,) = load_runs(paths)
+    assert "rank 0: positions" in replay(recorded).difference
+
+
+def test_a_start_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    def load(change: dict[str, Any] | None, *, is_late: bool = False) -> None:
+        lines = [json.loads(line) for line in find_carrying(tmp_path)[0].read_text().splitlines()]
+        if change is not None:
+            lines[1]["event"]["start"].update(change)
+        if is_late:
+            lines.insert(2, lines[1])
+        (tmp_path / "bad.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        load_runs([tmp_path / "bad.ndjson"])
+
+    with pytest.raises(TraceError, match=r"bad\.ndjson.*resumed after 1\d+ samples"):
+        load({"read_samples": 10**12})
+    with pytest.raises(TraceError, match="resumed without the samples it carries"):
+        load({"carried": []})
+    with pytest.raises(TraceError, match="resumed in the midst of its epoch"):
+        load(None, is_late=True)
+
+
+def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
+    (recorded,) = load_runs(find_carrying(tmp_path))
+    what = build_run(recorded)
+    with pytest.raises(UsageError, match="1 starts given"):
+        replace(what, starts=(RoundStart(),))
+    with pytest.raises(UsageError, match="gone on with by every rank of the protocol"):
+        replace(what, policy="standard")
+
+
+@pytest.mark.torch
+def test_a_real_job_that_was_resumed_replays_equal(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.torch.test_state import make_loader, read
+
+    for limit in (4, 9):
+        with make_loader() as loader:
+            read(loader, limit)
+            state = loader.state_dict()
+        trace = tmp_path / f"{limit}.ndjson"
+        with make_loader(trace=trace) as loader:
+            loader.load_state_dict(state)
+            read(loader)
+        runs = load_runs([trace])
+        assert runs[0].driver == "torch"
+        assert runs[0].starts
+        assert all(replay(recorded).is_equal for recorded in runs)

@@ -1,0 +1,39 @@
+"""The page of a run: what it shows, and that it opens offline."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from simulator.cli import main
+
+
+@pytest.mark.parametrize("policy", ["odb", "standard"])
+def test_a_page_shows_the_epoch_and_its_timelines(policy: str, tmp_path: Path) -> None:
+    page, timeline = tmp_path / "page.html", tmp_path / "timeline.json"
+    arguments = ["sgd_dialogues", "--ranks", "6", "--shards", "uneven", "--samples", "600", "--token-budget", "4096"]
+    options = ["--window", "32", "--policy", policy, "--html", str(page)]
+    assert main(["simulate", *arguments, *options]) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 4
+    for label in ("padding ratio", "efficiency", "steps in the queue, mean over ranks", "wait for ranks", "idle"):
+        assert f">{label}<" in text or f"<!-- {label} -->" in text, label
+    assert "<!-- rank 3   reader -->" in text
+    assert "rank 4" not in text, "the first ranks only"
+    assert not re.search(r'<(script|link|img)\b|(src|href)="(?!#)|url\((?!#)', text), "nothing to fetch: opens offline"
+    alone = page.read_text()
+    assert main(["simulate", *arguments, *options, "--perfetto", str(timeline)]) == 0
+    assert page.read_text() == alone
+    assert '"rank 5"' in timeline.read_text()
+
+
+def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    fault = ["--fault", "read:0:0"]
+    arguments = ["gsm8k", "--ranks", "2", "--samples", "50", "--token-budget", "2048", "--html", str(page), *fault]
+    assert main(["simulate", *arguments]) == 0
+    assert "failed" in page.read_text()
