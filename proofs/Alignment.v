@@ -341,17 +341,15 @@ Proof.
     eapply Permutation_trans; [apply concat_perm, sort_by_perm|]. apply split_perm.
 Qed.
 
-Theorem an_alignment_keeps_the_budget : forall budget gs target due,
-  Forall (fits budget) gs -> Forall (fits budget) (fst (align gs target due)).
+Theorem an_alignment_keeps_the_budget : forall budget limits gs target due,
+  Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (align gs target due)).
 Proof.
-  intros budget gs target due F. unfold align. destruct (target <? length gs); simpl.
+  intros budget limits gs target due F. unfold align. destruct (target <? length gs); simpl.
   - apply sort_by_forall, Forall_firstn, sort_by_forall, F.
   - apply Forall_app. split.
-    + apply sort_by_forall, split_keeps; [|exact F]. intros g L Fg. pose proof (middle_bounds g L). split; eapply fits_part; try exact Fg.
-      * rewrite firstn_length. lia.
-      * intros x Hx. rewrite <- (firstn_skipn (middle g) g). apply in_or_app. auto.
-      * rewrite skipn_length. lia.
-      * intros x Hx. rewrite <- (firstn_skipn (middle g) g). apply in_or_app. auto.
+    + apply sort_by_forall, split_keeps; [|exact F]. intros g _ Fg. split; eapply fits_part; try exact Fg.
+      * rewrite firstn_skipn. reflexivity.
+      * rewrite Permutation_app_comm, firstn_skipn. reflexivity.
     + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. left. simpl. lia.
 Qed.
 

@@ -6,11 +6,11 @@ Import ListNotations.
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
 Definition window_samples (size ramp k : nat) : nat := Nat.max 1 (Nat.div size (2 ^ (ramp - k))).
 
-Definition shipped (budget size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) : config :=
-  mkConfig (compute_groups budget) align (window_samples size ramp) is_quota quota max_age rule print.
+Definition shipped (budget : nat) (limits : list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) : config :=
+  mkConfig (compute_groups budget limits) align (window_samples size ramp) is_quota quota max_age rule print.
 
-Theorem the_shipped_configuration_meets_every_assumption : forall budget size ramp max_age is_quota quota rule print,
-  1 <= max_age -> within_bounds rule -> config_ok (shipped budget size ramp max_age is_quota quota rule print).
+Theorem the_shipped_configuration_meets_every_assumption : forall budget limits size ramp max_age is_quota quota rule print,
+  1 <= max_age -> within_bounds rule -> config_ok (shipped budget limits size ramp max_age is_quota quota rule print).
 Proof.
   intros. constructor; simpl; auto.
   - apply groups_hold_exactly_the_window.

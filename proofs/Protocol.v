@@ -247,12 +247,12 @@ Proof.
 Qed.
 
 (** BUDGET, for the whole system. *)
-Theorem every_batch_keeps_the_budget : forall budget,
-  (forall r w, r < N -> Forall (fits budget) (c_group (cfg r) w)) ->
-  (forall r gs t d, r < N -> Forall (fits budget) gs -> Forall (fits budget) (fst (c_align (cfg r) gs t d))) ->
-  forall s r, reachable s -> r < N -> Forall (fits budget) (groups_of (rank_of s r)).
+Theorem every_batch_keeps_the_budget : forall budget limits,
+  (forall r w, r < N -> Forall (fits budget limits) (c_group (cfg r) w)) ->
+  (forall r gs t d, r < N -> Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (c_align (cfg r) gs t d))) ->
+  forall s r, reachable s -> r < N -> Forall (fits budget limits) (groups_of (rank_of s r)).
 Proof.
-  intros budget Hg Ha s r R. revert r. induction R as [|s l t R IH St]; intros r H.
+  intros budget limits Hg Ha s r R. revert r. induction R as [|s l t R IH St]; intros r H.
   - constructor.
   - pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].

@@ -2,8 +2,9 @@
 Require Import List Arith Lia Permutation.
 Import ListNotations.
 
-(** [pos] is the sample's place in its rank's sampler order; [len] counts tokens, [sup] the supervised ones. *)
-Record sample := mkSample { sid : nat; pos : nat; len : nat; sup : nat }.
+(** [pos] is the sample's place in its rank's sampler order; [len] counts tokens, [sup] the supervised ones; [costs] says what
+    the sample uses of each further resource. *)
+Record sample := mkSample { sid : nat; pos : nat; len : nat; sup : nat; costs : list nat }.
 
 Notation group := (list sample).
 
@@ -18,8 +19,17 @@ Definition padded (g : group) : nat := length g * longest g.
 Definition padded_first (g : group) : nat :=
   match g with [] => 0 | x :: _ => length g * len x end.
 
-(** BUDGET: a group of more than one sample fits the padded budget; a single sample may be longer. *)
-Definition fits (budget : nat) (g : group) : Prop := length g <= 1 \/ padded g <= budget.
+(** What a group uses of resource [r]: summed, not padded. *)
+Fixpoint used (r : nat) (g : group) : nat :=
+  match g with [] => 0 | x :: h => nth r (costs x) 0 + used r h end.
+
+(** The group uses no more of any resource than its limit. *)
+Definition is_within (limits : list nat) (g : group) : bool :=
+  forallb (fun '(r, limit) => used r g <=? limit) (combine (seq 0 (length limits)) limits).
+
+(** BUDGET: a group of more than one sample fits the padded budget and keeps every limit; a single sample may exceed them. *)
+Definition fits (budget : nat) (limits : list nat) (g : group) : Prop :=
+  length g <= 1 \/ (padded g <= budget /\ is_within limits g = true).
 
 Lemma longest_le : forall g x, In x g -> len x <= longest g.
 Proof. induction g as [|y g IH]; simpl; intros x H; [easy|]. destruct H as [->|H]; [lia|]. specialize (IH x H). lia. Qed.
@@ -43,20 +53,30 @@ Qed.
 Lemma longest_app : forall g h, longest (g ++ h) = Nat.max (longest g) (longest h).
 Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
 
-Lemma fits_perm : forall b g h, Permutation g h -> fits b g -> fits b h.
+Lemma used_app : forall r g h, used r (g ++ h) = used r g + used r h.
+Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
+
+Lemma used_perm : forall r g h, Permutation g h -> used r g = used r h.
+Proof. induction 1; simpl; lia. Qed.
+
+Lemma is_within_le : forall limits g h, (forall r, used r g <= used r h) -> is_within limits h = true -> is_within limits g = true.
 Proof.
-  intros b g h H [F|F]; [left|right].
-  - rewrite <- (Permutation_length H). exact F.
-  - unfold padded in *. rewrite <- (Permutation_length H), <- (longest_perm _ _ H). exact F.
+  intros limits g h L. unfold is_within. rewrite !forallb_forall. intros H [r limit] I.
+  specialize (H _ I). apply Nat.leb_le in H. apply Nat.leb_le. specialize (L r). lia.
 Qed.
 
 (** Fitting is hereditary: part of a group that fits, fits. The root of FEWEST and of splitting. *)
-Lemma fits_part : forall b g h, length g <= length h -> incl g h -> fits b h -> fits b g.
+Lemma fits_part : forall b limits g rest h, Permutation (g ++ rest) h -> fits b limits h -> fits b limits g.
 Proof.
-  intros b g h L I [F|F]; [left; lia|].
-  right. unfold padded in *. apply Nat.le_trans with (length h * longest h); [|exact F].
-  apply Nat.mul_le_mono; [exact L | apply longest_incl, I].
+  intros b limits g rest h P F. pose proof (Permutation_length P) as L. rewrite app_length in L.
+  destruct F as [F|[F W]]; [left; lia|right]. split.
+  - unfold padded in *. rewrite <- (longest_perm _ _ P), longest_app in F. eapply Nat.le_trans; [|exact F].
+    apply Nat.mul_le_mono; lia.
+  - eapply is_within_le; [|exact W]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
 Qed.
+
+Lemma fits_perm : forall b limits g h, Permutation g h -> fits b limits g -> fits b limits h.
+Proof. intros b limits g h P. apply fits_part with (rest := []). rewrite app_nil_r. symmetry. exact P. Qed.
 
 Lemma concat_perm : forall (A : Type) (g h : list (list A)), Permutation g h -> Permutation (concat g) (concat h).
 Proof.

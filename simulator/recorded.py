@@ -231,7 +231,7 @@ class _Reader:
     def _note_samples(self, event: JsonObject, now: float) -> None:
         rank = self.record
         for row in get_samples(event):
-            sample = Sample(*row)
+            sample = Sample(row[0], row[1], row[2], row[3], tuple(row[4:]))
             if sample.position != len(rank.samples):
                 raise TraceError(
                     f"rank {rank.rank} reads position {sample.position}, not {len(rank.samples)}: samples are missing, or "

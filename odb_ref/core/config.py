@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import OdbRule, TargetRule
-from odb_ref.core.types import Mode
+from odb_ref.core.types import Mode, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,8 @@ class Config:
     """What a rank must know before an epoch. All but ``rank`` enters the fingerprint that the ranks compare.
 
     ``window_samples`` is how many samples a rank holds when it forms groups; the first ``ramp_rounds`` windows are smaller
-    (halved once for each round still to go), so that the first step comes early. ``depth_steps`` bounds the queue
+    (halved once for each round still to go), so that the first step comes early. ``limits`` bounds, beside the padded
+    tokens, what a batch may use of each further resource (``Sample.costs``). ``depth_steps`` bounds the queue
     between the loader and its consumer. ``max_age_rounds`` bounds for how many rounds a sample may be carried. ``tag``
     holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
 
@@ -26,6 +28,7 @@ class Config:
     rank: int
     world_size: int
     budget_tokens: int
+    limits: tuple[int, ...] = ()
     window_samples: int
     depth_steps: int = 8
     mode: Mode = Mode.JOIN
@@ -41,7 +44,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check()
-        shared = {
+        shared: dict[str, object] = {
             "world_size": self.world_size,
             "budget_tokens": self.budget_tokens,
             "window_samples": self.window_samples,
@@ -52,6 +55,8 @@ class Config:
             "rule": self.rule.name,
             "tag": self.tag,
         }
+        if self.limits:
+            shared["limits"] = self.limits
         shared_json = json.dumps(shared, sort_keys=True)
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()
         object.__setattr__(self, "shared_json", shared_json)
@@ -61,6 +66,8 @@ class Config:
         for name in ("world_size", "budget_tokens", "window_samples", "depth_steps", "max_age_rounds"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if min(self.limits, default=1) < 1:
+            raise UsageError(f"limits must be at least 1 each, got {self.limits}")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
         if self.ramp_rounds < 0:
@@ -69,6 +76,18 @@ class Config:
             raise UsageError("quota_samples needs mode='quota'")
         if self.quota_samples is not None and self.quota_samples < 1:
             raise UsageError(f"quota_samples must be at least 1, got {self.quota_samples}")
+
+    def check_samples(self, samples: Iterable[Sample]) -> None:
+        """Nothing when every sample is one that this configuration can group.
+
+        Raises: UsageError when a length or a cost makes no sense, or there is not one cost for each limit. Spec: R1.1.
+        """
+        costs = len(self.limits)
+        for sample in samples:
+            if sample.length < 1 or not 0 <= sample.supervised <= sample.length:
+                raise UsageError(f"sample {sample.id}: length {sample.length}, supervised {sample.supervised}")
+            if len(sample.costs) != costs or (costs and min(sample.costs) < 0):
+                raise UsageError(f"sample {sample.id}: costs {sample.costs}, expected {costs}, none negative")
 
     def compute_window_samples(self, round_: int) -> int:
         """The size of the window of ``round_``, at least 1. Spec: R2.3."""

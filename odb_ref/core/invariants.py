@@ -63,7 +63,10 @@ def _is_released_after_commit(_config: Config, before: State, after: State) -> b
 
 def _is_within_budget(config: Config, before: State, after: State) -> bool:
     def fits(group: Group) -> bool:
-        return len(group) <= 1 or compute_padded_tokens(group) <= config.budget_tokens
+        return len(group) <= 1 or (
+            compute_padded_tokens(group) <= config.budget_tokens
+            and all(sum(sample.costs[i] for sample in group) <= limit for i, limit in enumerate(config.limits))
+        )
 
     return after.aligned is before.aligned or all(map(fits, after.aligned))
 
@@ -95,7 +98,7 @@ INVARIANTS: Final = (
     Invariant("I3", "REPLAY", "the window is in sampler order, each position once", _is_window_in_order),
     Invariant("I4", "ALIGN", "queue, outbox and plan are numbered from taken to planned, without a gap", _is_numbered),
     Invariant("I5", "RELEASE", "a plan leaves only whole, collated, and on an agreement", _is_released_after_commit),
-    Invariant("I6", "BUDGET", "a group of two or more fits the budget", _is_within_budget),
+    Invariant("I6", "BUDGET", "a group of two or more fits the budget and every limit", _is_within_budget),
     Invariant("I7", "AGE", "nothing due is carried", _is_young),
     Invariant("I8", "FREE", "the queue holds at most depth_steps", _is_queue_bounded),
     Invariant("I9", "TERM", "the phase says which fields are in use", _is_phase_consistent),

@@ -90,7 +90,7 @@ def transition(config: Config, state: State, event: Event) -> Transition:
     """
     match event:
         case SamplesRead():
-            return post_when_ready(config, _read(state, event))
+            return post_when_ready(config, _read(config, state, event))
         case Collated():
             return post_when_ready(config, _collated(state, event))
         case Agreed():
@@ -120,7 +120,7 @@ def transition(config: Config, state: State, event: Event) -> Transition:
 # Input -------------------------------------------------------------------------------------------------------------
 
 
-def _read(state: State, event: SamplesRead) -> State:
+def _read(config: Config, state: State, event: SamplesRead) -> State:
     """Spec: R5.1."""
     samples = event.samples
     if not state.wanted_samples:
@@ -132,8 +132,7 @@ def _read(state: State, event: SamplesRead) -> State:
     for position, sample in enumerate(samples, state.read_samples):
         if sample.position != position:
             raise UsageError(f"sample {sample.id} has position {sample.position}, expected {position}")
-        if sample.length < 1 or not 0 <= sample.supervised <= sample.length:
-            raise UsageError(f"sample {sample.id}: length {sample.length}, supervised {sample.supervised}")
+    config.check_samples(samples)
     return replace(
         state,
         read_samples=state.read_samples + len(samples),

@@ -75,10 +75,11 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
     """The state at the start of a round, and its effects; ``carried`` holds the samples at ``start.carried``, read again.
 
     Steps are numbered on from ``start.planned_steps``; the driver takes and drops those already trained on.
-    Raises: UsageError when ``carried`` does not match. Spec: R10.2. Preserves: REPLAY, RESUME.
+    Raises: UsageError when ``carried`` does not match, or holds what makes no sense. Spec: R10.2. Preserves: REPLAY, RESUME.
     """
     if tuple(sample.position for sample in carried) != start.carried:
         raise UsageError(f"resume: expected the samples at positions {start.carried}")
+    config.check_samples(carried)
     wanted = 0 if start.is_ended else max(0, config.compute_window_samples(start.round) - len(carried))
     state = State(
         round=start.round,

@@ -30,7 +30,7 @@ def post_when_ready(config: Config, state: State) -> Transition:
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()
-    groups = compute_groups(state.window, config.budget_tokens)
+    groups = compute_groups(state.window, config.budget_tokens, config.limits)
     offer = _compute_offer(config, state, groups, is_ready)
     return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
 

@@ -36,7 +36,8 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart
-from odb_ref.core.types import Sample, Step, StepCounts
+from odb_ref.core.rules import get_rule
+from odb_ref.core.types import Mode, Sample, Step, StepCounts
 
 FORMAT: Final = "odb-trace"
 VERSION: Final = 1
@@ -51,7 +52,7 @@ class TraceError(UsageError):
 
 
 def _encode_samples(samples: Sequence[Sample]) -> Json:
-    return [[sample.id, sample.position, sample.length, sample.supervised] for sample in samples]
+    return [[sample.id, sample.position, sample.length, sample.supervised, *sample.costs] for sample in samples]
 
 
 def _encode_counts(counts: Sequence[StepCounts]) -> Json:
@@ -122,14 +123,10 @@ def _integers(value: Json) -> tuple[int, ...]:
     raise TraceError(f"expected a list of integers, got {value!r}")
 
 
-def _rows(value: Json, width: int) -> Iterator[tuple[int, ...]]:
+def _rows(value: Json) -> Iterator[tuple[int, ...]]:
     if not isinstance(value, Sequence):
         raise TraceError(f"expected a list, got {value!r}")
-    for item in value:
-        row = _integers(item)
-        if len(row) != width:
-            raise TraceError(f"expected {width} integers, got {item!r}")
-        yield row
+    yield from map(_integers, value)
 
 
 def _object(value: Json) -> JsonObject:
@@ -155,7 +152,24 @@ def decode_counts(value: Json) -> tuple[StepCounts, ...]:
 
     Raises: TraceError when the value is malformed.
     """
-    return tuple(StepCounts(*row) for row in _rows(value, 3))
+    return tuple(map(_decode_step_counts, _rows(value)))
+
+
+def _decode_step_counts(row: tuple[int, ...]) -> StepCounts:
+    if len(row) != 3:
+        raise TraceError(f"expected 3 integers, got {list(row)}")
+    return StepCounts(*row)
+
+
+def decode_sample(row: Sequence[int]) -> Sample:
+    """A sample: four integers, and then its costs.
+
+    Raises: TraceError when there are fewer. Spec: R9.2.
+    """
+    if len(row) < 4:
+        raise TraceError(f"expected at least 4 integers, got {list(row)}")
+    id_, position, length, supervised, *costs = row
+    return Sample(id_, position, length, supervised, tuple(costs))
 
 
 def decode_offer(value: Json) -> Offer:
@@ -179,7 +193,7 @@ def decode_event(data: JsonObject) -> Event:
     """
     match data.get("kind"):
         case "samples_read":
-            samples = tuple(Sample(*row) for row in _rows(data.get("samples"), 4))
+            samples = tuple(map(decode_sample, _rows(data.get("samples"))))
             return SamplesRead(samples, data.get("is_ended") is True)
         case "collated":
             return Collated(_integer(data, "round"))
@@ -223,7 +237,31 @@ def decode_resumed(data: JsonObject) -> Resumed:
             planned_steps=_integer(start, "planned_steps"),
             global_samples=_integer(start, "global_samples"),
         ),
-        tuple(Sample(*row) for row in _rows(data.get("samples"), 4)),
+        tuple(map(decode_sample, _rows(data.get("samples")))),
+    )
+
+
+def decode_config(data: JsonObject, *, rank: int, depth_steps: int) -> Config:
+    """The shared configuration of a header, as that of ``rank``; the depth is each rank's own, and no part of it.
+
+    Raises: TraceError when a field is malformed, UsageError when a value makes no sense.
+    """
+    mode = _text(data, "mode")
+    if mode not in tuple(Mode):
+        raise TraceError(f"the config has the mode {mode!r}")
+    return Config(
+        rank=rank,
+        world_size=_integer(data, "world_size"),
+        budget_tokens=_integer(data, "budget_tokens"),
+        limits=_integers(data.get("limits", ())),
+        window_samples=_integer(data, "window_samples"),
+        depth_steps=depth_steps,
+        mode=Mode(mode),
+        quota_samples=None if data.get("quota_samples") is None else _integer(data, "quota_samples"),
+        max_age_rounds=_integer(data, "max_age_rounds"),
+        ramp_rounds=_integer(data, "ramp_rounds"),
+        rule=get_rule(_text(data, "rule")),
+        tag=_text(data, "tag"),
     )
 
 

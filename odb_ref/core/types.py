@@ -25,13 +25,15 @@ class Sample:
     ``position`` is its place in the rank's sampler order (0, 1, 2, ...): its identity inside the rank, and what makes
     every tie-break independent of timing. ``id`` is the caller's name for it, usually the data-set index; a sampler
     that draws with replacement may repeat it. ``length`` counts tokens (at least 1), ``supervised`` the tokens that
-    carry loss (label != -100). Spec: R1.1.
+    carry loss (label != -100). ``costs`` says how much of each further resource the sample uses (image patches, say), one
+    amount for each of ``Config.limits``. Spec: R1.1.
     """
 
     id: int
     position: int
     length: int
     supervised: int
+    costs: tuple[int, ...] = ()
 
 
 Group = tuple[Sample, ...]

@@ -348,6 +348,7 @@ class ODBDataLoader:
             rank=rank,
             world_size=world_size,
             budget_tokens=self.token_budget,
+            limits=(),
             depth_steps=self._depth,
             mode=self._mode,
             quota_samples=None if self._quota is None else max(1, self._quota - emitted_before),

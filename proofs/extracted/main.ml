@@ -9,7 +9,7 @@ let bool () = int () = 1
 
 let sample () =
   let sid = int () in let pos = int () in let len = int () in let sup = int () in
-  { sid; pos; len; sup }
+  { sid; pos; len; sup; costs = list int }
 
 let counts () =
   let n_samples = int () in let n_tokens = int () in let n_supervised = int () in
@@ -89,10 +89,10 @@ let show_state s =
       show_outcome s.ended_as ]
 
 let run_machine () =
-  let budget = int () in let size = int () in let ramp = int () in let max_age = int () in
+  let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let rank = int () in let depth = int () in
-  let c = shipped budget size ramp max_age is_quota quota rule print in
+  let c = shipped budget limits size ramp max_age is_quota quota rule print in
   let step s e = match handle c rank depth s e with
     | None -> print_endline "refused"; s
     | Some t ->
@@ -105,7 +105,9 @@ let run_machine () =
   for _ = 1 to n do s := step !s (occurrence ()) done
 
 let answer = function
-  | "groups" -> let budget = int () in print_endline (show_list show_group (compute_groups budget (list sample)))
+  | "groups" ->
+      let budget = int () in let limits = list int in
+      print_endline (show_list show_group (compute_groups budget limits (list sample)))
   | "align" ->
       let target = int () in let due = int () in
       let emitted, carried = align (list (fun () -> list sample)) target due in

@@ -15,19 +15,20 @@ from odb_ref.core.types import Mode, Sample
 class Bounds:
     """A small world. ``lengths`` holds, for each rank, the token counts of its samples in sampler order.
 
-       ``failures``, ``stops`` and ``losses`` bound how many reads or collations fail, how many consumers leave early and how
-       many processes are killed. A read is answered whole, or sample by sample with ``is_single_reads``. The source says
-       that it has ended with its last sample when ``is_eager_end`` is true, else when asked for more than it has. A rank is
-       urged at any moment after another's consumer has left, or with ``is_urged_freely`` at any moment, for nothing.
-    A consumer leaves between
-       two steps, or with ``is_left_inside`` also in the middle of one, whose collective then has no end. Each rank's queue
-       holds as many steps more as its number with ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
+    With ``limits``, a sample uses 0 to 2 of each further resource. ``failures``, ``stops`` and ``losses`` bound how many
+    reads or collations fail, how many consumers leave early and how many processes are killed. A read is answered whole, or
+    sample by sample with ``is_single_reads``. The source says that it has ended with its last sample when ``is_eager_end``
+    is true, else when asked for more than it has. A rank is urged at any moment after another's consumer has left, or with
+    ``is_urged_freely`` at any moment, for nothing. A consumer leaves between two steps, or with ``is_left_inside`` also in
+    the middle of one, whose collective then has no end. Each rank's queue holds as many steps more as its number with
+    ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
 
-       Raises: UsageError when a value makes no sense.
+    Raises: UsageError when a value makes no sense.
     """
 
     lengths: tuple[tuple[int, ...], ...]
     budget_tokens: int = 4
+    limits: tuple[int, ...] = ()
     window_samples: int = 2
     depth_steps: int = 1
     mode: Mode = Mode.JOIN
@@ -79,6 +80,7 @@ class Bounds:
             rank=rank,
             world_size=self.ranks,
             budget_tokens=self.budget_tokens,
+            limits=self.limits,
             window_samples=self.window_samples,
             depth_steps=self.depth_steps + (rank if self.is_uneven_depth else 0),
             mode=self.mode,
@@ -93,8 +95,14 @@ class Bounds:
         """The samples of ``rank``; ids count over all ranks, so that a sample is the same everywhere."""
         first = sum(map(len, self.lengths[:rank]))
         return tuple(
-            Sample(id=first + position, position=position, length=length, supervised=length - (first + position) % 2)
-            for position, length in enumerate(self.lengths[rank])
+            Sample(
+                id=number,
+                position=position,
+                length=length,
+                supervised=length - number % 2,
+                costs=tuple((number + i) % 3 for i in range(len(self.limits))),
+            )
+            for position, (number, length) in enumerate(enumerate(self.lengths[rank], first))
         )
 
 

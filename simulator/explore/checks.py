@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import gt
 from typing import Final
 
 from odb_ref.core.config import Config
@@ -110,8 +111,13 @@ class RankChecks:
         tokens = len(step.group) * max((sample.length for sample in step.group), default=0)
         if len(step.group) > 1 and tokens > config.budget_tokens:
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {tokens} padded tokens in {_name(step)}")
+        used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
+        if len(step.group) > 1 and any(map(gt, used, config.limits)):
+            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
 
     def _check_fewest(self, config: Config, rank: Rank) -> None:
+        if config.limits:
+            return
         groups = rank.state.groups
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, config.budget_tokens):

@@ -31,6 +31,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
     return Bounds(
         lengths=tuple(tuple(draw.randint(1, 60) for _ in range(draw.choice((0, 1, 5, 30)))) for _ in range(ranks)),
         budget_tokens=draw.randint(1, 128),
+        limits=tuple(draw.randint(1, 6) for _ in range(draw.choice((0, 0, 1, 2)))),
         window_samples=draw.randint(1, 12),
         depth_steps=draw.randint(1, 4),
         mode=mode,
@@ -112,6 +113,7 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
     for i, shard in enumerate(lengths):
         for size in sorted({0, len(shard) // 2, len(shard) - 1} - {len(shard), -1}):
             yield replace(bounds, lengths=(*lengths[:i], shard[:size], *lengths[i + 1 :]))
+    yield replace(bounds, limits=())
     yield replace(bounds, window_samples=max(1, bounds.window_samples - 1))
     yield replace(bounds, depth_steps=1, ramp_rounds=0)
     yield replace(bounds, is_single_reads=False, is_eager_end=False, is_urged_freely=False)

@@ -93,6 +93,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
         "bounds": {
             "lengths": [list(shard) for shard in bounds.lengths],
             "budget_tokens": bounds.budget_tokens,
+            "limits": list(bounds.limits),
             "window_samples": bounds.window_samples,
             "depth_steps": bounds.depth_steps,
             "mode": str(bounds.mode),
@@ -153,12 +154,15 @@ def _decode_bounds(data: Mapping[str, Json]) -> Bounds:
             raise UsageError(f"bounds, field {key}: expected an integer, got {value!r}")
         return value
 
-    lengths = data["lengths"]
+    lengths, limits = data["lengths"], data.get("limits", [])
     if not isinstance(lengths, list):
         raise UsageError("bounds, field lengths: expected a list for each rank")
+    if not isinstance(limits, list):
+        raise UsageError("bounds, field limits: expected a list")
     return Bounds(
         lengths=tuple(tuple(int(str(length)) for length in shard) for shard in lengths if isinstance(shard, list)),
         budget_tokens=integer("budget_tokens"),
+        limits=tuple(int(str(limit)) for limit in limits),
         window_samples=integer("window_samples"),
         depth_steps=integer("depth_steps"),
         mode=Mode(str(data["mode"])),

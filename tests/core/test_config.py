@@ -24,6 +24,7 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
         ({"window_samples": -3}, "window_samples must be at least 1, got -3"),
         ({"depth_steps": 0}, "depth_steps must be at least 1, got 0"),
         ({"max_age_rounds": 0}, "max_age_rounds must be at least 1, got 0"),
+        ({"limits": (9, 0)}, r"limits must be at least 1 each, got \(9, 0\)"),
         ({"ramp_rounds": -1}, "ramp_rounds must not be negative, got -1"),
         ({"rank": 4}, "rank must lie in 0..3, got 4"),
         ({"rank": -1}, "rank must lie in 0..3, got -1"),
@@ -40,6 +41,7 @@ def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message
 CHANGES: dict[str, Any] = {
     "world_size": 5,
     "budget_tokens": 101,
+    "limits": (7,),
     "window_samples": 17,
     "mode": Mode.QUOTA,
     "max_age_rounds": 5,
@@ -68,6 +70,12 @@ def test_what_a_rank_may_choose_for_itself_is_not(name: str) -> None:
 def test_every_field_is_either_shared_or_local() -> None:
     given = {item.name for item in fields(Config) if item.init}
     assert given == CHANGES.keys() | LOCAL.keys() | {"quota_samples"}
+
+
+def test_without_limits_the_shared_configuration_does_not_speak_of_them() -> None:
+    """So that fingerprints and traces from before there were limits stay what they are."""
+    assert "limits" not in json.loads(Config(**GOOD).shared_json)
+    assert Config(**GOOD, limits=(1, 2)).fingerprint != Config(**GOOD, limits=(2, 1)).fingerprint
 
 
 def test_the_fingerprint_is_56_bits_and_stays_the_same() -> None:

@@ -67,6 +67,22 @@ def test_ties_in_length_fall_to_the_position() -> None:
     assert [sample.position for sample in group] == [2, 1, 0]
 
 
+def test_a_limit_reached_exactly_is_kept_and_one_more_begins_the_next_group() -> None:
+    costs = (2, 2, 0, 1, 3, 0)
+    samples = [Sample(position, position, 1, 0, (cost, 1)) for position, cost in enumerate(costs)]
+    groups = compute_groups(samples, 100, (4, 100))
+    assert [[sample.costs[0] for sample in reversed(group)] for group in groups] == [[2, 2, 0], [1, 3, 0]]
+    assert list(map(len, compute_groups(samples, 100, (100, 2)))) == [2, 2, 2]
+    assert list(map(len, compute_groups(samples, 3, (100, 2)))) == [2, 2, 2]
+    assert list(map(len, compute_groups(samples, 3, (100, 100)))) == [3, 3]
+
+
+def test_a_sample_over_a_limit_travels_alone() -> None:
+    samples = [Sample(position, position, 1, 0, (cost,)) for position, cost in enumerate((9, 0, 9, 0, 0))]
+    groups = compute_groups(samples, 100, (4,))
+    assert [[sample.costs[0] for sample in group] for group in groups] == [[9], [0], [9], [0, 0]]
+
+
 def test_no_samples_make_no_group() -> None:
     assert compute_groups([], 10) == ()
     assert compute_padded_tokens(()) == 0

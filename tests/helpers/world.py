@@ -208,7 +208,13 @@ class World:
                 if self.random.random() < 0.2:
                     end = self.random.randint(min(rank.read + 1, end), end)
                 samples = tuple(
-                    Sample(1000 * number + position, position, rank.shard[position], rank.shard[position] // 2)
+                    Sample(
+                        1000 * number + position,
+                        position,
+                        rank.shard[position],
+                        rank.shard[position] // 2,
+                        tuple((position + i) % 4 for i in range(len(rank.machine.config.limits))),
+                    )
                     for position in range(rank.read, end)
                 )
                 left = count - len(samples)

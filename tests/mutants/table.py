@@ -41,6 +41,8 @@ DRY = Bounds(lengths=((4, 4, 4), (4,)), window_samples=3, mode=Mode.QUOTA)
 CARRY = Bounds(lengths=((4,) * 5, (1,) * 8), budget_tokens=4, window_samples=3, max_age_rounds=1)
 # Rank 0's short sample never makes the fullest group: only its age gets it out.
 AGED = Bounds(lengths=((1, 9, 9, 9), (1,) * 8), budget_tokens=9, window_samples=2, max_age_rounds=1)
+# Samples use 0, 1, 2, 0 ... of the one further resource.
+LIMITS = Bounds(lengths=((1, 1, 1), (1,)), limits=(2,), window_samples=3)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 
 MUTANTS = (
@@ -62,6 +64,22 @@ MUTANTS = (
         bounds=Bounds(lengths=((3, 1), (3, 1)), budget_tokens=4),
     ),
     Mutant(
+        name="limits are not looked at",
+        module="grouping",
+        old="(limits and any(map(gt, sample.costs, room)))",
+        new="False",
+        property="BUDGET",
+        bounds=LIMITS,
+    ),
+    Mutant(
+        name="a limit holds for each sample, not for their sum",
+        module="grouping",
+        old="            room = tuple(map(sub, room, sample.costs))",
+        new="            room = limits",
+        property="BUDGET",
+        bounds=LIMITS,
+    ),
+    Mutant(
         name="groups are swept in sampler order",
         module="grouping",
         old="sorted(samples, key=_length_then_position)",
@@ -72,8 +90,8 @@ MUTANTS = (
     Mutant(
         name="every sample is a group of its own",
         module="grouping",
-        old="        if group and (len(group) + 1) * sample.length > budget_tokens:",
-        new="        if group:",
+        old="(len(group) + 1) * sample.length > budget_tokens",
+        new="True",
         property="FEWEST",
         bounds=Bounds(lengths=((1, 1), (1,))),
     ),

@@ -41,6 +41,7 @@ from tests.proofs.wire import (
     show_state,
     write_config,
     write_event,
+    write_integers,
     write_offer,
     write_samples,
 )
@@ -50,19 +51,27 @@ SETTINGS = settings(
 )
 
 
-def _samples(lengths: list[int]) -> tuple[Sample, ...]:
-    return tuple(Sample(i, i, length, length // 2) for i, length in enumerate(lengths))
+def _samples(lengths: list[int], resources: int = 0) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(i, i, length, length // 2, tuple((7 * i + 3 * length + r) % 6 for r in range(resources)))
+        for i, length in enumerate(lengths)
+    )
 
 
 lengths = st.lists(st.integers(1, 40), max_size=40)
+some_limits = st.lists(st.integers(1, 30), max_size=3).map(tuple)
 
 
 @SETTINGS
-@given(st.lists(st.tuples(st.integers(0, 120), lengths), min_size=20, max_size=20))
-def test_the_model_groups_as_the_python_does(model: Model, cases: list[tuple[int, list[int]]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 120), some_limits, lengths), min_size=20, max_size=20))
+def test_the_model_groups_as_the_python_does(model: Model, cases: list[tuple[int, tuple[int, ...], list[int]]]) -> None:
     """Checks: FEWEST, BUDGET (the link from proof to code)."""
-    asked = " ".join(f"groups {budget} {write_samples(_samples(items))}" for budget, items in cases)
-    assert model(asked) == [show_groups(compute_groups(_samples(items), budget)) for budget, items in cases]
+    asked, expected = [], []
+    for budget, limits, items in cases:
+        samples = _samples(items, len(limits))
+        asked.append(f"groups {budget} {write_integers(limits)} {write_samples(samples)}")
+        expected.append(show_groups(compute_groups(samples, budget, limits)))
+    assert model(" ".join(asked)) == expected
 
 
 @SETTINGS
@@ -127,7 +136,7 @@ class World:
         self.ranks: list[Rank] = []
         for config, shard in zip(configs, shards, strict=True):
             state, effects = start(config)
-            self.ranks.append(Rank(config, _samples(shard), state))
+            self.ranks.append(Rank(config, _samples(shard, len(config.limits)), state))
             self.ranks[-1].lines.append(show_state(state, effects, self.prints))
         self.pending: list[list[Event]] = [[] for _ in configs]
         self.waiting: list[Effect | None] = [None for _ in configs]
@@ -220,6 +229,7 @@ def _random_world(seed: int) -> World:
     shared = {
         "world_size": world_size,
         "budget_tokens": rng.randrange(1, 60),
+        "limits": tuple(rng.randrange(1, 30) for _ in range(rng.choice((0, 0, 1, 2)))),
         "window_samples": rng.randrange(1, 12),
         "mode": mode,
         "quota_samples": rng.randrange(1, 40) if mode is Mode.QUOTA and rng.random() < 0.7 else None,

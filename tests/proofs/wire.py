@@ -34,8 +34,13 @@ def _words(*items: object) -> str:
     return " ".join(map(str, items))
 
 
+def write_integers(values: Sequence[int]) -> str:
+    return _words(len(values), *values)
+
+
 def write_samples(samples: Sequence[Sample]) -> str:
-    return _words(len(samples), *(f"{s.id} {s.position} {s.length} {s.supervised}" for s in samples))
+    rows = (f"{s.id} {s.position} {s.length} {s.supervised} {write_integers(s.costs)}" for s in samples)
+    return _words(len(samples), *rows)
 
 
 def write_offer(offer: Offer) -> str:
@@ -69,6 +74,7 @@ def write_config(config: Config) -> str:
     """``prints`` gives shared configurations their fingerprints."""
     return _words(
         config.budget_tokens,
+        write_integers(config.limits),
         config.window_samples,
         config.ramp_rounds,
         config.max_age_rounds,

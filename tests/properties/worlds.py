@@ -28,6 +28,7 @@ def bounds(draw: st.DrawFn) -> Bounds:
     return Bounds(
         lengths=compute_lengths(shards, draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))),
         budget_tokens=draw(st.integers(1, 16)),
+        limits=tuple(draw(st.lists(st.integers(1, 6), max_size=2))),
         window_samples=draw(st.integers(1, 6)),
         depth_steps=draw(st.integers(1, 3)),
         mode=mode,

@@ -12,7 +12,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.invariants import INVARIANTS, check_transition
 from odb_ref.core.machine import start, transition
 from odb_ref.core.state import Phase, State
-from tests.spec.world import World, make_config, make_shards
+from tests.spec.world import World, make_config, make_shard, make_shards
 
 CONFIG = make_config(max_age_rounds=1)
 Change = Callable[[State, State], State]
@@ -94,6 +94,15 @@ def test_every_invariant_holds_in_a_run() -> None:
     for before, after in PAIRS:
         check_transition(CONFIG, before, after)
     assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 10)]
+
+
+def test_a_group_over_a_limit_breaks_i6() -> None:
+    """Spec: I6. Checks: BUDGET."""
+    config = make_config(limits=(9, 4))
+    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I6")
+    right, wrong = (make_shard([1, 1], costs=[(2, 1), (2, amount)]) for amount in (3, 4))
+    assert invariant.holds(config, State(), State(aligned=(right, wrong[1:])))
+    assert not invariant.holds(config, State(), State(aligned=(right, wrong)))
 
 
 @pytest.mark.parametrize("name", CHANGES)

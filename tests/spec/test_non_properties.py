@@ -186,6 +186,15 @@ def test_an_error_of_one_rank_is_not_told_before_its_offer() -> None:
     assert machine.state.phase is Phase.COUNT
 
 
+def test_with_limits_a_window_may_make_more_groups_than_needed() -> None:
+    """NP21. Checks: FEWEST. One further resource is enough."""
+    samples = make_shard([1] * 4, costs=[(2,), (3,), (2,), (1,)])
+    groups = compute_groups(samples, 4, (4,))
+    assert [[sample.costs[0] for sample in group] for group in groups] == [[2], [3], [1, 2]]
+    two = (samples[0], samples[2]), (samples[1], samples[3])
+    assert all(compute_padded_tokens(group) <= 4 and sum(sample.costs[0] for sample in group) <= 4 for group in two)
+
+
 def test_an_empty_epoch_still_takes_a_round() -> None:
     """NP20. Checks: TERM. No samples, no steps, but one agreement: nobody knows alone that nobody has anything."""
     world = run([[], []], make_config())

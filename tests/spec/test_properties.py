@@ -21,11 +21,12 @@ SEEDS = st.integers(0, 10_000)
 
 
 @st.composite
-def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN) -> Config:
+def configs(draw: st.DrawFn, mode: Mode = Mode.JOIN, limits: tuple[int, ...] = ()) -> Config:
     """Small configurations of one mode."""
     return make_config(
         mode=mode,
         budget_tokens=draw(st.integers(1, 20)),
+        limits=limits,
         window_samples=draw(st.integers(1, 6)),
         depth_steps=draw(st.integers(1, 3)),
         max_age_rounds=draw(st.integers(1, 3)),
@@ -50,6 +51,20 @@ def test_join_mode_emits_everything_once_in_aligned_steps(shards: list[list[int]
         assert sorted(_positions(node)) == list(range(len(node.shard)))
         for step in node.taken:
             assert len(step.group) <= 1 or compute_padded_tokens(step.group) <= config.budget_tokens
+
+
+@given(SHARDS, configs(limits=(5, 3)), SEEDS)
+def test_no_batch_exceeds_a_limit_and_none_is_lost(shards: list[list[int]], config: Config, seed: int) -> None:
+    """Checks: BUDGET, COVER."""
+    costs = [[(length % 6, length % 4) for length in shard] for shard in shards]
+    world = World(config, make_shards(shards, costs), seed=seed).run()
+    assert world.is_over
+    for node in world.nodes:
+        assert sorted(_positions(node)) == list(range(len(node.shard)))
+        for group in (step.group for step in node.taken if len(step.group) > 1):
+            assert compute_padded_tokens(group) <= config.budget_tokens
+            assert sum(sample.costs[0] for sample in group) <= 5
+            assert sum(sample.costs[1] for sample in group) <= 3
 
 
 @given(SHARDS, configs(Mode.QUOTA), SEEDS)

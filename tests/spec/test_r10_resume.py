@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.machine import Machine
@@ -15,6 +16,7 @@ SHARDS = [[3, 4, 1, 9, 2, 8, 8, 1, 1, 5], [2], [], [5, 1, 5, 2, 7, 7, 3]]
 CONFIGS = [
     make_config(),
     make_config(depth_steps=1, ramp_rounds=2, window_samples=6, max_age_rounds=1),
+    make_config(limits=(4,)),
     make_config(mode=Mode.QUOTA, window_samples=2),
     make_config(tag="quota 9", mode=Mode.QUOTA, quota_samples=5, window_samples=3),
 ]
@@ -25,17 +27,19 @@ def _save_after(world: World) -> list[Checkpoint]:
     return [node.ledger.compute_checkpoint() for node in world.nodes]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["join", "ramp and age", "quota", "quota cut"])
-def test_going_on_after_any_step_gives_the_same_steps(config: object) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=["join", "ramp and age", "limit", "quota", "quota cut"])
+def test_going_on_after_any_step_gives_the_same_steps(config: Config) -> None:
     """Spec: R10, R10.1, R10.2. Checks: RESUME, REPLAY."""
-    shards = make_shards(SHARDS if config.mode is Mode.JOIN else QUOTA_SHARDS)  # type: ignore[attr-defined]
-    whole = World(config, shards).run()  # type: ignore[arg-type]
+    lengths = SHARDS if config.mode is Mode.JOIN else QUOTA_SHARDS
+    costs = [[(length % 4,) * len(config.limits) for length in shard] for shard in lengths]
+    shards = make_shards(lengths, costs)
+    whole = World(config, shards).run()
     total = len(whole.nodes[0].taken)
-    assert total > 3 or config.mode is Mode.QUOTA  # type: ignore[attr-defined]
+    assert total > 3 or config.mode is Mode.QUOTA
     for count in range(total + 1):
         stops = dict.fromkeys(range(len(shards)), count)
-        checkpoints = _save_after(World(config, shards, seed=count, stops=stops).run())  # type: ignore[arg-type]
-        rest = World(config, shards, seed=99 - count, checkpoints=checkpoints).run()  # type: ignore[arg-type]
+        checkpoints = _save_after(World(config, shards, seed=count, stops=stops).run())
+        rest = World(config, shards, seed=99 - count, checkpoints=checkpoints).run()
         assert rest.is_over
         for rank, node in enumerate(rest.nodes):
             skipped = checkpoints[rank].taken_steps
@@ -66,6 +70,8 @@ def test_the_carried_samples_must_be_the_saved_ones() -> None:
     assert (state.round, state.planned_steps, state.taken_steps, state.taken_samples) == (1, 2, 2, 2)
     with pytest.raises(UsageError, match=r"positions \(2, 3\)"):
         resume(make_config(), start, shard[1:3])
+    with pytest.raises(UsageError, match=r"costs \(\), expected 1"):
+        resume(make_config(limits=(9,)), start, shard[2:])
 
 
 def test_a_checkpoint_tells_another_world_size_what_was_taken() -> None:

@@ -14,7 +14,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.events import SamplesRead
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
-from tests.spec.world import make_config, run
+from tests.spec.world import World, make_config, run
 
 
 def test_values_are_immutable() -> None:
@@ -25,13 +25,27 @@ def test_values_are_immutable() -> None:
             value.anything = 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("sample", [Sample(7, 1, 1, 0), Sample(7, 0, 0, 0), Sample(7, 0, 2, 3), Sample(7, 0, 2, -1)])
+@pytest.mark.parametrize(
+    "sample",
+    [Sample(7, 1, 1, 0), Sample(7, 0, 0, 0), Sample(7, 0, 2, 3), Sample(7, 0, 2, -1), Sample(7, 0, 2, 1, (1,))],
+)
 def test_a_sample_has_the_next_position_and_sensible_lengths(sample: Sample) -> None:
     """Spec: R1.1, R5.1."""
     world = run([[1]], make_config())
     fresh = type(world)(make_config(), [()])
     with pytest.raises(UsageError, match="sample 7"):
         fresh.send(0, SamplesRead((sample,)))
+
+
+@pytest.mark.parametrize("costs", [(), (1,), (1, 2, 3), (1, -1)])
+def test_a_sample_has_one_cost_for_each_limit_and_none_is_negative(costs: tuple[int, ...]) -> None:
+    """Spec: R1.1, R5.1."""
+    world = World(make_config(limits=(5, 5)), [()])
+    state = world.nodes[0].machine.state
+    with pytest.raises(UsageError, match=r"sample 7: costs .*, expected 2, none negative"):
+        world.send(0, SamplesRead((Sample(7, 0, 2, 1, costs),)))
+    assert world.nodes[0].machine.state is state
+    world.send(0, SamplesRead((Sample(7, 0, 2, 1, (0, 9)),)))
 
 
 def test_steps_are_numbered_from_zero_and_alike_on_all_ranks() -> None:
@@ -47,7 +61,7 @@ def test_steps_are_numbered_from_zero_and_alike_on_all_ranks() -> None:
     "bad",
     [
         {"world_size": 0}, {"budget_tokens": 0}, {"window_samples": 0}, {"depth_steps": 0}, {"max_age_rounds": 0},
-        {"rank": 1}, {"rank": -1}, {"ramp_rounds": -1}, {"quota_samples": 3},
+        {"limits": (3, 0)}, {"rank": 1}, {"rank": -1}, {"ramp_rounds": -1}, {"quota_samples": 3},
         {"quota_samples": 0, "mode": Mode.QUOTA},
     ],
 )  # fmt: skip
@@ -64,7 +78,9 @@ def test_the_fingerprint_covers_everything_shared() -> None:
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=7).digest()
     assert base.fingerprint == int.from_bytes(digest, "big") < 2**56
     names = {field.name for field in dataclasses.fields(Config) if field.init}
-    assert names - set(shared) <= {"rank", "depth_steps"}
+    assert names - set(shared) == {"rank", "depth_steps", "limits"}
+    assert json.loads(make_config(limits=(3, 5)).shared_json)["limits"] == [3, 5]
+    assert make_config(world_size=2, limits=(3,)).fingerprint != base.fingerprint
     assert make_config(world_size=2, rank=1).fingerprint == base.fingerprint
     assert make_config(world_size=2, tag="epoch 1").fingerprint != base.fingerprint
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.effects import Read
 from odb_ref.core.grouping import compute_groups
-from odb_ref.core.types import compute_padded_tokens
+from odb_ref.core.types import Sample, compute_padded_tokens
 from tests.spec.world import World, make_config, make_shard, run
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)
@@ -61,6 +63,43 @@ def test_a_group_of_two_or_more_fits_the_budget(lengths: list[int], budget: int)
 def test_no_partition_has_fewer_groups(lengths: list[int], budget: int) -> None:
     """Spec: R2.1. Checks: FEWEST."""
     assert len(compute_groups(make_shard(lengths), budget)) == _compute_fewest(lengths, budget)
+
+
+AMOUNTS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6), st.integers(0, 6)), max_size=12)
+
+
+@given(AMOUNTS, st.integers(1, 40), st.integers(1, 12), st.integers(1, 12))
+def test_a_sample_begins_the_next_group_only_when_it_does_not_fit(
+    items: list[tuple[int, int, int]], budget: int, first: int, second: int
+) -> None:
+    """Spec: R2.1, R2.2. Checks: BUDGET."""
+
+    def fits(group: list[Sample]) -> bool:
+        used = [sum(sample.costs[i] for sample in group) for i in range(2)]
+        padded = len(group) * max(sample.length for sample in group)
+        return padded <= budget and used[0] <= first and used[1] <= second
+
+    samples = make_shard([length for length, *_ in items], costs=[(a, b) for _, a, b in items])
+    groups = [list(group) for group in compute_groups(samples, budget, (first, second))]
+    ordered = sorted(samples, key=lambda sample: (sample.length, sample.position))
+    assert [sample for group in groups for sample in reversed(group)] == ordered
+    assert all(len(group) == 1 or fits(group) for group in groups)
+    assert not any(fits([*group, following[-1]]) for group, following in pairwise(groups))
+
+
+def test_each_resource_can_be_what_fills_a_group() -> None:
+    """Spec: R2.1, R2.2."""
+    samples = make_shard([1, 1, 2, 2, 3, 3], costs=[(3, 0), (1, 0), (0, 9), (1, 0), (1, 1), (4, 0)])
+    groups = compute_groups(samples, 8, (4, 5))
+    # A limit reached exactly; a sample over a limit by itself; tokens and a limit to spare, but not the other.
+    assert [[sample.position for sample in group] for group in groups] == [[1, 0], [2], [4, 3], [5]]
+
+
+@given(AMOUNTS, st.integers(1, 40))
+def test_limits_that_never_bind_change_no_group(items: list[tuple[int, int, int]], budget: int) -> None:
+    """Spec: R2.1."""
+    samples = make_shard([length for length, *_ in items], costs=[(a, b) for _, a, b in items])
+    assert compute_groups(samples, budget, (1000, 1000)) == compute_groups(samples, budget)
 
 
 def test_windows_ramp_up_and_are_refilled_to_their_size() -> None:

@@ -10,11 +10,12 @@ import jsonschema
 import pytest
 
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
-from odb_ref.core.trace import TraceWriter, decode_event, encode_event, read_trace
+from odb_ref.core.trace import TraceWriter, decode_config, decode_event, encode_event, read_trace
 from tests.spec.world import World, make_config, make_shards, run
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
+COSTS = [[(length % 4, length // 2) for length in shard] for shard in SHARDS]
 CASES: list[dict[str, object]] = [
     {}, {"stops": {0: 1}}, {"fails": {1: ("collate", 0)}}, {"fails": {0: ("read", 1)}},
 ]  # fmt: skip
@@ -41,6 +42,25 @@ def test_every_line_of_a_trace_has_the_schema(case: dict[str, object], tmp_path:
         kinds |= {effect["kind"] for effect in data.get("effects", ())}
     assert kinds >= {"read", "post_offer", "finish"}
     assert ("post_report" in kinds) == ("fails" in case)
+
+
+def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> None:
+    """Spec: R9.2, R1.4."""
+    _write(World(make_config(limits=(4, 6)), make_shards(SHARDS, COSTS)).run(), tmp_path / "limits")
+    _write(run(SHARDS, make_config()), tmp_path / "none")
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for name, limits, width in (("limits", [4, 6], 6), ("none", None, 4)):
+        header, *records = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert header["config"].get("limits") == limits
+        assert decode_config(header["config"], rank=2, depth_steps=2) == make_config(
+            world_size=4, rank=2, limits=tuple(limits or ())
+        )
+        rows = [row for record in records if record["event"] for row in record["event"].get("samples", ())]
+        assert {len(row) for row in rows} == {width}
+        for line in (header, *records):
+            validator.validate(line)
+    rows[0].append(-1)
+    assert not all(map(validator.is_valid, records))
 
 
 def test_a_simulated_trace_has_the_schema(tmp_path: Path) -> None:

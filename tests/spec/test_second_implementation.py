@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,28 +19,34 @@ from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
 from tests.spec.world import World, make_config, make_shards
 
-Item = tuple[int, int]
-"""Position and length."""
+Item = tuple[int, int, tuple[int, ...]]
+"""Position, length and costs."""
 
 
 def _cost(group: list[Item]) -> int:
-    return len(group) * max((length for _, length in group), default=0)
+    return len(group) * max((length for _, length, _ in group), default=0)
 
 
-def _group(window: list[Item], budget: int) -> list[list[Item]]:
+def _fit(group: list[Item], config: Config) -> bool:
+    """R2.1."""
+    used = [sum(costs[r] for _, _, costs in group) for r in range(len(config.limits))]
+    return _cost(group) <= config.budget_tokens and all(u <= most for u, most in zip(used, config.limits, strict=True))
+
+
+def _group(window: list[Item], config: Config) -> list[list[Item]]:
     """R2.1."""
     groups: list[list[Item]] = [[]]
-    for position, length in sorted(window, key=lambda item: (item[1], item[0])):
-        if groups[-1] and (len(groups[-1]) + 1) * length > budget:
+    for item in sorted(window, key=lambda item: (item[1], item[0])):
+        if groups[-1] and not _fit([item, *groups[-1]], config):
             groups.append([])
-        groups[-1].insert(0, (position, length))
+        groups[-1].insert(0, item)
     return [group for group in groups if group]
 
 
 def _align(groups: list[list[Item]], target: int, due_before: int) -> tuple[list[list[Item]], list[Item]]:
     """R4.1, R4.2."""
     if len(groups) > target:
-        due = [any(position < due_before for position, _ in group) for group in groups]
+        due = [any(position < due_before for position, _, _ in group) for group in groups]
         order = sorted(range(len(groups)), key=lambda i: (not due[i], -_cost(groups[i]), i))
         steps = [groups[i] for i in order[:target]]
         carried = sorted(item for i in order[target:] for item in groups[i])
@@ -57,7 +64,7 @@ def _align(groups: list[list[Item]], target: int, due_before: int) -> tuple[list
     return steps + [[]] * (target - len(steps)), []
 
 
-def _run(config: Config, shards: list[list[int]]) -> list[list[tuple[int, list[int], int]]]:
+def _run(config: Config, shards: list[list[tuple[int, tuple[int, ...]]]]) -> list[list[tuple[int, list[int], int]]]:
     """For each rank its steps: round, positions, and the global number of samples."""
     ranks = range(len(shards))
     read, windows = [0] * len(shards), [[] for _ in ranks]  # type: ignore[var-annotated]
@@ -69,13 +76,13 @@ def _run(config: Config, shards: list[list[int]]) -> list[list[tuple[int, list[i
         size = max(1, config.window_samples // 2 ** max(0, config.ramp_rounds - round_))
         for r in ranks:
             wanted = 0 if ended[r] else max(0, size - len(windows[r]))
-            new = list(enumerate(shards[r]))[read[r] : read[r] + wanted]
+            new = [(i, *item) for i, item in enumerate(shards[r])][read[r] : read[r] + wanted]
             ended[r] = ended[r] or len(new) < wanted
             windows[r] += new
             read[r] += len(new)
-        groups = [_group(windows[r], config.budget_tokens) for r in ranks]
-        limits = [marks[r][0] if len(marks[r]) == config.max_age_rounds else 0 for r in ranks]
-        due = max(sum(any(p < limits[r] for p, _ in group) for group in groups[r]) for r in ranks)
+        groups = [_group(windows[r], config) for r in ranks]
+        before = [marks[r][0] if len(marks[r]) == config.max_age_rounds else 0 for r in ranks]
+        due = max(sum(any(p < before[r] for p, _, _ in group) for group in groups[r]) for r in ranks)
         is_met = config.quota_samples is not None and planned >= config.quota_samples
         held = [0 if is_met else len(windows[r]) for r in ranks]
         if max(held) == 0 or (config.mode is Mode.QUOTA and min(held) == 0):
@@ -88,7 +95,7 @@ def _run(config: Config, shards: list[list[int]]) -> list[list[tuple[int, list[i
             target = min(target, *held)
         aligned = []
         for r in ranks:
-            emitted, windows[r] = _align(groups[r], target, limits[r])
+            emitted, windows[r] = _align(groups[r], target, before[r])
             marks[r] = [*marks[r], read[r]][-config.max_age_rounds :]
             aligned.append(emitted)
         for j in range(target):
@@ -97,28 +104,44 @@ def _run(config: Config, shards: list[list[int]]) -> list[list[tuple[int, list[i
                 break
             planned += total
             for r in ranks:
-                steps[r].append((round_, [position for position, _ in aligned[r][j]], total))
+                steps[r].append((round_, [position for position, _, _ in aligned[r][j]], total))
         round_ += 1
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 10), max_size=14), min_size=1, max_size=4),
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 10), st.tuples(st.integers(0, 5), st.integers(0, 5))), max_size=14),
+        min_size=1,
+        max_size=4,
+    ),
+    st.lists(st.integers(1, 12), max_size=2).map(tuple),
     st.sampled_from(sorted(RULES)),
     st.sampled_from(Mode),
     st.data(),
 )
-def test_both_make_the_same_batches(shards: list[list[int]], rule: str, mode: Mode, data: st.DataObject) -> None:
+def test_both_make_the_same_batches(
+    items: list[list[tuple[int, tuple[int, int]]]],
+    limits: tuple[int, ...],
+    rule: str,
+    mode: Mode,
+    data: st.DataObject,
+) -> None:
     """Spec: R2, R2.1, R2.3, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6. Checks: REPLAY."""
     config = make_config(
         mode=mode,
         rule=RULES[rule],
         budget_tokens=data.draw(st.integers(1, 24)),
+        limits=limits,
         window_samples=data.draw(st.integers(1, 8)),
         max_age_rounds=data.draw(st.integers(1, 3)),
         ramp_rounds=data.draw(st.integers(0, 2)),
         quota_samples=data.draw(st.none() | st.integers(1, 30)) if mode is Mode.QUOTA else None,
     )
-    world = World(config, make_shards(shards), seed=data.draw(st.integers(0, 99))).run()
+    shards = [[(length, costs[: len(limits)]) for length, costs in shard] for shard in items]
+    samples = make_shards(
+        [[length for length, _ in shard] for shard in shards], [[costs for _, costs in shard] for shard in shards]
+    )
+    world = World(config, samples, seed=data.draw(st.integers(0, 99))).run()
     taken = [
         [(step.round, [s.position for s in step.group], step.global_counts.samples) for step in node.taken]
         for node in world.nodes
@@ -136,3 +159,5 @@ def test_both_make_the_same_fingerprint() -> None:
     assert json.loads(text)["tag"] == "é"
     digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
     assert config.fingerprint == int.from_bytes(digest, "big")
+    limited = hashlib.blake2b(text.replace('"max', '"limits": [9, 7], "max').encode(), digest_size=7).digest()
+    assert replace(config, limits=(9, 7)).fingerprint == int.from_bytes(limited, "big")

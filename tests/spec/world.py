@@ -35,14 +35,19 @@ from odb_ref.core.types import Group, Sample, Step, StepCounts
 Shard = tuple[Sample, ...]
 
 
-def make_shard(lengths: Sequence[int], first_id: int = 0) -> Shard:
-    """Samples of the given lengths, in this order, all tokens but one supervised."""
-    return tuple(Sample(first_id + i, i, length, max(0, length - 1)) for i, length in enumerate(lengths))
+def make_shard(lengths: Sequence[int], first_id: int = 0, costs: Sequence[tuple[int, ...]] | None = None) -> Shard:
+    """Samples of the given lengths and costs, in this order, all tokens but one supervised."""
+    return tuple(
+        Sample(first_id + i, i, length, max(0, length - 1), costs[i] if costs else ())
+        for i, length in enumerate(lengths)
+    )
 
 
-def make_shards(lengths: Sequence[Sequence[int]]) -> tuple[Shard, ...]:
+def make_shards(
+    lengths: Sequence[Sequence[int]], costs: Sequence[Sequence[tuple[int, ...]]] | None = None
+) -> tuple[Shard, ...]:
     """One shard a rank, with ids that differ over all ranks."""
-    return tuple(make_shard(shard, 1000 * rank) for rank, shard in enumerate(lengths))
+    return tuple(make_shard(shard, 1000 * rank, costs[rank] if costs else None) for rank, shard in enumerate(lengths))
 
 
 @dataclass

@@ -39,6 +39,7 @@ def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_
         world_size,
         data.draw(st.sampled_from(["odb", "paper"])),
         budget_tokens=data.draw(st.integers(1, 60)),
+        limits=tuple(data.draw(st.lists(st.integers(1, 12), max_size=2))),
         window_samples=data.draw(st.integers(1, 8)),
         depth_steps=data.draw(st.integers(1, 3)),
         max_age_rounds=data.draw(st.integers(1, 3)),
@@ -98,6 +99,24 @@ def test_files_of_several_jobs_are_told_apart(tmp_path: Path) -> None:
     verdict = check_traces([join, ranks[0], quota, *ranks[1:]])
     assert sorted(len(job.paths) for job in verdict.jobs) == [1, 1, 3]
     assert verdict.is_ok
+
+
+def test_fewest_does_not_apply_where_there_are_limits(tmp_path: Path) -> None:
+    job = check_traces(run(tmp_path / "t", limits=(9, 7)), is_replayed=True).jobs[0]
+    assert job.is_ok
+    (fewest,) = (item for item in job.properties if item.property is Property.FEWEST)
+    assert (fewest.status, fewest.reason) == (Status.NOT_APPLICABLE, "several resources")
+    assert job.get_status(Property.BUDGET) is Status.HOLDS
+    assert check_traces(run(tmp_path / "u")).jobs[0].get_status(Property.FEWEST) is Status.HOLDS
+
+
+def test_ranks_with_different_limits_end_in_a_mismatch_that_the_checker_accepts(tmp_path: Path) -> None:
+    configs = make_configs(3)
+    configs[1] = make_configs(3, limits=(9, 7))[1]
+    (path,) = World(SHARDS, configs, trace=tmp_path / "t").paths
+    job = check_traces([path]).jobs[0]
+    assert job.violations == ()
+    assert job.outcome == "mismatch by rank 1: limits is [9, 7], rank 0 has None"
 
 
 def test_a_compressed_trace_is_read(tmp_path: Path) -> None:

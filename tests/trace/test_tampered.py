@@ -18,6 +18,7 @@ from tests.helpers.world import Fault, World, make_configs
 
 SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank in range(3)]
 JOIN: dict[str, Any] = {"max_age_rounds": 3}
+LIMITS: dict[str, Any] = {"limits": (20, 5)}
 QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
 FAIL = (Fault("fail", 1, 120),)
 STOP = (Fault("stop", 2, 120),)
@@ -262,6 +263,21 @@ def put_two_groups_into_one(trace: Tampered) -> None:
     trace.count_again()
 
 
+def lower_a_limit(trace: Tampered) -> None:
+    trace.header["config"]["limits"][1] -= 1
+
+
+def use_more_of_a_resource(trace: Tampered) -> None:
+    collates = trace.effects("collate", 0)
+    position = next(step["positions"][0] for effect in collates for step in effect["steps"] if step["positions"][1:])
+    rows = [row for event in trace.events("samples_read", 0) for row in event["samples"]]
+    rows[position][4] += 100
+
+
+def leave_a_cost_out(trace: Tampered) -> None:
+    trace.events("samples_read", 1)[0]["samples"][0].pop()
+
+
 def offer_a_group_more(trace: Tampered) -> None:
     trace.effects("post_offer", 0)[1]["offer"]["groups_max"] += 1
     trace.reduce_again()
@@ -342,6 +358,9 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
     (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
     (put_two_groups_into_one, "BUDGET", JOIN, ()),
+    (lower_a_limit, "BUDGET", LIMITS, ()),
+    (use_more_of_a_resource, "BUDGET", LIMITS, ()),
+    (leave_a_cost_out, "BUDGET", LIMITS, ()),
     (offer_a_group_more, "FEWEST", JOIN, ()),
     (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
     (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),

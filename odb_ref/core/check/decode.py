@@ -14,12 +14,11 @@ from odb_ref.core.types import Mode
 Rows = list[list[int]]
 
 
-def _is_rows(value: Json, width: int) -> TypeGuard[Rows]:
+def _is_rows(value: Json) -> TypeGuard[Rows]:
     # map and set run in C: this is the checker's innermost loop.
     return (
         isinstance(value, list)
         and set(map(type, value)) <= {list}
-        and set(map(len, value)) <= {width}
         and set(map(type, chain.from_iterable(value))) <= {int}
     )
 
@@ -67,20 +66,20 @@ def get_counts(data: JsonObject) -> Rows:
     Raises: TraceError when malformed.
     """
     value = data.get("counts")
-    if _is_rows(value, 3):
+    if _is_rows(value) and set(map(len, value)) <= {3}:
         return value
     raise TraceError("expected counts, lists of three integers")
 
 
 def get_samples(data: JsonObject) -> Rows:
-    """Per sample: id, position, length, supervised tokens.
+    """Per sample: id, position, length, supervised tokens, and what it uses of each further resource.
 
     Raises: TraceError when malformed.
     """
     value = data.get("samples")
-    if _is_rows(value, 4):
+    if _is_rows(value) and min(map(len, value), default=4) >= 4:
         return value
-    raise TraceError("expected samples, lists of four integers")
+    raise TraceError("expected samples, lists of four integers or more")
 
 
 _OFFER_FIELDS: Final = tuple(item.name for item in fields(Offer))
@@ -159,6 +158,7 @@ class Settings:
     """What the checker needs of a header's configuration."""
 
     budget_tokens: int
+    limits: tuple[int, ...]
     is_quota: bool
     quota_samples: int | None
     max_age_rounds: int
@@ -172,7 +172,13 @@ def decode_settings(config: JsonObject) -> Settings:
     mode = config.get("mode")
     if mode not in tuple(Mode):
         raise TraceError(f"the header's config has the mode {mode!r}")
-    quota = None if config.get("quota_samples") is None else get_integer(config, "quota_samples")
+    limits = config.get("limits", [])
+    if not _is_integers(limits):
+        raise TraceError(f"the header's config has the limits {limits!r}")
     return Settings(
-        get_integer(config, "budget_tokens"), mode == Mode.QUOTA, quota, get_integer(config, "max_age_rounds")
+        budget_tokens=get_integer(config, "budget_tokens"),
+        limits=tuple(limits),
+        is_quota=mode == Mode.QUOTA,
+        quota_samples=None if config.get("quota_samples") is None else get_integer(config, "quota_samples"),
+        max_age_rounds=get_integer(config, "max_age_rounds"),
     )

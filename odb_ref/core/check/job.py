@@ -205,6 +205,8 @@ class _Job:
         is_complete = kinds == {OutcomeKind.COMPLETE} and len(endings) == self._header.world_size
         if OutcomeKind.MISMATCH in kinds:
             reasons.update(dict.fromkeys(_BY_CONFIGURATION, "the ranks have different configurations"))
+        if self._streams[0].settings.limits:
+            reasons[Property.FEWEST] = "several resources"
         if self._streams[0].settings.is_quota:
             reasons[Property.COVER] = "quota mode"
         else:

@@ -133,6 +133,7 @@ class RankChecker:
         """What lies before ``start`` is taken as done: its samples are emitted, but for those carried; its steps taken."""
         start = decode_resumed(event).start
         rows = get_samples(event)
+        self._judge_costs(rows)
         positions = [row[1] for row in rows]
         is_carried = positions == sorted({*start.carried}) and all(0 <= item < start.read_samples for item in positions)
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
@@ -209,6 +210,7 @@ class RankChecker:
     # Samples -------------------------------------------------------------------------------------------------------
 
     def _read(self, rows: Rows, is_ended: bool) -> None:
+        self._judge_costs(rows)
         for row in rows:
             position = row[1]
             if position < self.read_samples:
@@ -226,6 +228,11 @@ class RankChecker:
         if is_ended:
             self._wanted_samples = 0
 
+    def _judge_costs(self, rows: Rows) -> None:
+        limits = len(self.settings.limits)
+        if not set(map(len, rows)) <= {4 + limits}:
+            self._violate(Property.BUDGET, f"has a sample with more or fewer costs than there are limits, {limits}")
+
     def _post_offer(self, offer: Offer) -> None:
         self._exchanges.post_offer(self.rank, self.posted[Kind.OFFER], offer)
         number = self._first_round + self.posted[Kind.OFFER]
@@ -241,9 +248,10 @@ class RankChecker:
         else:
             what = f"offers {offer.samples_min} to {offered} samples, but holds {held}"
             self._expect(offer.samples_min == offered == held, Property.CONSERVE, what)
-        fewest = compute_fewest_groups([row[2] for row in self.held.values()], self.settings.budget_tokens)
-        what = f"offers {offer.groups_max} groups of {held} samples, which make {fewest}"
-        self._expect(offer.groups_max == fewest, Property.FEWEST, what)
+        if not self.settings.limits:
+            fewest = compute_fewest_groups([row[2] for row in self.held.values()], self.settings.budget_tokens)
+            what = f"offers {offer.groups_max} groups of {held} samples, which make {fewest}"
+            self._expect(offer.groups_max == fewest, Property.FEWEST, what)
         if offer.ready_min:
             is_ready = self._collated_round == number - 1
             self._expect(is_ready, Property.RELEASE, f"says it is ready, but round {number - 1} is not collated")
@@ -339,6 +347,11 @@ class RankChecker:
             if padded > self.settings.budget_tokens:
                 what = f"{len(group)} samples, {padded} padded tokens, over {self.settings.budget_tokens}"
                 self._violate(Property.BUDGET, what, step.number, number)
+            for place, limit in enumerate(self.settings.limits, 4):
+                used = sum(row[place] for row in group if place < len(row))
+                if used > limit:
+                    what = f"{len(group)} samples use {used} of resource {place - 4}, over {limit}"
+                    self._violate(Property.BUDGET, what, step.number, number)
         if self.settings.is_quota:
             self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
         if len(group) == len(step.positions) and offset < len(self._posted_counts):

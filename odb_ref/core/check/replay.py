@@ -6,25 +6,22 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from odb_ref.core.check.decode import get_integer
 from odb_ref.core.check.stream import Stream
 from odb_ref.core.check.verdict import Findings, Property
-from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.machine import Machine
-from odb_ref.core.rules import get_rule
 from odb_ref.core.trace import (
     RESUMED,
     Json,
     JsonObject,
     Record,
     TraceError,
+    decode_config,
     decode_event,
     decode_resumed,
     encode_effect,
 )
-from odb_ref.core.types import Mode
 
 Depths = Mapping[int, int]
 """The queue's depth by rank, in steps: a trace does not say it, but its fullest queue tells as much as can matter."""
@@ -38,7 +35,10 @@ def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings) -> s
     for path in paths:
         stream = Stream(path)
         try:
-            configs = {rank: _build_config(stream.header.config, rank, depth) for rank, depth in depths.items()}
+            configs = {
+                rank: decode_config(stream.header.config, rank=rank, depth_steps=depth)
+                for rank, depth in depths.items()
+            }
         except UsageError as error:
             return f"the machine cannot be set up as the header says: {error}"
         for config in configs.values():
@@ -65,29 +65,6 @@ def _iterate(stream: Stream) -> Iterator[Record]:
     while stream.next is not None:
         yield stream.next
         stream.advance()
-
-
-def _build_config(config: JsonObject, rank: int, depth_steps: int) -> Config:
-    def text(key: str) -> str:
-        value = config.get(key)
-        if not isinstance(value, str):
-            raise TraceError(f"config: expected text in {key!r}, got {value!r}")
-        return value
-
-    quota = config.get("quota_samples")
-    return Config(
-        rank=rank,
-        world_size=get_integer(config, "world_size"),
-        budget_tokens=get_integer(config, "budget_tokens"),
-        window_samples=get_integer(config, "window_samples"),
-        depth_steps=depth_steps,
-        mode=Mode(text("mode")),
-        quota_samples=None if quota is None else get_integer(config, "quota_samples"),
-        max_age_rounds=get_integer(config, "max_age_rounds"),
-        ramp_rounds=get_integer(config, "ramp_rounds"),
-        rule=get_rule(text("rule")),
-        tag=text("tag"),
-    )
 
 
 def _perform(machine: Machine, event: JsonObject | None) -> tuple[Effect, ...]:
