@@ -149,7 +149,7 @@ def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: floa
 
 def _count_queued(loaded_s: Seconds, taken_s: Seconds, depth_steps: int) -> Integers:
     """For each step, the batches that are loaded when it is taken, summed over ranks; the one taken among them."""
-    queued = np.zeros(loaded_s.shape, dtype=np.int64)
+    queued: Integers = np.zeros(loaded_s.shape, dtype=np.int64)
     for rank, (loaded, taken) in enumerate(zip(loaded_s, taken_s, strict=True)):
         queued[rank] = np.searchsorted(loaded, taken, side="right") - np.arange(len(taken))
     # A batch that takes no time to load is there the moment it has room, which is a moment too early.

@@ -43,6 +43,7 @@ _HEADER: Final = [
 _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
     "Speed-up: samples per second, over {reference}": lambda compared, one: f"{compared.compute_speedup(one):.2f}",
     "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
+    "Excess: critical tokens over the real tokens of the fullest rank, - 1": lambda _, one: f"{one.excess:.3f}",
     "Steps": lambda _, one: f"{one.steps:,}",
     "Padding ratio": lambda _, one: f"{one.padding_ratio:.3f}",
 }

@@ -55,9 +55,9 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     for name in list_bundled_names():
         rows = [line.split() for line in lines if line.strip().startswith(name)]
-        assert len(rows) == 5, "what it was given, speed-up, efficiency, steps and padding"
+        assert len(rows) == 6, "what it was given, speed-up, efficiency, excess, steps and padding"
         own = [item for item in figures if item["lengths"] == name]
-        assert [row[1:] for row in rows[3:4]] == [[f"{item['steps']:,}" for item in own]]
+        assert [row[1:] for row in rows[4:5]] == [[f"{item['steps']:,}" for item in own]]
 
 
 def test_several_traces_may_be_named_and_a_budget_given(tmp_path: Path) -> None:
