@@ -2,6 +2,7 @@
 
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.torch.adopt import apply
+from odb_ref.torch.costs import count_patches
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.quarantine import BadSampleWarning
@@ -14,5 +15,6 @@ __all__ = [
     "StepInfo",
     "UsageError",
     "apply",
+    "count_patches",
     "pop_step_info",
 ]

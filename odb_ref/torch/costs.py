@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Group
 from odb_ref.torch.measure import Measured, SampleError
 from odb_ref.torch.quarantine import MeasureFn
 
@@ -59,6 +60,11 @@ def count_patches(sample: object) -> int:
 
 def _count_patches_only(sample: object) -> tuple[int]:
     return (count_patches(sample),)
+
+
+def compute_costs(group: Group) -> tuple[int, ...]:
+    """What a batch uses of each further resource; empty for an idle step."""
+    return tuple(map(sum, zip(*(sample.costs for sample in group), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,8 @@ class Driver:
         """Samples have been read."""
         get_id, get_position = self._start.get_id, self.quarantine.get_position
         samples = tuple(
-            Sample(get_id(place), get_position(place), length, supervised) for place, length, supervised in items
+            Sample(get_id(place), get_position(place), length, supervised, costs)
+            for place, length, supervised, costs in items
         )
         is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.place.base
         if is_empty and (fault := self.quarantine.find_emptiness()):

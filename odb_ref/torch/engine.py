@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from odb_ref.core.errors import OdbError
+from odb_ref.torch.costs import Costed
 from odb_ref.torch.measure import Measured
 from odb_ref.torch.packing import unpack
 from odb_ref.torch.quarantine import BadSample, GuardedDataset, GuardedMeasure, MeasureFn, OnBadSample, find_good
@@ -58,8 +59,8 @@ class ReadPlan:
     seed: int = 0
 
 
-ReadItem = tuple[int, int, int]
-"""A sample as the machine sees it: its place in the sampler's order, length and supervised tokens."""
+ReadItem = tuple[int, int, int, tuple[int, ...]]
+"""A sample as the machine sees it: its place in the sampler's order, length, supervised tokens and further costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +323,9 @@ class _Epoch:
                 match item:
                     case Measured():
                         self._bench.put(place, item)
-                        buffer.append((place, item.length, item.supervised))
+                        buffer.append(
+                            (place, item.length, item.supervised, item.costs if isinstance(item, Costed) else ())
+                        )
                     case BadSample():
                         self._listener.on_bad(place, item.cause)
                     case _:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import add
 
 from odb_ref.core.resume import Checkpoint
 from odb_ref.core.types import Step, StepCounts, compute_padded_tokens, compute_real_tokens
+from odb_ref.torch.costs import Resources, compute_costs
 from odb_ref.torch.engine import ReadPlan
 from odb_ref.torch.quarantine import Quarantine
 from odb_ref.torch.state import Place
@@ -50,6 +52,8 @@ class EpochMetrics:
     samples: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
+    costs: tuple[int, ...] = ()
+    """Amounts of further resources."""
     data_wait_s: float = 0.0
     first_step_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
@@ -61,10 +65,14 @@ class EpochMetrics:
         self.samples += len(step.group)
         self.real_tokens += compute_real_tokens(step.group)
         self.padded_tokens += compute_padded_tokens(step.group)
+        if costs := compute_costs(step.group):
+            self.costs = tuple(map(add, self.costs, costs)) if self.costs else costs
 
-    def describe(self, budget_tokens: int) -> dict[str, float]:
+    def describe(self, budget_tokens: int, resources: Resources) -> dict[str, float]:
         """The counters by slash-prefixed name."""
-        return {
+        costs = self.costs or (0,) * len(resources.limits)
+        found: dict[str, float] = {f"odb/{name}": cost for name, cost in zip(resources.names, costs, strict=True)}
+        return found | {
             "odb/steps": self.steps,
             "odb/idle_steps": self.idle_steps,
             "odb/samples": self.samples,

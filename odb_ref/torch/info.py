@@ -109,6 +109,8 @@ class StepInfo:
     progress: float | None
     """Share of the epoch's samples emitted up to this step, on this rank or on all; None when the total is unknown."""
     world_size: int
+    local_costs: tuple[int, ...] = ()
+    """What the local batch uses of each further resource; empty for an idle step."""
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 

@@ -7,6 +7,7 @@ from typing import Self
 
 from odb_ref.core.errors import OdbError
 from odb_ref.core.types import compute_counts, compute_padded_tokens
+from odb_ref.torch.costs import compute_costs
 from odb_ref.torch.driver import Driver
 from odb_ref.torch.epoch import Taken
 from odb_ref.torch.info import TABLE, StepInfo, Weighting
@@ -87,6 +88,7 @@ class EpochIterator:
             local_tokens=local.tokens,
             local_supervised=local.supervised,
             padded_tokens=compute_padded_tokens(step.group),
+            local_costs=compute_costs(step.group),
             global_samples=counts.samples,
             global_tokens=counts.tokens,
             global_supervised=counts.supervised,

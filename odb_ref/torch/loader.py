@@ -21,6 +21,7 @@ from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Mode
 from odb_ref.torch.channel import Channel
+from odb_ref.torch.costs import CostFn, make_resources
 from odb_ref.torch.driver import Driver
 from odb_ref.torch.engine import Engine, EngineSpec, LoaderOptions, ThreadEngine
 from odb_ref.torch.info import LossScaling, Reduction, StepInfo, Weighting
@@ -61,6 +62,11 @@ class ODBDataLoader:
     those that carry loss (default: labels other than -100, without the first when ``causal_shift``). ``policy`` is
     the target rule, ``max_age_rounds`` bounds how often a sample may be put off, ``ramp_rounds`` how many first
     windows are smaller, for an early first step.
+
+    **Several resources.** ``max_patches`` bounds the image patches of a batch too (`count_patches`: of a sample the
+    products of the rows of ``image_grid_thw``, else the first dimension of ``pixel_values``). Or ``cost_fn`` gives what a
+    sample uses of any resources, as integers, and ``limits`` what a batch may use of each. Costs are added up, tokens
+    are padded; a sample beyond a limit travels alone, as one beyond the budget does.
 
     **What a rank reads.** Of a map-style data set its own shard (``shard="auto"``: every world_size-th index of a
     permutation shared by seed and epoch, nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an
@@ -106,6 +112,9 @@ class ODBDataLoader:
         dataset: Dataset[Element],
         *,
         token_budget: int,
+        max_patches: int | None = None,
+        cost_fn: Callable[[Element], Sequence[int]] | None = None,
+        limits: Sequence[int] = (),
         window: int = 1024,
         depth: int = 8,
         mode: str = "join",
@@ -151,6 +160,7 @@ class ODBDataLoader:
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.token_budget = token_budget
+        self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
         self._settings = {"window_samples": window, "max_age_rounds": max_age_rounds, "ramp_rounds": ramp_rounds}
         self._mode = choose(Mode, mode, "mode")
         self._quota = quota
@@ -184,7 +194,7 @@ class ODBDataLoader:
         self._trace = trace
         length = cast(LengthFn, length_fn or get_length)
         supervised = cast(LengthFn, supervised_fn or SupervisedCounter(length, causal_shift))
-        self._measure = Measure(length, supervised, is_packing=num_workers > 0)
+        self._measure = self._resources.make_measure(Measure(length, supervised, is_packing=num_workers > 0))
         self._options = LoaderOptions(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -330,7 +340,7 @@ class ODBDataLoader:
         driver, channel = self._driver, self._session.channel
         if driver is None or channel is None:
             return {}
-        return driver.metrics.describe(self.token_budget) | {
+        return driver.metrics.describe(self.token_budget, self._resources) | {
             "odb/quarantined_samples": driver.quarantine.count,
             "odb/exchange_s": channel.exchange_s,
             "odb/exchanges": channel.exchanges,
@@ -348,7 +358,7 @@ class ODBDataLoader:
             rank=rank,
             world_size=world_size,
             budget_tokens=self.token_budget,
-            limits=(),
+            limits=self._resources.limits,
             depth_steps=self._depth,
             mode=self._mode,
             quota_samples=None if self._quota is None else max(1, self._quota - emitted_before),

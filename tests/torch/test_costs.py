@@ -1,0 +1,183 @@
+"""Budgets over several resources: what a sample costs, and that no batch of several samples exceeds any limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.core.check import check_traces  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches, pop_step_info  # noqa: E402
+from odb_ref.torch.measure import SampleError  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
+COUNT = 60
+
+
+@pytest.mark.parametrize(
+    ("sample", "patches"),
+    [
+        ({"input_ids": [1]}, 0),
+        ({"pixel_values": None}, 0),
+        ({"image_grid_thw": torch.tensor([[1, 4, 6], [2, 2, 2]]), "pixel_values": torch.ones(7, 3)}, 32),
+        ({"image_grid_thw": torch.tensor([1, 4, 6])}, 24),
+        ({"image_grid_thw": [(1, 2, 3)]}, 6),
+        ({"image_grid_thw": [torch.tensor([1, 2, 3]), torch.tensor([1, 1, 1])]}, 7),
+        ({"image_grid_thw": []}, 0),
+        ({"pixel_values": torch.ones(5, 3, 2, 2)}, 5),
+        ({"pixel_values": [[0.5], [0.5], [0.5]]}, 3),
+        (SimpleNamespace(pixel_values=torch.ones(2, 3)), 2),
+    ],
+)
+def test_patches_are_those_of_the_grid_or_the_first_dimension_of_the_pixels(sample: object, patches: int) -> None:
+    assert count_patches(sample) == patches
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"image_grid_thw": [[1, 2]]}, "image_grid_thw is"),
+        ({"image_grid_thw": 4}, "expected rows of three integers"),
+        ({"image_grid_thw": [[1.5, 2, 3]]}, "image_grid_thw is"),
+        ({"pixel_values": 7}, "pixel_values is int"),
+        ({"pixel_values": "pixels"}, "pixel_values is str"),
+    ],
+)
+def test_patches_of_an_unknown_kind_are_refused(sample: object, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
+        count_patches(sample)
+
+
+def compute_patches(number: int) -> int:
+    return 0 if number % 3 == 0 else number * 7 % 40 + 1
+
+
+class Pictures(Numbers):
+    """Samples of which two in three have an image."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        patches = compute_patches(sample["number"])
+        if patches:
+            sample["pixel_values"] = torch.zeros(patches, 2)
+        return sample
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> None:
+    """Checks: BUDGET, COVER."""
+    with ODBDataLoader(Pictures(0, COUNT), max_patches=45, num_workers=num_workers, **SETTINGS) as loader:
+        numbers, sums = [], []
+        for batch in loader:
+            info = pop_step_info(batch)
+            patches = sum(map(compute_patches, batch["numbers"]))
+            assert info.local_costs == (patches,)
+            assert len(batch["numbers"]) == 1 or (patches <= 45 and info.padded_tokens <= 120)
+            numbers += batch["numbers"]
+            sums.append(patches)
+        metrics = loader.metrics()
+    assert sorted(numbers) == list(range(COUNT))
+    assert metrics["odb/patches"] == sum(sums) == sum(map(compute_patches, range(COUNT)))
+    with ODBDataLoader(Pictures(0, COUNT), **SETTINGS) as loader:
+        unbound = [sum(map(compute_patches, batch["numbers"])) for batch in loader]
+        assert "odb/patches" not in loader.metrics()
+    assert max(unbound) > 45
+
+
+def count_two(sample: dict[str, Any]) -> list[int]:
+    """As a cost_fn might: one amount from a tensor, one plain."""
+    return [torch.tensor(sample["number"] % 5), compute_patches(sample["number"])]
+
+
+def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int]:
+    settings = SETTINGS | {"cost_fn": count_two, "limits": (9, 60), "shuffle": True} | options
+    rows = []
+    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+        for batch in loader:
+            info = pop_step_info(batch)
+            rows.append([] if info.is_idle else batch["numbers"])
+            if info.is_idle:
+                assert info.local_costs == ()
+        return rows, loader.metrics()["odb/cost_0"]
+
+
+def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Path) -> None:
+    """Checks: BUDGET, COVER, REPLAY. The traces, which hold the costs, pass the checker."""
+    found = []
+    for options in ({"trace": tmp_path / "run.ndjson"}, {"num_workers": 2}):
+        results = run_ranks(2, read, options, timeout_s=120)
+        assert not any(result.error for result in results), results
+        found.append([result.value for result in results])
+    assert found[0] == found[1]
+    batches = [batch for rows, _ in found[0] for batch in rows]
+    assert sorted(number for batch in batches for number in batch) == list(range(COUNT))
+    for batch in batches:
+        costs = [sum(number % 5 for number in batch), sum(map(compute_patches, batch))]
+        assert len(batch) < 2 or (costs[0] <= 9 and costs[1] <= 60)
+    assert sum(cost for _, cost in found[0]) == sum(number % 5 for number in range(COUNT))
+    verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
+    assert not verdict.violations
+
+
+def test_an_epoch_with_limits_goes_on_identically() -> None:
+    """Checks: RESUME."""
+    settings = SETTINGS | {"max_patches": 45, "shuffle": True}
+    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+        whole = [batch["numbers"] for batch in loader]
+    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+        before = []
+        for batch in loader:
+            before.append(batch["numbers"])
+            if len(before) == 7:
+                break
+        state = loader.state_dict()
+    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+        loader.load_state_dict(state)
+        assert before + [batch["numbers"] for batch in loader] == whole
+    with ODBDataLoader(Pictures(0, COUNT), **(settings | {"max_patches": 50})) as loader:
+        loader.load_state_dict([state])
+        after = [number for batch in loader for number in batch["numbers"]]
+    assert sorted([number for batch in before for number in batch] + after) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("costs", [7, (1,), (1, 2, 3), (1, -1), (1, 0.5), (True, 1), ("1", 1), None])
+def test_nonsense_from_cost_fn_ends_the_epoch_with_its_cause(costs: object) -> None:
+    options = SETTINGS | {"cost_fn": lambda sample: costs, "limits": (4, 4)}
+    with (
+        ODBDataLoader(Numbers(0, 9), **options) as loader,
+        pytest.raises(JobError, match=r"rank 0 failed: SampleError: cost_fn gave .*, expected 2 integers"),
+    ):
+        list(loader)
+
+
+@pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
+def test_nonsense_from_cost_fn_may_be_set_aside() -> None:
+    options = SETTINGS | {"cost_fn": lambda sample: (-(sample["number"] == 4),), "limits": [3]}
+    with ODBDataLoader(Numbers(0, 9), on_bad_sample="quarantine", **options) as loader:
+        numbers = [number for batch in loader for number in batch["numbers"]]
+        assert [item.index for item in loader.quarantined] == [4]
+    assert sorted(numbers) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_patches": 0}, "max_patches must be an integer of at least 1"),
+        ({"max_patches": 4, "limits": [3]}, "exclude each other"),
+        ({"limits": [3]}, "cost_fn and limits belong together"),
+        ({"cost_fn": len}, "cost_fn and limits belong together"),
+        ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be an integer of at least 1, got 0"),
+        ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
+    ],
+)
+def test_misuse_is_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ODBDataLoader(Numbers(0, 9), **(SETTINGS | options))
