@@ -37,9 +37,9 @@ proofs: ## Check the Coq development and audit it (installs Coq where apt-get an
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench
 
-mutants: $(READY) ## Mutation test of odb_ref/core (long; needs mutmut 3: .venv/bin/pip install mutmut)
+mutants: $(READY) ## Mutation test of odb_ref/core with mutmut, and its score by module (half an hour)
 	$(BIN)/mutmut run --max-children 2
-	$(BIN)/mutmut results
+	$(BIN)/python -m tests.mutants.score
 
 clean: ## Remove what was made
 	rm -rf .venv $(DEMO_OUT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
