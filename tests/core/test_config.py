@@ -11,7 +11,7 @@ import pytest
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import get_rule
-from odb_ref.core.types import Mode
+from odb_ref.core.types import Mode, Sample
 
 GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "window_samples": 16}
 
@@ -24,7 +24,7 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
         ({"window_samples": -3}, "window_samples must be at least 1, got -3"),
         ({"depth_steps": 0}, "depth_steps must be at least 1, got 0"),
         ({"max_age_rounds": 0}, "max_age_rounds must be at least 1, got 0"),
-        ({"limits": (9, 0)}, r"limits must be at least 1 each, got \(9, 0\)"),
+        ({"limits": (9, 0)}, "limits must be at least 1 each, got (9, 0)"),
         ({"ramp_rounds": -1}, "ramp_rounds must not be negative, got -1"),
         ({"rank": 4}, "rank must lie in 0..3, got 4"),
         ({"rank": -1}, "rank must lie in 0..3, got -1"),
@@ -90,3 +90,32 @@ def test_the_first_windows_are_smaller_by_halves() -> None:
     assert [config.compute_window_samples(round_) for round_ in range(6)] == [2, 4, 8, 16, 16, 16]
     tiny = Config(**(GOOD | {"window_samples": 3}), ramp_rounds=9)
     assert [tiny.compute_window_samples(round_) for round_ in range(10)] == [1] * 9 + [3]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (Sample(7, 0, 0, 0, (1, 1)), "sample 7: length 0, supervised 0"),
+        (Sample(7, 0, 2, 3, (1, 1)), "sample 7: length 2, supervised 3"),
+        (Sample(7, 0, 2, -1, (1, 1)), "sample 7: length 2, supervised -1"),
+        (Sample(7, 0, 2, 1), "sample 7: costs (), expected 2, none negative"),
+        (Sample(7, 0, 2, 1, (1, 2, 3)), "sample 7: costs (1, 2, 3), expected 2, none negative"),
+        (Sample(7, 0, 2, 1, (1, -1)), "sample 7: costs (1, -1), expected 2, none negative"),
+    ],
+)
+def test_a_sample_that_makes_no_sense_is_refused(sample: Sample, message: str) -> None:
+    """Spec: R1.1."""
+    good = Sample(6, 0, 1, 1, (0, 9))
+    config = Config(**GOOD, limits=(3, 3))
+    config.check_samples([good])
+    with pytest.raises(UsageError) as caught:
+        config.check_samples([good, sample])
+    assert str(caught.value) == message
+
+
+def test_without_limits_a_sample_has_no_costs() -> None:
+    """Spec: R1.1."""
+    Config(**GOOD).check_samples([Sample(0, 0, 5, 0), Sample(1, 1, 5, 5)])
+    with pytest.raises(UsageError) as caught:
+        Config(**GOOD).check_samples([Sample(0, 0, 5, 0, (0,))])
+    assert str(caught.value) == "sample 0: costs (0,), expected 0, none negative"

@@ -148,6 +148,20 @@ def test_a_group_of_two_fills_the_budget_and_no_more() -> None:
     assert holds("I6", old, replace(old, round=1)), "judged when it was made"
 
 
+def test_a_group_of_two_keeps_every_limit() -> None:
+    """Checks: BUDGET."""
+    config = replace(CONFIG, limits=(4, 6))
+
+    def fits(*costs: tuple[int, int]) -> bool:
+        group = tuple(Sample(0, position, 1, 0, cost) for position, cost in enumerate(costs))
+        return holds("I6", START, State(aligned=(group,)), config)
+
+    assert fits((1, 3), (3, 3))
+    assert not fits((2, 3), (3, 3))
+    assert not fits((1, 3), (3, 4))
+    assert fits((9, 9)), "alone"
+
+
 DUE = State(phase=Phase.OFFER, marks=(4, 8))
 
 

@@ -78,6 +78,13 @@ def test_other_samples_than_the_carried_ones_are_refused() -> None:
     assert str(caught.value) == "resume: expected the samples at positions (3, 5)"
 
 
+def test_a_carried_sample_that_makes_no_sense_is_refused() -> None:
+    """Spec: R10.2, R1.1."""
+    with pytest.raises(UsageError) as caught:
+        resume(CONFIG, replace(START, carried=(3,)), (Sample(30, 3, 0, 0),))
+    assert str(caught.value) == "sample 30: length 0, supervised 0"
+
+
 def test_a_machine_goes_on_once() -> None:
     """Spec: R10.2."""
     machine = Machine(CONFIG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,21 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.events import Collated, LocalFailed, PeerLost, Reported, SamplesRead, StepTaken
 from odb_ref.core.resume import Resumed, RoundStart
+from odb_ref.core.rules import get_rule
 from odb_ref.core.trace import (
     Header,
     Record,
     TraceError,
     TraceWriter,
+    decode_config,
+    decode_counts,
     decode_event,
     decode_resumed,
+    decode_sample,
     encode_event,
     read_trace,
 )
-from odb_ref.core.types import Sample
+from odb_ref.core.types import Mode, Sample, StepCounts
 
 CONFIG = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="é")
 HEADER: dict[str, Any] = {
@@ -172,6 +177,9 @@ def test_a_time_is_a_number_or_nothing(time: object, expected: float | None, tmp
         ({"kind": "samples_read", "samples": 5}, "expected a list, got 5"),
         ({"kind": "samples_read", "samples": [5]}, "expected a list of integers, got 5"),
         ({"kind": "samples_read", "samples": [[1, 2, 3, "4"]]}, "expected a list of integers, got [1, 2, 3, '4']"),
+        ({"kind": "samples_read", "samples": [[1, 2, 3]]}, "expected at least 4 integers, got [1, 2, 3]"),
+        ({"kind": "counted", "counts": [[1, 2]]}, "expected 3 integers, got [1, 2]"),
+        ({"kind": "counted", "counts": [[1, 2, 3, 4]]}, "expected 3 integers, got [1, 2, 3, 4]"),
         ({"kind": "agreed"}, "expected an object, got None"),
         ({"kind": "local_failed"}, "expected text in 'cause', got None"),
         ({"kind": "peer_lost", "rank": 1, "cause": 5}, "expected text in 'cause', got 5"),
@@ -236,4 +244,49 @@ def test_a_start_that_lacks_a_field_is_refused(key: str, message: str) -> None:
     del data["start"][key]
     with pytest.raises(TraceError) as caught:
         decode_resumed(data)
+    assert str(caught.value) == message
+
+
+def test_a_row_is_a_sample_and_its_costs() -> None:
+    """Spec: R9.2."""
+    assert decode_sample([7, 1, 5, 3]) == Sample(7, 1, 5, 3)
+    assert decode_sample([7, 1, 5, 3, 9, 0]) == Sample(7, 1, 5, 3, (9, 0))
+    assert decode_counts([[1, 5, 3]]) == (StepCounts(1, 5, 3),)
+
+
+SHARED = Config(
+    rank=3, world_size=4, budget_tokens=9, limits=(8, 6), window_samples=5, depth_steps=7, mode=Mode.QUOTA,
+    quota_samples=11, max_age_rounds=12, ramp_rounds=13, rule=get_rule("paper"), tag="seed 1",
+)  # fmt: skip
+
+
+def test_a_configuration_is_read_back_for_any_rank() -> None:
+    """Spec: R9."""
+    shared = json.loads(SHARED.shared_json)
+    assert decode_config(shared, rank=3, depth_steps=7) == SHARED
+    bare = decode_config(json.loads(CONFIG.shared_json), rank=1, depth_steps=2)
+    assert bare == replace(CONFIG, rank=1, depth_steps=2)
+    assert (bare.limits, bare.quota_samples) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "other"}, "the config has the mode 'other'"),
+        ({"mode": None}, "expected text in 'mode', got None"),
+        ({"world_size": None}, "expected a list of integers, got [None]"),
+        ({"budget_tokens": "9"}, "expected a list of integers, got ['9']"),
+        ({"limits": None}, "expected a list of integers, got None"),
+        ({"window_samples": None}, "expected a list of integers, got [None]"),
+        ({"quota_samples": "9"}, "expected a list of integers, got ['9']"),
+        ({"max_age_rounds": None}, "expected a list of integers, got [None]"),
+        ({"ramp_rounds": None}, "expected a list of integers, got [None]"),
+        ({"rule": None}, "expected text in 'rule', got None"),
+        ({"tag": None}, "expected text in 'tag', got None"),
+    ],
+)
+def test_a_malformed_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Spec: R9."""
+    with pytest.raises(TraceError) as caught:
+        decode_config(json.loads(SHARED.shared_json) | changes, rank=0, depth_steps=1)
     assert str(caught.value) == message
