@@ -14,8 +14,9 @@ so that the gradient is that of the mean over all N tokens (or of the mean over 
 divides the loss by the k micro-steps itself needs ``k`` times that: ``is_divided_by_steps``. An idle step weighs 0.
 
 The mean over a batch without a supervised token is 0/0, and no weight makes NaN harmless: DDP would spread it to every rank.
-`StepInfo.scale` therefore takes such a loss for zero. ``cross_entropy`` with ``ignore_index`` has a zero gradient there; a
-mean of your own must not divide by zero (``mask.sum().clamp(min=1)``): the gradient of 0/0 is NaN whatever becomes of the loss.
+`StepInfo.scale` therefore takes such a loss for zero. ``cross_entropy`` with ``ignore_index`` has a zero gradient there; that
+of a mean of your own (``(loss * mask).sum() / mask.sum()``) is NaN whatever becomes of the loss: divide by
+``mask.sum().clamp(min=1)``, or give `StepInfo.scale` the logits too.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Weighting:
                 share = world_size / window.supervised if window.supervised else 0.0
                 return factor * share * (local.supervised if self.reduction is Reduction.MEAN else 1)
             case LossScaling.SAMPLES:
+                if not local.supervised:
+                    return 0.0  # its batch has no mean
                 share = local.samples * world_size / window.samples
-                if self.reduction is Reduction.SUM:
-                    share = share / local.supervised if local.supervised else 0.0
-                return factor * share
+                return factor * (share / local.supervised if self.reduction is Reduction.SUM else share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +108,24 @@ class StepInfo:
     emitted_samples: int
     """Samples of this epoch up to this step, on all ranks."""
     progress: float | None
-    """Share of the epoch's samples emitted up to this step, on this rank or on all; None when the total is unknown."""
+    """Share of the epoch's samples emitted up to this step, on this rank or on all; None when the total is unknown. Those
+    set aside are never emitted: with them it ends below 1."""
     world_size: int
     local_costs: tuple[int, ...] = ()
     """What the local batch uses of each further resource; empty for an idle step."""
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 
-    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale(self, loss: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
         """The loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has no mean.
 
-        That is where it holds no supervised token: an idle step, or prompts only. Spec: R4.5. Preserves: WEIGHT.
+        That is where it holds no supervised token: an idle step, or prompts only. With ``logits``, or any other output of the
+        model, a zero weight leaves the loss out of the graph, so that its own gradient does not matter. Spec: R4.5.
+        Preserves: WEIGHT.
         """
         if not self.local_supervised:
+            if logits is not None and not self.loss_scale:
+                loss = logits.sum()
             loss = torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
         return loss * self.loss_scale
 

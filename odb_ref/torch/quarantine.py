@@ -164,7 +164,7 @@ class Quarantine:
         self._records = [
             Quarantined(get_key(place), "before the state was saved") for place in self._bad[:KEPT_RECORDS]
         ]
-        self._is_told = bool(self._bad)
+        self._is_told = False
 
     @property
     def count(self) -> int:

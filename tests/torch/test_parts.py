@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import UsageError, apply, pop_step_info  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import LossScaling, Reduction, Weighting  # noqa: E402
 from odb_ref.torch.measure import SampleError, SupervisedCounter, get_length  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
@@ -163,6 +163,32 @@ def test_a_data_loader_is_taken_over_whole(make: Any) -> None:
             pop_step_info(batch)
             numbers += batch["numbers"]
     assert sorted(numbers) == list(range(31))
+
+
+def read_in_order(loader: ODBDataLoader) -> list[list[int]]:
+    with loader:
+        return [batch["numbers"] for batch in loader]
+
+
+def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None:
+    data, options = Numbers(0, 31), {"token_budget": 60, "window": 8}
+
+    def make(**arguments: Any) -> Any:
+        return DataLoader(data, 4, collate_fn=collate, **arguments)
+
+    def make_generator() -> torch.Generator:
+        return torch.Generator().manual_seed(9)
+
+    expected = ODBDataLoader(data, shuffle=True, generator=make_generator(), collate_fn=collate, **options)
+    found = apply(make(shuffle=True, generator=make_generator()), **options)
+    assert read_in_order(found) == read_in_order(expected)
+    seeded = ODBDataLoader(data, shuffle=True, seed=5, collate_fn=collate, **options)
+    sampler = DistributedSampler(data, 2, 0, seed=4)
+    for adopted in (make(shuffle=True, generator=make_generator()), make(sampler=sampler)):
+        assert read_in_order(apply(adopted, seed=5, **options)) == read_in_order(
+            ODBDataLoader(data, shuffle=True, seed=5, collate_fn=collate, **options)
+        )
+    assert read_in_order(apply(make(sampler=sampler), **options)) != read_in_order(seeded)
 
 
 def test_a_sampler_of_the_users_own_is_kept() -> None:
