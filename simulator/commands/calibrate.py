@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Exit status 0; bad input raises UsageError."""
+    """Exit status 0, or 1 when a run was recorded otherwise than the core decides; bad input raises UsageError."""
     if options.workers < 1:
         raise UsageError(f"--workers must be at least 1, got {options.workers}")
     if options.depth is not None and options.depth < 1:
@@ -74,7 +74,7 @@ def run_command(options: argparse.Namespace) -> int:
     _print_numbers(calibration)
     parts = ["held back" if is_held_back(number, len(runs)) else "fitted to" for number in range(len(runs))]
     print_replays(replays, is_priced=True, parts=parts if len(runs) > 1 else ["half fitted to"])
-    return 0
+    return 0 if all(item.is_equal for item in replays) else 1
 
 
 def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object]:
