@@ -211,7 +211,7 @@ class Quarantine:
 
     def take_warning(self) -> str:
         """What to warn of: once, as soon as a sample was set aside; otherwise empty."""
-        if self._is_told or not self._bad:
+        if self._is_told or not self._records:
             return ""
         self._is_told = True
         first = self._records[0]
