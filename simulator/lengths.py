@@ -11,7 +11,7 @@ import gzip
 import io
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -34,12 +34,14 @@ _LARGEST_LENGTH: Final = 2**31 - 1
 class Lengths:
     """Lengths of the samples of a data set, in source order: tokens, and the tokens that carry loss (label != -100).
 
-    Where the source does not say which tokens carry loss, all do.
+    Where the source does not say which tokens carry loss, all do. ``resources`` holds a row for each sample: what it uses of
+    each further resource that was asked for.
     """
 
     name: str
     tokens: Integers
     supervised_tokens: Integers
+    resources: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -51,24 +53,30 @@ def list_bundled_names() -> list[str]:
     return sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))
 
 
-def load_lengths(source: str) -> Lengths:
+def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
     """The lengths that ``source`` names: a bundled trace, or the path of a CSV, CSV.gz or .npy file.
+
+    ``further`` names the columns that hold what a sample uses of further resources.
 
     Raises: UsageError, in one line with file and line, when there is no such trace or it holds anything but lengths.
     """
     if source in list_bundled_names():
         with (resources.files("simulator") / "data" / (source + _SUFFIX)).open("rb") as packed:
-            return _parse_csv(io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), source, source)
+            return _parse_csv(
+                io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), source, source, further
+            )
     path = Path(source)
     if not path.exists():
         raise UsageError(f"{source}: no such file, and no bundled trace; there are {', '.join(list_bundled_names())}")
     if path.is_dir():
         raise UsageError(f"{source}: is a directory, expected a CSV, CSV.gz or .npy file")
     if path.suffix == ".npy":
+        if further:
+            raise UsageError(f"{source}: no column {further[0]}, a .npy file holds lengths only")
         return _load_npy(path)
     try:
         with _open_text(path) as file:
-            return _parse_csv(file, source, path.name.split(".")[0])
+            return _parse_csv(file, source, path.name.split(".")[0], further)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{source}: cannot be read: {_describe(error)}") from error
     except UnicodeDecodeError as error:
@@ -86,33 +94,35 @@ def _open_text(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _parse_csv(file: IO[str], where: str, name: str) -> Lengths:
+def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> Lengths:
     rows = csv.reader(file)
     try:
         header = [column.strip() for column in next(rows, [])]
         if not header:
             raise UsageError(f"{where}: empty file, expected a CSV header with {TOTAL_COLUMN}")
-        if TOTAL_COLUMN not in header:
-            raise UsageError(f"{where}:1: no column {TOTAL_COLUMN}; there are {', '.join(header)}"[:300])
-        columns = [header.index(TOTAL_COLUMN)]
-        if SUPERVISED_COLUMN in header:
-            columns.append(header.index(SUPERVISED_COLUMN))
-        tokens, supervised = array("q"), array("q")
+        for column in (TOTAL_COLUMN, *further):
+            if column not in header:
+                raise UsageError(f"{where}:1: no column {column}; there are {', '.join(header)}"[:300])
+        supervised_column = SUPERVISED_COLUMN if SUPERVISED_COLUMN in header else TOTAL_COLUMN
+        columns = [header.index(column) for column in (TOTAL_COLUMN, supervised_column, *further)]
+        tokens, supervised, used = array("q"), array("q"), array("q")
         for row in rows:
             if not row:
                 continue
             values = _parse_row(row, columns, header, f"{where}:{rows.line_num}")
             tokens.append(values[0])
-            supervised.append(values[-1])
+            supervised.append(values[1])
+            used.extend(values[2:])
     except csv.Error as error:
         raise UsageError(f"{where}:{rows.line_num}: {error}") from error
     if not tokens:
         raise UsageError(f"{where}: a header and no rows, expected at least one sample")
-    return Lengths(name, np.array(tokens, dtype=np.int64), np.array(supervised, dtype=np.int64))
+    resources_used = np.array(used, dtype=np.int64).reshape(len(tokens), len(further))
+    return Lengths(name, np.array(tokens, dtype=np.int64), np.array(supervised, dtype=np.int64), resources_used)
 
 
 def _parse_row(row: list[str], columns: list[int], header: list[str], where: str) -> list[int]:
-    """The values of ``columns``: total tokens, then supervised tokens when there are any."""
+    """The values of ``columns``: total tokens, supervised tokens, then what is used of further resources."""
     values = []
     for column in columns:
         if column >= len(row):
@@ -126,8 +136,11 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
         values.append(value)
     if values[0] < 1:
         raise UsageError(f"{where}: {TOTAL_COLUMN} is {values[0]}, a length is at least 1")
-    if not 0 <= values[-1] <= values[0]:
-        raise UsageError(f"{where}: {SUPERVISED_COLUMN} is {values[-1]}, expected 0 to {TOTAL_COLUMN} ({values[0]})")
+    if not 0 <= values[1] <= values[0]:
+        raise UsageError(f"{where}: {SUPERVISED_COLUMN} is {values[1]}, expected 0 to {TOTAL_COLUMN} ({values[0]})")
+    for column, value in zip(columns[2:], values[2:], strict=True):
+        if value < 0:
+            raise UsageError(f"{where}: {header[column]} is {value}, an amount is at least 0")
     return values
 
 

@@ -15,9 +15,8 @@ from odb_ref.core.check.stream import Stream, group_into_jobs
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
-from odb_ref.core.rules import get_rule
-from odb_ref.core.trace import JsonObject, Record, TraceError, decode_resumed
-from odb_ref.core.types import Mode, Sample
+from odb_ref.core.trace import JsonObject, Record, TraceError, decode_config, decode_resumed, decode_sample
+from odb_ref.core.types import Sample
 from simulator.workload import LARGEST_WORKLOAD
 
 
@@ -129,7 +128,7 @@ def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:
     readers: dict[int, _Reader] = {}
     for stream in job:
         while stream.next is not None:
-            reader = readers.setdefault(stream.next.rank, _Reader(stream.next.rank))
+            reader = readers.setdefault(stream.next.rank, _Reader(stream.next.rank, len(stream.settings.limits)))
             try:
                 reader.read(stream.next)
             except TraceError as error:
@@ -142,39 +141,18 @@ def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:
         )
     depth = depth_steps or max(1, *(reader.fullest_queue for reader in readers.values()))
     try:
-        config = _build_config(header.config, depth)
+        config = decode_config(header.config, rank=0, depth_steps=depth)
     except UsageError as error:
         raise UsageError(f"{paths[0]}:1: {error}") from error
     return RecordedRun(paths, header.driver, config, tuple(readers[rank].record for rank in sorted(readers)))
 
 
-def _build_config(config: JsonObject, depth_steps: int) -> Config:
-    def text(key: str) -> str:
-        value = config.get(key)
-        if not isinstance(value, str):
-            raise TraceError(f"config: expected text in {key!r}, got {value!r}")
-        return value
-
-    return Config(
-        rank=0,
-        world_size=get_integer(config, "world_size"),
-        budget_tokens=get_integer(config, "budget_tokens"),
-        window_samples=get_integer(config, "window_samples"),
-        depth_steps=depth_steps,
-        mode=Mode(text("mode")),
-        quota_samples=None if config.get("quota_samples") is None else get_integer(config, "quota_samples"),
-        max_age_rounds=get_integer(config, "max_age_rounds"),
-        ramp_rounds=get_integer(config, "ramp_rounds"),
-        rule=get_rule(text("rule")),
-        tag=text("tag"),
-    )
-
-
 class _Reader:
     """Reads the records of one rank in order."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, resources: int) -> None:
         self.record = RankRecord(rank)
+        self._resources = resources
         self.fullest_queue = 0
         self._wanted = 0
         self._asked_s = self._posted_s = self._collating_s = 0.0
@@ -226,12 +204,19 @@ class _Reader:
         if tuple(carried) != resumed.start.carried:
             raise TraceError(f"rank {rank.rank} is resumed without the samples it carries")
         rank.start, rank.is_ended = resumed.start, resumed.start.is_ended
-        rank.samples = [carried.get(place, Sample(-1, place, 1, 0)) for place in range(resumed.start.read_samples)]
+        rank.samples = [
+            carried.get(place, Sample(-1, place, 1, 0, (0,) * self._resources))
+            for place in range(resumed.start.read_samples)
+        ]
 
     def _note_samples(self, event: JsonObject, now: float) -> None:
         rank = self.record
         for row in get_samples(event):
-            sample = Sample(row[0], row[1], row[2], row[3], tuple(row[4:]))
+            sample = decode_sample(row)
+            if len(sample.costs) != self._resources:
+                raise TraceError(
+                    f"rank {rank.rank} reads a sample with {len(sample.costs)} costs, not {self._resources}"
+                )
             if sample.position != len(rank.samples):
                 raise TraceError(
                     f"rank {rank.rank} reads position {sample.position}, not {len(rank.samples)}: samples are missing, or "

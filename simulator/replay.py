@@ -77,19 +77,23 @@ def build_workload(recorded: RecordedRun) -> Workload:
     filler = recorded.config.window_samples
     tokens: list[int] = []
     supervised: list[int] = []
+    resources: list[tuple[int, ...]] = []
     offsets = [0]
     for rank in recorded.ranks:
         tokens.extend(sample.length for sample in rank.samples)
         supervised.extend(sample.supervised for sample in rank.samples)
+        resources.extend(sample.costs for sample in rank.samples)
         if not rank.is_ended:
             tokens.extend([1] * filler)
             supervised.extend([1] * filler)
+            resources.extend([(0,) * len(recorded.config.limits)] * filler)
         offsets.append(len(tokens))
     return Workload(
         name=recorded.name,
         ids=np.arange(len(tokens)),
         tokens=np.array(tokens, dtype=np.int64),
         supervised_tokens=np.array(supervised, dtype=np.int64),
+        resources=np.array(resources, dtype=np.int64).reshape(len(tokens), len(recorded.config.limits)),
         offsets=np.array(offsets, dtype=np.int64),
     )
 
@@ -108,6 +112,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         workload=build_workload(recorded),
         policy=config.rule.name,
         budget_tokens=config.budget_tokens,
+        limits=config.limits,
         window_samples=config.window_samples,
         depth_steps=config.depth_steps,
         mode=config.mode,

@@ -42,6 +42,7 @@ class Run:
     workload: Workload
     policy: str
     budget_tokens: int
+    limits: tuple[int, ...] = ()
     window_samples: int = 256
     depth_steps: int = 8
     mode: Mode = Mode.JOIN
@@ -59,6 +60,8 @@ class Run:
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES:
             raise UsageError(f"no policy {self.policy!r}; there are {', '.join(POLICIES)}")
+        if self.limits and not self.is_protocol:
+            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot keep a limit")
         if self.conditions.faults and not self.is_protocol:
             raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot be told of a fault")
         self.conditions.check_ranks(self.workload.ranks)
@@ -80,6 +83,7 @@ class Run:
             rank=0,
             world_size=self.workload.ranks,
             budget_tokens=self.budget_tokens,
+            limits=self.limits,
             window_samples=self.window_samples,
             depth_steps=self.depth_steps,
             mode=self.mode,

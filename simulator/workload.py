@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -56,13 +57,15 @@ class Workload:
     """The epoch's samples in reading order; rank r reads ``offsets[r]`` to ``offsets[r + 1]``.
 
     ``ids`` names each sample: its row in the source or, where the samples are drawn, the number of the draw. Never twice
-    the same, so that ONCE and COVER can be counted.
+    the same, so that ONCE and COVER can be counted. ``resources`` holds a row for each sample: what it uses of each further
+    resource.
     """
 
     name: str
     ids: Integers
     tokens: Integers
     supervised_tokens: Integers
+    resources: Integers
     offsets: Integers
 
     @property
@@ -84,7 +87,8 @@ class Workload:
         span = self.compute_span(rank, position, count)
         ids, tokens, supervised = self.ids[span], self.tokens[span], self.supervised_tokens[span]
         positions = range(position, position + len(ids))
-        return tuple(map(Sample, ids.tolist(), positions, tokens.tolist(), supervised.tolist()))
+        costs = map(tuple, self.resources[span].tolist()) if self.resources.size else repeat(())
+        return tuple(map(Sample, ids.tolist(), positions, tokens.tolist(), supervised.tolist(), costs))
 
     def compute_span(self, rank: int, position: int, count: int) -> slice[int, int, None]:
         """Where those samples lie in the arrays."""
@@ -115,10 +119,12 @@ def build_workload(
         rows = ids = random.permutation(total)
     else:
         rows, ids = random.integers(0, len(lengths), total), np.arange(total)
+    resources = np.empty((len(lengths), 0), dtype=np.int64) if lengths.resources is None else lengths.resources
     return Workload(
         name=lengths.name,
         ids=ids,
         tokens=lengths.tokens[rows],
         supervised_tokens=lengths.supervised_tokens[rows],
+        resources=resources[rows],
         offsets=np.concatenate(([0], np.cumsum(sizes))),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import le
 from typing import Final
 
 from odb_ref.core.config import Config
@@ -63,12 +64,15 @@ def _is_released_after_commit(_config: Config, before: State, after: State) -> b
 
 def _is_within_budget(config: Config, before: State, after: State) -> bool:
     def fits(group: Group) -> bool:
-        return len(group) <= 1 or (
-            compute_padded_tokens(group) <= config.budget_tokens
-            and all(sum(sample.costs[i] for sample in group) <= limit for i, limit in enumerate(config.limits))
-        )
+        return len(group) <= 1 or compute_padded_tokens(group) <= config.budget_tokens
 
-    return after.aligned is before.aligned or all(map(fits, after.aligned))
+    def is_within_limits(group: Group) -> bool:
+        used = [sum(costs) for costs in zip(*(sample.costs for sample in group), strict=True)]
+        return len(group) <= 1 or all(map(le, used, config.limits))
+
+    if after.aligned is before.aligned:
+        return True
+    return all(map(fits, after.aligned)) and (not config.limits or all(map(is_within_limits, after.aligned)))
 
 
 def _is_young(config: Config, before: State, after: State) -> bool:

@@ -32,6 +32,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help=LENGTHS_HELP)
     add_run_options(parser)
     parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="COLUMN=MAX",
+        help="the most a batch of two or more may use, in sum, of what a column of LENGTHS holds: image_tokens=4096, say "
+        "(repeatable)",
+    )
+    parser.add_argument(
         "--replay",
         nargs="+",
         metavar="TRACE",
@@ -67,7 +75,9 @@ def run_command(options: argparse.Namespace) -> int:
         return replay_traces(options.replay, cost_model=options.cost_model, json_path=options.json)
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"needs {', '.join(missing)} (or --replay TRACE)")
-    what = build_run(options, options.policy, load_lengths(options.lengths))
+    limits = _parse_limits(options.limit)
+    what = build_run(options, options.policy, load_lengths(options.lengths, tuple(limits)))
+    what = replace(what, limits=tuple(limits.values()))
     faults = tuple(map(parse_fault, options.fault))
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
     if options.trace is not None and not what.is_protocol:
@@ -93,6 +103,18 @@ def _make_timeline(options: argparse.Namespace) -> Timeline | None:
     if options.perfetto is not None:
         return Timeline()
     return None if options.html is None else Timeline(SHOWN_RANKS)
+
+
+def _parse_limits(texts: list[str]) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    for text in texts:
+        column, _, value = text.partition("=")
+        if not column or not value.isdecimal():
+            raise UsageError(f"--limit {text}: expected COLUMN=MAX, such as image_tokens=4096")
+        if column in limits:
+            raise UsageError(f"--limit {text}: a limit of {limits[column]} has been given")
+        limits[column] = int(value)
+    return limits
 
 
 def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result:

@@ -77,6 +77,35 @@ BAD_FILES = {
     "empty.npy": (b"", "empty.npy: cannot be read"),
 }
 
+BAD_COLUMNS = {
+    "missing": (b"total_tokens\n5\n", "a.csv:1: no column patches; there are total_tokens"),
+    "negative": (b"patches,total_tokens\n-1,5\n", "a.csv:2: patches is -1, an amount is at least 0"),
+    "word": (b"total_tokens,patches\n5,x\n", "a.csv:2: patches is 'x', not a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COLUMNS)
+def test_a_bad_column_of_a_further_resource_is_refused(name: str, tmp_path: Path) -> None:
+    content, expected = BAD_COLUMNS[name]
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        load_lengths(str(tmp_path / "a.csv"), ("patches",))
+
+
+def test_an_array_of_lengths_has_no_columns(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([3, 4]))
+    with pytest.raises(UsageError, match=r"no column patches, a \.npy file holds lengths only"):
+        load_lengths(str(tmp_path / "a.npy"), ("patches",))
+
+
+def test_columns_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"b,total_tokens,a\n1,5,2\n0,6,9\n")
+    lengths = load_lengths(str(tmp_path / "a.csv"), ("a", "b"))
+    assert lengths.tokens.tolist() == lengths.supervised_tokens.tolist() == [5, 6]
+    assert lengths.resources is not None
+    assert lengths.resources.tolist() == [[2, 1], [9, 0]]
+
+
 BAD_ARRAYS = {
     "float.npy": (np.array([1.0, 2.0]), "float.npy: an array of float64 with shape (2,)"),
     "square.npy": (np.ones((2, 2), dtype=np.int64), "square.npy: an array of int64 with shape (2, 2)"),
@@ -130,6 +159,18 @@ BAD_ARGUMENTS = {
     "absurdly many samples": (["gsm8k", "--samples", "1" + "0" * 30], "samples must be at least 1 and at most"),
     "absurdly many ranks": (["gsm8k", "--ranks", "1" + "0" * 30], "ranks and only 8792 samples"),
     "negative seed": (["gsm8k", "--seed", "-1"], "seed must not be negative, got -1"),
+    "limit without a value": (["mm_mix_real", "--limit", "width"], "--limit width: expected COLUMN=MAX"),
+    "limit of words": (["mm_mix_real", "--limit", "width=many"], "--limit width=many: expected COLUMN=MAX"),
+    "limit twice": (
+        ["mm_mix_real", "--limit", "width=9", "--limit", "width=8"],
+        "--limit width=8: a limit of 9 has been given",
+    ),
+    "limit 0": (["mm_mix_real", "--limit", "width=0"], "limits must be at least 1 each, got (0,)"),
+    "limit of no column": (["gsm8k", "--limit", "width=9"], "gsm8k:1: no column width; there are total_tokens"),
+    "limit of a baseline": (
+        ["mm_mix_real", "--limit", "width=9", "--policy", "bmt"],
+        "policy bmt does not run the protocol",
+    ),
     "quota in join mode": (["gsm8k", "--quota", "5"], "--quota needs --mode quota"),
     "quota 0": (["gsm8k", "--mode", "quota", "--quota", "0"], "quota_samples must be at least 1, got 0"),
     "no workers": (["gsm8k", "--workers", "0"], "workers must be at least 1, got 0"),

@@ -143,6 +143,38 @@ def test_drawn_samples_repeat_rows_and_never_ids() -> None:
     assert [sample.id for sample in read] == list(range(49_990, 50_000))
 
 
+def test_a_limit_on_a_column_holds_in_every_batch(tmp_path: Path) -> None:
+    path = tmp_path / "t.ndjson"
+    budget = ("--ranks", "2", "--samples", "300", "--limit", "image_tokens=1500", "--limit", "width=4000")
+    assert simulate(*budget, "--trace", str(path)) == 0
+    assert main(["check", "--replay", str(path)]) == 0
+    assert main(["replay", str(path)]) == 0
+    header, records = read_trace(path)
+    assert header.config["limits"] == [1500, 4000]
+    assert '"limits":[1500,4000]' in path.read_text()
+    used, full = {}, 0
+    for record in records:
+        if record.event is not None and record.event["kind"] == "samples_read":
+            used.update({(record.rank, row[1]): row[4:] for row in record.event["samples"]})
+        for effect in record.effects:
+            for step in effect["steps"] if effect["kind"] == "collate" else ():
+                costs = [used[record.rank, position] for position in step["positions"]]
+                sums = [sum(column) for column in zip(*costs, strict=True)]
+                assert len(costs) <= 1 or (sums[0] <= 1500 and sums[1] <= 4000)
+                full += len(costs) > 1 and (sums[0] > 1000 or sums[1] > 3000)
+    assert full > 20
+
+
+def test_the_columns_that_are_limited_follow_their_samples() -> None:
+    lengths = load_lengths("mm_mix_real", ("width", "height"))
+    workload = build_workload(lengths, ranks=2, seed=3)
+    assert lengths.resources is not None
+    assert (lengths.resources[workload.ids] == workload.resources).all()
+    (sample,) = workload.read_samples(1, 7, 1)
+    assert sample.costs == tuple(lengths.resources[sample.id].tolist())
+    assert build_workload(load_lengths("mm_mix_real"), ranks=2).read_samples(0, 0, 1)[0].costs == ()
+
+
 def test_more_ranks_than_samples_is_refused() -> None:
     with pytest.raises(UsageError, match="3 ranks and only 2 samples"):
         compute_shard_sizes(2, 3, Sharding.EVEN)

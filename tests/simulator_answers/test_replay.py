@@ -137,6 +137,14 @@ def test_a_resumed_epoch_and_an_unknown_rule_are_refused(tmp_path: Path) -> None
         load_runs([strange])
 
 
+def test_a_sample_with_more_costs_than_there_are_limits_is_refused(tmp_path: Path) -> None:
+    def add(lines: list[Line]) -> None:
+        next(line["event"] for line in lines[1:] if line["event"])["samples"][0].append(3)
+
+    with pytest.raises(UsageError, match="reads a sample with 1 costs, not 0"):
+        load_runs([tamper(record(tmp_path / "a.ndjson"), add)])
+
+
 def test_the_command_s_exit_status_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = str(record(tmp_path / "t.ndjson")), tmp_path / "out.json"
     assert main(["replay", path, "--json", str(out)]) == 0

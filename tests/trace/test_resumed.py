@@ -19,7 +19,7 @@ from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
 from odb_ref.core.trace import TraceError, TraceWriter, decode_resumed, encode_event
 from odb_ref.core.types import Mode, Sample
 from tests.helpers.tamper import Tampered
-from tests.spec.world import World, make_config, make_shards
+from tests.spec.world import Shard, World, make_config, make_shards
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = make_shards(
@@ -33,22 +33,28 @@ SHARDS = make_shards(
 CONFIGS = {
     "join": make_config(),
     "ramp and age": make_config(depth_steps=1, ramp_rounds=2, window_samples=6, max_age_rounds=1),
+    "limits": make_config(limits=(9, 4), budget_tokens=16),
     "quota": make_config(mode=Mode.QUOTA, window_samples=2),
     "quota cut": make_config(mode=Mode.QUOTA, quota_samples=22, window_samples=3),
 }
+
+
+def get_shards(name: str) -> tuple[Shard, ...]:
+    """The samples of the epoch; with limits, each uses as much of every further resource as its length leaves over 4."""
+    resources = len(CONFIGS[name].limits)
+    return tuple(tuple(replace(sample, costs=(sample.length % 4,) * resources) for sample in shard) for shard in SHARDS)
 
 
 def write_rest(
     folder: Path, name: str, count: int, change: Callable[[Checkpoint], Checkpoint] | None = None
 ) -> list[Path]:
     """The traces, one for each rank, of an epoch gone on with after ``count`` steps."""
-    stops = dict.fromkeys(range(len(SHARDS)), count)
-    saved = [
-        node.ledger.compute_checkpoint() for node in World(CONFIGS[name], SHARDS, seed=count, stops=stops).run().nodes
-    ]
+    config, shards = CONFIGS[name], get_shards(name)
+    stops = dict.fromkeys(range(len(shards)), count)
+    saved = [node.ledger.compute_checkpoint() for node in World(config, shards, seed=count, stops=stops).run().nodes]
     if change is not None:
         saved[1] = change(saved[1])
-    rest = World(CONFIGS[name], SHARDS, seed=7, checkpoints=saved).run()
+    rest = World(config, shards, seed=7, checkpoints=saved).run()
     paths = []
     for rank, (node, checkpoint) in enumerate(zip(rest.nodes, saved, strict=True)):
         paths.append(folder / f"{rank}.ndjson")
@@ -73,7 +79,7 @@ def find_carrying(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_rest_of_an_epoch_is_accepted_after_any_step(name: str, tmp_path: Path) -> None:
     """Spec: R9.4, R10.2."""
-    total = len(World(CONFIGS[name], SHARDS).run().nodes[0].taken)
+    total = len(World(CONFIGS[name], get_shards(name)).run().nodes[0].taken)
     assert total > 1
     validator = jsonschema.Draft202012Validator(SCHEMA)
     rounds = set()
