@@ -61,7 +61,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", metavar="FILE", help="write all figures")
     parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
     parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
-    parser.add_argument("--perfetto", metavar="FILE", help="write a timeline for ui.perfetto.dev or chrome://tracing")
+    parser.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        help="write a timeline for ui.perfetto.dev; a name in .json: also for chrome://tracing",
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
     parser.set_defaults(run=run_command)
 

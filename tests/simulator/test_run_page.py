@@ -28,7 +28,7 @@ def test_a_page_shows_the_epoch_and_its_timelines(policy: str, tmp_path: Path) -
     alone = page.read_text()
     assert main(["simulate", *arguments, *options, "--perfetto", str(timeline)]) == 0
     assert page.read_text() == alone
-    assert '"rank 5"' in timeline.read_text()
+    assert '"pid":5' in timeline.read_text()
 
 
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
