@@ -262,14 +262,19 @@ def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() 
 
 
 def read_empty_shard(rank: int, bad: range) -> Any:
-    options = SETTINGS | {"sampler": range(20, 40) if rank == 0 else []}
-    with ODBDataLoader(Spoiled(40, bad, ("raise",)), **options) as loader:
+    dataset = Numbers(20, 20) if rank == 0 else Spoiled(40, bad, ("raise",))
+    options = SETTINGS | ({} if rank == 0 else {"sampler": []})
+    with ODBDataLoader(dataset, shard="given", **options) as loader:
         return [(pop_step_info(batch).is_idle, batch["numbers"]) for batch in loader]
 
 
 def test_a_rank_without_samples_replays_the_first_good_one() -> None:
     busy, idle = run_ranks(2, read_empty_shard, range(3))
     assert idle.value == [(True, [3])] * len(busy.value)
+    for result in run_ranks(2, read_empty_shard, range(40)):
+        assert result.error == "JobError"
+        assert "rank 1 failed" in result.text
+        assert "none of the first 40 samples is good" in result.text
 
 
 # Going on ----------------------------------------------------------------------------------------------------------------
