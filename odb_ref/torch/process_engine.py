@@ -7,6 +7,7 @@ process: it learns their measures, and receives finished batches, whose tensors 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import threading
@@ -67,7 +68,15 @@ class _Reporter:
         self._send("error", cause, "".join(traceback.format_exception(error)))
 
 
-def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, parent: int) -> None:
+def _is_orphaned(forked_from: int | None) -> bool:
+    """True when the training process is gone: whatever else has forked this process is not asked, a fork server stays."""
+    if forked_from is not None:
+        return os.getppid() != forked_from
+    parent = multiprocessing.parent_process()
+    return parent is None or not parent.is_alive()
+
+
+def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, forked_from: int | None) -> None:
     """The loader process: does what it is told until it is told to end, or the training process is gone."""
     if other_end is not None:
         other_end.close()  # a forked copy, which would hide that the training process is gone
@@ -82,13 +91,13 @@ def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, parent: i
     reporter: _Reporter | None = None
     while True:
         try:
-            while not connection.poll(WATCH_S) and os.getppid() == parent:
+            while not connection.poll(WATCH_S) and not _is_orphaned(forked_from):
                 # Torch itself looks only every five seconds.
                 dead = engine.find_dead_worker()
                 if dead is not None and reporter is not None:
                     cause = f"DataLoader worker (pid {dead.pid}) exited unexpectedly (exit code {dead.exitcode})"
                     reporter.on_error(cause, LoaderProcessError(cause))
-            message = connection.recv() if os.getppid() == parent else ("close",)
+            message = ("close",) if _is_orphaned(forked_from) else connection.recv()
         except (EOFError, ConnectionResetError):
             message = ("close",)
         match message:
@@ -143,15 +152,16 @@ class ProcessEngine:
 
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
-        other_end = ours if self._context.get_start_method() == "fork" else None
+        is_forked = self._context.get_start_method() == "fork"
+        arguments = (self._spec, theirs, ours if is_forked else None, os.getpid() if is_forked else None)
         # Not a daemon: daemons may have no children. It ends with the training process all the same.
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=_serve, args=(self._spec, theirs, other_end, os.getpid()), name="odb-loader", daemon=False
+            target=_serve, args=arguments, name="odb-loader", daemon=False
         )
         process.start()
         theirs.close()
         self._process, self._connection = process, ours
-        self._receiver = threading.Thread(target=self._receive, args=(ours,), name="odb-receive", daemon=True)
+        self._receiver = threading.Thread(target=self._receive, args=(ours, process), name="odb-receive", daemon=True)
         self._receiver.start()
 
     def _send(self, *message: object) -> None:
@@ -196,17 +206,19 @@ class ProcessEngine:
         if connection is not None:
             connection.close()
 
-    def _receive(self, connection: Link) -> None:
+    def _receive(self, connection: Link, process: BaseProcess) -> None:
         try:
             while True:
+                # A killed process does not end the connection before its workers end too: they hold copies of its end.
+                while not connection.poll(WATCH_S):
+                    if not process.is_alive() and not connection.poll():
+                        raise EOFError
                 self._dispatch(connection.recv())
         except (EOFError, ConnectionResetError) as error:
-            listener, process = self._listener, self._process
+            listener = self._listener
             if listener is not None:
-                if process is not None:
-                    process.join(1.0)
-                code = process.exitcode if process is not None else None
-                listener.on_error(f"the loader process exited unexpectedly (exit code {code})", error)
+                process.join(1.0)
+                listener.on_error(f"the loader process exited unexpectedly (exit code {process.exitcode})", error)
         except Exception as error:  # a batch that cannot be rebuilt here
             if self._listener is not None:
                 self._listener.on_error(describe(error), error)

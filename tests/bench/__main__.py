@@ -2,6 +2,8 @@
 
     python -m tests.bench                 # about three minutes on an idle machine of two cores
     python -m tests.bench --peer-cases    # what a training job may meet, ours and the peer's answer, tried now
+    python -m tests.bench --only failures # what goes wrong on one rank, and the seconds until every rank knows
+    python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
 
 The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
@@ -17,13 +19,17 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.bench import cases, inside, speed
+from tests.bench import cases, failures, inside, process, speed
+
+PARTS = ("loader", "exchange", "inside")
+"""What is measured unless something else is asked for."""
 
 
 def main() -> int:
@@ -31,10 +37,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
-    parser.add_argument("--only", choices=["loader", "exchange", "inside"], action="append", help="(repeatable)")
+    parser.add_argument("--only", choices=[*PARTS, "process", "failures"], action="append", help="(repeatable)")
     parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
     names = [case.name for case in cases.CASES]
     parser.add_argument("--case", action="append", choices=names, help="with --peer-cases: only this one (repeatable)")
+    parser.add_argument(
+        "--failure",
+        action="append",
+        choices=[item.name for item in failures.FAILURES],
+        help="with --only failures: only this one (repeatable)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
     if options.repetitions is not None and options.repetitions < 1:
@@ -48,7 +60,7 @@ def main() -> int:
         figures, status = run_cases(options.case)
     else:
         repetitions = options.repetitions or (5 if options.full else 3)
-        figures, status = run_benchmarks(options.only or ["loader", "exchange", "inside"], repetitions, options.full)
+        figures, status = run_benchmarks(options.only or PARTS, repetitions, options.full, options.failure)
     print(f"\n{time.monotonic() - began:.0f} s")
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n")
@@ -65,7 +77,9 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def run_benchmarks(parts: list[str], repetitions: int, is_full: bool) -> tuple[dict[str, Any], int]:
+def run_benchmarks(
+    parts: Sequence[str], repetitions: int, is_full: bool, failure_names: list[str] | None = None
+) -> tuple[dict[str, Any], int]:
     """All figures, and 1 when a run of ours failed."""
     figures: dict[str, Any] = {}
     kinds = speed.list_kinds()
@@ -97,8 +111,19 @@ def run_benchmarks(parts: list[str], repetitions: int, is_full: bool) -> tuple[d
         curve = inside.measure_curve() if is_full else {}
         speed.say("")
         figures["inside"] = inside.print_inside(explorer, simulator, curve)
+    status = 0
+    if "process" in parts:
+        figures["process"] = process.measure_process((256, 1024), speed.say)
+        speed.say("")
+        status |= process.print_process(figures["process"])
+    if "failures" in parts:
+        findings = failures.run_failures(failure_names, speed.say)
+        speed.say("")
+        failures.print_failures(findings)
+        figures["failures"] = {name: asdict(finding) for name, finding in findings.items()}
+        status |= int(not all(finding.is_right for finding in findings.values()))
     figures["loaders"] = [asdict(runs) for runs in found]
-    return figures, int(any(runs.troubles for runs in found if runs.kind == "ours"))
+    return figures, status | int(any(runs.troubles for runs in found if runs.kind == "ours"))
 
 
 def run_cases(names: list[str] | None) -> tuple[dict[str, Any], int]:

@@ -7,8 +7,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from tests.bench import failures, process
 from tests.bench.collectives import Meter
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
+from tests.bench.launch import find_descendants, get_maker
 
 Spec = dict[str, Any]
 SETTLE_S = 4.0
@@ -82,7 +83,7 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
         for batch in loader:
             if first_s is None:
                 first_s = time.monotonic() - began
-                processes = sum(1 for _ in _find_descendants(os.getpid()))
+                processes = sum(1 for _ in find_descendants(os.getpid()))
             _note(seen, batch, pop(batch))
             if len(seen["padded"]) == spec.get("break_at", {}).get(str(rank)):
                 break
@@ -205,7 +206,7 @@ def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
         loader, pop = make_loader(spec, rank)
         for step, batch in enumerate(loader):
             pop(batch)
-            born |= set(_find_descendants(os.getpid()))
+            born |= set(find_descendants(os.getpid()))
             if step == 2:
                 break
         del loader, batch
@@ -224,28 +225,11 @@ def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
 
 def _count_left(born: set[int]) -> dict[str, int]:
     return {
-        "processes": sum(1 for _ in _find_descendants(os.getpid())),
+        "processes": sum(1 for _ in find_descendants(os.getpid())),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "shared_files": sum(_get_maker(name) in born for name in os.listdir("/dev/shm")),
+        "shared_files": sum(get_maker(name) in born for name in os.listdir("/dev/shm")),
         "threads": threading.active_count(),
     }
-
-
-def _get_maker(name: str) -> int | None:
-    """The process that made a shared-memory file of torch (``torch_PID_...``)."""
-    parts = name.split("_")
-    return int(parts[1]) if len(parts) > 1 and parts[0] == "torch" and parts[1].isdigit() else None
-
-
-def _find_descendants(pid: int) -> Iterator[int]:
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            yield child
-            yield from _find_descendants(child)
 
 
 def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
@@ -282,4 +266,7 @@ JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {
     "train": train,
     "breaks": breaks,
     "exchange": exchange,
+    "fail": failures.fail,
+    "busy": process.busy,
+    "first": process.first,
 }

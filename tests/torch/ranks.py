@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 import torch._dynamo  # DDP's first backward imports it, for seconds: once here rather than in every process
 import torch.distributed as dist
 
-CONTEXT = multiprocessing.get_context("fork")
+LINGER_S = 8.0
+"""How long what a rank has started may outlive it: torch's workers look every five seconds whether their parent is there."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,20 @@ class Result:
 
 
 def _run(
-    pipe: Any, function: Callable[..., Any], store: str, rank: int, world_size: int, args: tuple[Any, ...]
+    pipe: Any,
+    function: Callable[..., Any],
+    store: str,
+    backend: str,
+    rank: int,
+    world_size: int,
+    args: tuple[Any, ...],
 ) -> None:
+    os.setsid()  # whatever it starts can be told by its session
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     began = time.monotonic()
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
         began = time.monotonic()
         result = Result(value=function(rank, *args), seconds=time.monotonic() - began)
     except BaseException as error:
@@ -50,17 +59,48 @@ def _run(
         dist.destroy_process_group()
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Result]:
+def find_sessions(leaders: Collection[int]) -> set[int]:
+    """The living processes of these sessions."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in "ZX" and int(fields[3]) in leaders:
+            found.add(int(path.parent.name))
+    return found
+
+
+def _check_left(leaders: Collection[int]) -> None:
+    deadline = time.monotonic() + LINGER_S
+    while (left := find_sessions(leaders)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"the ranks have ended, processes they started have not: {left}"
+
+
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60.0,
+    method: str = "fork",
+    backend: str = "gloo",
+) -> list[Result]:
     """Each rank's result, by rank; one that died without a word is ``is_gone``.
 
-    Raises: AssertionError when a rank has not ended in time.
+    Raises: AssertionError when a rank has not ended in time, or a process that it started outlives it.
     """
+    context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         pipes, processes = [], []
         for rank in range(world_size):
-            ours, theirs = CONTEXT.Pipe(duplex=False)
-            process = CONTEXT.Process(target=_run, args=(theirs, function, store, rank, world_size, args))
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_run, args=(theirs, function, store, backend, rank, world_size, args))
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -83,4 +123,5 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
                 if process.is_alive():
                     process.kill()
                     process.join()
+        _check_left({process.pid for process in processes})
         return [result for result in results if result is not None]

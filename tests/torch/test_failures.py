@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -70,19 +71,38 @@ def test_a_sample_over_the_budget_is_no_failure() -> None:
     assert results[0].value > 0
 
 
-def read_with_failing_collate(rank: int) -> None:
+def read_with_failing_collate(rank: int, num_workers: int) -> None:
     def fail(samples: list[Any]) -> Any:
         if rank == 2 and any(sample["number"] == 12 for sample in samples):
             raise RuntimeError("no memory")
         return collate(samples)
 
-    with ODBDataLoader(Numbers(0, SIZES[rank]), **(SETTINGS | {"collate_fn": fail})) as loader:
+    options = SETTINGS | {"collate_fn": fail, "num_workers": num_workers}
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **options) as loader:
         for _ in loader:
             synchronize()
 
 
-def test_a_failing_collate_fn_stops_all_ranks_before_any_waits() -> None:
-    check_same(run_ranks(3, read_with_failing_collate), 2, "RuntimeError: no memory")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_failing_collate_fn_stops_all_ranks_before_any_waits(num_workers: int) -> None:
+    check_same(run_ranks(3, read_with_failing_collate, num_workers), 2, "RuntimeError: no memory")
+
+
+def read_with_bad_lengths(rank: int, length: Any, num_workers: int) -> None:
+    def measure(sample: Any) -> Any:
+        return length if rank == 0 and sample["number"] == 12 else len(sample["input_ids"])
+
+    options = SETTINGS | {"length_fn": measure, "num_workers": num_workers}
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **options) as loader:
+        for _ in loader:
+            synchronize()
+
+
+@pytest.mark.parametrize(("length", "num_workers"), [(-3, 0), (2.5, 1), (None, 0), ("7", 1)])
+def test_nonsense_from_length_fn_on_one_rank_is_told_to_all(length: Any, num_workers: int) -> None:
+    results = run_ranks(3, read_with_bad_lengths, length, num_workers)
+    check_same(results, 0, f"the length of a sample is {length!r}")
+    assert max(result.seconds for result in results) < 5
 
 
 def read_with_options(rank: int, options: list[dict[str, Any]]) -> None:
@@ -118,6 +138,22 @@ def test_a_killed_process_is_named_in_time() -> None:
     assert results[1].is_gone
     check_same([results[0], results[2]], 1, "its process is gone")
     assert max(results[0].seconds, results[2].seconds) < 5
+
+
+def read_and_lose_the_loader_process(rank: int) -> None:
+    with ODBDataLoader(Numbers(0, 2000), num_workers=1, **SETTINGS) as loader:
+        for step, _ in enumerate(loader):
+            if rank == 1 and step == 3:
+                (process,) = multiprocessing.active_children()
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def test_a_killed_loader_process_is_named_on_all_ranks() -> None:
+    results = run_ranks(3, read_and_lose_the_loader_process)
+    check_same(results, 1, "the loader process exited unexpectedly (exit code -9)")
+    assert max(result.seconds for result in results) < 5
 
 
 def read_late(rank: int) -> None:
@@ -184,6 +220,31 @@ def test_one_that_leaves_alone_is_named_to_the_others(how: str) -> None:
     results = run_ranks(3, leave, [2], 4, how)
     assert results[2].value == 4 or results[2].error == "KeyError"
     check_same(results[:2], 2, "left the loop")
+    assert max(result.seconds for result in results) < 5
+
+
+def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
+    with ODBDataLoader(Numbers(0, 2000), num_workers=num_workers, **SETTINGS) as loader:
+        for step, _ in enumerate(loader):
+            if rank in culprits and step == 3:
+                os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does: workers are told too
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_control_c_on_one_rank_ends_the_others_too(num_workers: int) -> None:
+    results = run_ranks(3, interrupt, [1], num_workers)
+    assert results[1].error == "KeyboardInterrupt"
+    check_same([results[0], results[2]], 1, "left the loop")
+    assert max(result.seconds for result in results) < 5
+
+
+def test_control_c_on_all_ranks_ends_all() -> None:
+    results = run_ranks(3, interrupt, [0, 1, 2], 2)
+    # One that has not got its own signal yet may hear of another's first.
+    assert {result.error for result in results} <= {"KeyboardInterrupt", "JobError"}, results
+    assert "KeyboardInterrupt" in {result.error for result in results}
     assert max(result.seconds for result in results) < 5
 
 

@@ -1,0 +1,303 @@
+"""What the loader costs the process that trains: ``python -m tests.bench --only process``.
+
+A step is emulated: half of it is Python that holds the interpreter lock, as launching kernels does, half of it waits without
+the lock, as for an accelerator. While a thread that never blocks runs Python, it is either on a processor, or ready and without
+one (the kernel counts that), or without the lock: what is left of the wall time is the wait for the lock. Two controls show
+that the measure can tell: no other thread, and one other thread that runs Python all the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch.utils.data import DataLoader
+
+from tests.bench.data import Texts, collate, compute_shards
+from tests.bench.launch import launch
+from tests.bench.report import Spread, print_table
+
+Spec = dict[str, Any]
+
+TRACE: Final = "mm_mix_real"
+BUDGET_TOKENS: Final = 8192
+WORKERS: Final = 2
+STEP_S: Final = 0.05
+PYTHON_SHARE: Final = 0.5
+SAMPLES_PER_RANK: Final = 1500
+SLOW_SAMPLE_S: Final = 0.004
+"""What it takes to make a sample where the first step is timed: a short tokenization."""
+LIMIT_S: Final = 120.0
+
+
+# In a rank ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Clock:
+    """Where the wall time of the calling thread goes, added up over the stretches between `start` and `stop`. In seconds."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    """Ready to run, without a processor."""
+
+    def start(self) -> None:
+        """Begins a stretch."""
+        self._add(-1)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._add(1)
+
+    def _add(self, sign: int) -> None:
+        self.queued_s += sign * _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
+        self.wall_s += sign * time.monotonic()
+        self.cpu_s += sign * time.thread_time()
+
+    @property
+    def blocked_s(self) -> float:
+        """Neither running nor waiting for a processor: of a thread that never blocks, the wait for the lock."""
+        return max(0.0, self.wall_s - self.cpu_s - self.queued_s)
+
+
+def _read_schedstat(path: Path) -> tuple[float, float]:
+    """Seconds on a processor, and seconds waiting for one."""
+    on_cpu, queued, _ = path.read_text().split()
+    return int(on_cpu) / 1e9, int(queued) / 1e9
+
+
+def _spin(turns: int) -> int:
+    total = 0
+    for turn in range(turns):
+        total += turn & 7
+    return total
+
+
+def _calibrate(seconds: float) -> int:
+    """Turns of `_spin` that take ``seconds`` of processor time."""
+    _spin(20_000)
+    began = time.thread_time()
+    _spin(200_000)
+    return round(200_000 * seconds / (time.thread_time() - began))
+
+
+def _read_threads() -> dict[str, float]:
+    """Processor seconds of the loader's threads in this process, by name."""
+    found: dict[str, float] = {}
+    for thread in threading.enumerate():
+        if thread.name.startswith("odb-"):
+            try:
+                on_cpu, _ = _read_schedstat(Path(f"/proc/self/task/{thread.native_id}/schedstat"))
+            except OSError:
+                continue
+            found[thread.name] = found.get(thread.name, 0.0) + on_cpu
+    return found
+
+
+def _train(turns: int, clock: Clock) -> None:
+    clock.start()
+    _spin(turns)
+    clock.stop()
+    time.sleep(STEP_S * (1 - PYTHON_SHARE))
+
+
+def busy(spec: Spec, rank: int, ranks: int) -> Spec:
+    """An epoch of emulated steps, from its second step to its last."""
+    turns = _calibrate(STEP_S * PYTHON_SHARE)
+    if "control" in spec:
+        return _control(spec["control"], turns)
+    from odb_ref.torch import ODBDataLoader, pop_step_info
+
+    lengths = compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]
+    clock, asking = Clock(), Clock()
+    steps, first_round, round_ = 0, 0, 0
+    with ODBDataLoader(
+        Texts(lengths, rank * SAMPLES_PER_RANK),
+        token_budget=BUDGET_TOKENS,
+        window=spec["window"],
+        num_workers=spec["workers"],
+        collate_fn=collate,
+        shard="given",
+    ) as loader:
+        batches: Iterator[Any] = iter(loader)
+        first_round = pop_step_info(next(batches)).round
+        threads_before, waited_before = _read_threads(), loader.metrics()["odb/data_wait_s"]
+        threads = dict(threads_before)
+        began = time.monotonic()
+        while True:
+            asking.start()
+            batch = next(batches, None)
+            asking.stop()
+            if batch is None:
+                break
+            round_ = pop_step_info(batch).round
+            _train(turns, clock)
+            steps += 1
+            threads |= _read_threads()
+        seconds = time.monotonic() - began
+        waited_s = loader.metrics()["odb/data_wait_s"] - waited_before
+    return {
+        "seconds": seconds,
+        "steps": steps,
+        "rounds": round_ - first_round,
+        "lock_wait_s": clock.blocked_s,
+        "python_s": clock.wall_s,
+        "data_wait_s": waited_s,
+        "asking_cpu_s": asking.cpu_s,
+        "threads": {name: seconds - threads_before.get(name, 0.0) for name, seconds in threads.items()},
+    }
+
+
+def _control(kind: str, turns: int) -> Spec:
+    """The same steps without a loader; with ``kind`` "rival" beside a thread that runs Python all the time."""
+    is_over = threading.Event()
+
+    def rival() -> None:
+        while not is_over.is_set():
+            _spin(10_000)
+
+    if kind == "rival":
+        threading.Thread(target=rival, daemon=True).start()
+    clock, steps = Clock(), 40
+    began = time.monotonic()
+    for _ in range(steps):
+        _train(turns, clock)
+    seconds = time.monotonic() - began
+    is_over.set()
+    return {"seconds": seconds, "steps": steps, "lock_wait_s": clock.blocked_s, "python_s": clock.wall_s}
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTexts:
+    """Texts that take their time, without a processor."""
+
+    texts: Texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Spec:
+        time.sleep(SLOW_SAMPLE_S)
+        return self.texts[index]
+
+
+def first(spec: Spec, rank: int, ranks: int) -> Spec:
+    """Seconds until the first step, or with ``kind`` "fill" until a plain DataLoader has read a window."""
+    lengths = compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]
+    dataset: Any = SlowTexts(Texts(lengths, rank * SAMPLES_PER_RANK))
+    workers, window = spec["workers"], spec["window"]
+    if spec["kind"] == "fill":
+        began = time.monotonic()
+        read = 0
+        for batch in DataLoader(dataset, batch_size=8, num_workers=workers, collate_fn=collate):
+            read += len(batch["number"])
+            if read >= window:
+                break
+        return {"first_s": time.monotonic() - began}
+    from odb_ref.torch import ODBDataLoader
+
+    options = {"window": window, "num_workers": workers, "collate_fn": collate, "shard": "given"}
+    with ODBDataLoader(dataset, token_budget=BUDGET_TOKENS, **options, **spec["options"]) as loader:
+        for _ in loader:
+            break
+        return {"first_s": loader.metrics()["odb/first_step_s"]}
+
+
+# The tables --------------------------------------------------------------------------------------------------------------
+
+
+def measure_process(windows: tuple[int, ...], say: Callable[[str], None]) -> Spec:
+    """All figures, two ranks each: by window and number of workers, the controls, and the first step."""
+    found: Spec = {"busy": {}, "control": {}, "first": {}}
+    for kind in ("alone", "rival"):
+        say(f"training process, control: {kind}")
+        found["control"][kind] = _collect(launch("busy", {"control": kind}, limit_s=LIMIT_S))
+    for window in windows:
+        for workers in (WORKERS, 0):
+            say(f"training process, window {window}, {workers} workers")
+            results = launch("busy", {"window": window, "workers": workers}, ranks=2, limit_s=LIMIT_S)
+            found["busy"][f"{window} {workers}"] = _collect(results)
+    for name, spec in (
+        ("fill", {"kind": "fill"}),
+        ("ours", {"kind": "ours", "options": {}}),
+        ("no ramp", {"kind": "ours", "options": {"ramp_rounds": 0}}),
+    ):
+        say(f"first step, {name}")
+        results = launch("first", {"window": 1024, "workers": WORKERS, **spec}, ranks=2, limit_s=LIMIT_S)
+        found["first"][name] = _collect(results)
+    return found
+
+
+def _collect(results: Any) -> list[Spec]:
+    return [item.data if item.data is not None else {"error": item.error or "hung"} for item in results]
+
+
+def print_process(found: Spec) -> int:
+    """Two tables; 1 when a job has failed."""
+    jobs = [item for part in found.values() for runs in part.values() for item in runs]
+    errors = [item["error"] for item in jobs if "error" in item]
+    for error in errors:
+        print(f"  a job failed: {error}")
+    if errors:
+        return 1
+    rows = [
+        [f"control: {'no other thread' if kind == 'alone' else 'a thread that runs Python'}", *_show_shares(runs)]
+        for kind, runs in found["control"].items()
+    ]
+    rows += [[_name(key), *_show_shares(runs)] for key, runs in found["busy"].items()]
+    print_table(
+        f"The process that trains, 2 ranks, steps of {STEP_S * 1000:g} ms, half of it Python: shares of the wall time "
+        "(mean of ranks)",
+        ["", "steps", "waits for the lock", "of its Python time", "waits for data"],
+        rows,
+    )
+    print_table(
+        "Processor time of the loader in the process that trains: at most what it holds the lock for (us, mean of ranks)",
+        ["", "threads, a round", "threads, a step", "next(), a step", f"share of a {STEP_S * 1000:g} ms step"],
+        [[_name(key), *_show_costs(runs)] for key, runs in found["busy"].items()],
+    )
+    names = {
+        "fill": "a plain DataLoader has read a window of samples",
+        "ours": "first step",
+        "no ramp": "first step, full windows from the start (ramp_rounds=0)",
+    }
+    print_table(
+        f"The first step: window 1,024, {SLOW_SAMPLE_S * 1000:g} ms a sample, {WORKERS} workers (s, of 2 ranks)",
+        ["", "seconds"],
+        [[names[name], str(Spread.of(item["first_s"] for item in runs))] for name, runs in found["first"].items()],
+    )
+    return 0
+
+
+def _name(key: str) -> str:
+    window, workers = key.split()
+    return f"window {window}, {workers} workers"
+
+
+def _mean(runs: list[Spec], compute: Callable[[Spec], float]) -> float:
+    return sum(map(compute, runs)) / len(runs)
+
+
+def _show_shares(runs: list[Spec]) -> list[str]:
+    lock = _mean(runs, lambda item: item["lock_wait_s"] / item["seconds"])
+    python = _mean(runs, lambda item: item["lock_wait_s"] / item["python_s"])
+    data = _mean(runs, lambda item: item["data_wait_s"] / item["seconds"]) if "data_wait_s" in runs[0] else None
+    steps = str(runs[0]["steps"])
+    return [steps, f"{lock:.2%}", f"{python:.2%}", "-" if data is None else f"{data:.2%}"]
+
+
+def _show_costs(runs: list[Spec]) -> list[str]:
+    by_round = _mean(runs, lambda item: sum(item["threads"].values()) / max(1, item["rounds"]))
+    by_step = _mean(runs, lambda item: sum(item["threads"].values()) / item["steps"])
+    asking = _mean(runs, lambda item: item["asking_cpu_s"] / item["steps"])
+    return [
+        f"{by_round * 1e6:,.0f}",
+        f"{by_step * 1e6:,.0f}",
+        f"{asking * 1e6:,.0f}",
+        f"{(by_step + asking) / STEP_S:.2%}",
+    ]

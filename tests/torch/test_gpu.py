@@ -1,0 +1,100 @@
+"""The training program on a GPU, and the same one on a CPU, so that a machine without a GPU checks the program at least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# Counting devices leaves the driver alone where it can: what this process starts by fork could not use a GPU afterwards.
+HAS_GPU = torch.cuda.device_count() > 0
+ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA device on this machine"))
+HAS_NCCL = torch.distributed.is_nccl_available()
+EPOCHS = 2
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(32, 6), nn.Tanh(), nn.Linear(6, 32)).double()
+
+
+def compute_loss(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    logits = model(ids)[:, :-1].flatten(0, 1)
+    return nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+
+
+def get_gradient(model: nn.Module) -> torch.Tensor:
+    return torch.cat([item.grad.flatten().cpu() for item in model.parameters() if item.grad is not None])
+
+
+def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
+    """By epoch and step: the sample numbers of this rank's batch, and the gradient that DDP made of all ranks' batches."""
+    if device == "cuda":
+        torch.cuda.set_device(0)  # all ranks share it
+    model = DistributedDataParallel(make_model().to(device))
+    options: dict[str, Any] = {"token_budget": 60, "window": 12, "shard": "given", "loss_reduction": "sum"}
+    options |= {"num_workers": num_workers, "pin_memory": device == "cuda", "timeout_s": 60}
+    epochs = []
+    with ODBDataLoader(Numbers(sum(sizes[:rank]), sizes[rank]), collate_fn=collate, **options) as loader:
+        for _ in range(EPOCHS):
+            steps = []
+            for batch in loader:
+                info = pop_step_info(batch)
+                assert batch["input_ids"].is_pinned() == (device == "cuda")
+                ids, labels = (batch[key].to(device, non_blocking=True) for key in ("input_ids", "labels"))
+                model.zero_grad()
+                (compute_loss(model, ids, labels) * info.loss_scale).backward()
+                steps.append(([] if info.is_idle else batch["numbers"], get_gradient(model).tolist()))
+            epochs.append(steps)
+    return epochs
+
+
+def compute_union_gradient(numbers: list[int]) -> torch.Tensor:
+    """The gradient of the mean over all supervised tokens of these samples, in one process on the CPU."""
+    model = make_model()
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for number in numbers:
+        batch = collate([make_sample(number)])
+        total = total + compute_loss(model, batch["input_ids"], batch["labels"])
+        count += int((batch["labels"][:, 1:] != -100).sum())
+    (total / max(1, count)).backward()
+    return get_gradient(model)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "sizes", "num_workers"),
+    [
+        pytest.param("cpu", "gloo", [17, 5], 1, id="cpu"),
+        pytest.param("cuda", "nccl", [23], 2, id="nccl-world-1", marks=ON_GPU),
+        pytest.param("cuda", "gloo", [17, 5, 9], 0, id="three-ranks-share-a-gpu", marks=ON_GPU),
+        pytest.param("cuda", "gloo", [17, 5], 2, id="two-ranks-share-a-gpu-with-workers", marks=ON_GPU),
+    ],
+)
+def test_the_gradient_is_that_of_the_union(device: str, backend: str, sizes: list[int], num_workers: int) -> None:
+    """Checks: WEIGHT, COVER, ALIGN. Pinned batches where there is a GPU; float64, relative error below 1e-9."""
+    if backend == "nccl" and not HAS_NCCL:
+        pytest.skip("this torch has no NCCL")
+    # Forked processes could not use a GPU that this process has touched.
+    method = "spawn" if device == "cuda" else "fork"
+    arguments = (sizes, device, num_workers)
+    results = run_ranks(len(sizes), train, *arguments, timeout_s=200, method=method, backend=backend)
+    assert not any(result.error for result in results), results
+    for epochs in zip(*(result.value for result in results), strict=True):
+        emitted = [number for steps in epochs for numbers, _ in steps for number in numbers]
+        assert sorted(emitted) == list(range(sum(sizes)))
+        for step in zip(*epochs, strict=True):
+            expected = compute_union_gradient([number for numbers, _ in step for number in numbers])
+            for _, gradient in step:
+                found = torch.tensor(gradient, dtype=torch.float64)
+                assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)

@@ -1,0 +1,78 @@
+"""Real text, unevenly shared out: the batches are those of the seed, whatever the number and the kind of workers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.demo_texts import ByteTexts, Text, read_docstrings  # noqa: E402
+from odb_ref.torch.demo_train import collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SHARES = (61, 23, 40, 8)
+EPOCHS = 3
+
+
+def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[list[str]]:
+    """A digest of each batch of each epoch, idle ones included."""
+    first = sum(SHARES[:rank])
+    dataset = ByteTexts(texts[first : first + SHARES[rank]], 512)
+    settings = {"token_budget": 2048, "window": 24, "shuffle": True, "shard": "given", "seed": 11, "timeout_s": 60}
+    epochs = []
+    with ODBDataLoader(dataset, collate_fn=collate, **settings, **options) as loader:
+        for _ in range(EPOCHS):
+            digests = []
+            for batch in loader:
+                info = pop_step_info(batch)
+                digest = hashlib.sha256(f"{info.step} {info.is_idle} {info.loss_scale}".encode())
+                for value in batch.values():
+                    digest.update(f"{tuple(value.shape)}".encode() + value.numpy().tobytes())
+                digests.append(digest.hexdigest())
+            epochs.append(digests)
+    return epochs
+
+
+def run(texts: list[Text], options: dict[str, Any]) -> list[list[list[str]]]:
+    results = run_ranks(len(SHARES), read_epochs, texts, options, timeout_s=200)
+    assert not any(result.error for result in results), results
+    return [result.value for result in results]
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[Text]:
+    return read_docstrings(sum(SHARES))
+
+
+@pytest.fixture(scope="module")
+def without_workers(texts: list[Text]) -> list[list[list[str]]]:
+    return run(texts, {})
+
+
+def test_all_ranks_take_the_same_steps_and_every_epoch_has_its_own(without_workers: list[list[list[str]]]) -> None:
+    """Checks: ALIGN. 4 ranks with very different amounts of text, 3 epochs."""
+    assert len({tuple(map(len, epochs)) for epochs in without_workers}) == 1
+    assert all(len(set(map(tuple, epochs))) == EPOCHS for epochs in without_workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "num_workers", "is_persistent"),
+    [("fork", 1, True), ("fork", 2, False), ("fork", 3, False), ("spawn", 2, True), ("forkserver", 1, True)],
+)
+def test_the_batches_are_those_of_the_seed_whatever_the_workers(
+    texts: list[Text],
+    without_workers: list[list[list[str]]],
+    method: str,
+    num_workers: int,
+    is_persistent: bool,
+) -> None:
+    """Checks: REPLAY. 4 ranks, 3 epochs: batch by batch, idle ones included, what they are without workers."""
+    options = {"num_workers": num_workers, "multiprocessing_context": method, "persistent_workers": is_persistent}
+    assert run(texts, options) == without_workers

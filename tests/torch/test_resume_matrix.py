@@ -1,0 +1,121 @@
+"""RESUME as a matrix: saved after every step of an epoch by W ranks, gone on with by W' ranks, W and W' in 1 to 4.
+
+States are saved in mid-loop, as a training job saves them, while later steps are read, formed and collated already. All
+states of a W come from one epoch, and all continuations with W' ranks run in one launch, so the matrix takes 4 + 4 launches.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+WORLDS = (1, 2, 3, 4)
+COUNT = 53
+SETTINGS: dict[str, Any] = {
+    "token_budget": 60,
+    "window": 9,
+    "depth": 3,
+    "collate_fn": collate,
+    "shuffle": True,
+    "timeout_s": 20,
+    "accumulation_steps": 2,
+}
+Row = tuple[int, list[int], float]
+"""Step number, sample numbers and loss scale of one step of one rank."""
+
+
+def make_loader(options: dict[str, Any]) -> ODBDataLoader:
+    return ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options))
+
+
+def read(loader: ODBDataLoader, states: list[Any] | None = None) -> list[Row]:
+    """The steps to the epoch's end; the state after each is added to ``states``."""
+    rows = []
+    for batch in loader:
+        info = pop_step_info(batch)
+        rows.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
+        if states is not None:
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    return rows
+
+
+def save_at_every_step(rank: int, options: dict[str, Any]) -> tuple[list[Row], list[Any]]:
+    with make_loader(options) as loader:
+        states = [loader.state_dict()]
+        return read(loader, states), states
+
+
+def go_on(rank: int, cells: list[list[Any]], options: dict[str, Any]) -> list[list[Row]]:
+    """What follows the states of each cell, with a fresh loader for each."""
+    found = []
+    for states in cells:
+        with make_loader(options) as loader:
+            loader.load_state_dict(states)
+            found.append(read(loader))
+    return found
+
+
+Saved = list[tuple[list[Row], list[Any]]]
+"""By rank."""
+
+
+def save(world_size: int, options: dict[str, Any]) -> Saved:
+    results = run_ranks(world_size, save_at_every_step, options, timeout_s=120)
+    assert not any(result.error for result in results), results
+    saved = [result.value for result in results]
+    assert sorted(number for rows, _ in saved for _, numbers, _ in rows for number in numbers) == list(range(COUNT))
+    return saved
+
+
+def check_continuations(
+    saved_by_world: dict[int, Saved], limits: dict[int, list[int]], world_size: int, **options: Any
+):
+    """Goes on with ``world_size`` ranks after so many steps of each epoch as ``limits`` lists."""
+    keys = [(world, limit) for world in saved_by_world for limit in limits[world]]
+    cells = [[states[limit] for _, states in saved_by_world[world]] for world, limit in keys]
+    results = run_ranks(world_size, go_on, cells, options, timeout_s=240)
+    assert not any(result.error for result in results), results
+    for index, (world, limit) in enumerate(keys):
+        saved = saved_by_world[world]
+        after = [result.value[index] for result in results]
+        before = [rows[:limit] for rows, _ in saved]
+        numbers = [number for rows in before + after for _, some, _ in rows for number in some]
+        assert sorted(numbers) == list(range(COUNT)), (world, limit, world_size)
+        assert len({tuple(step for step, _, _ in rows) for rows in after}) == 1, (world, limit, world_size)
+        if world == world_size:
+            assert after == [rows[limit:] for rows, _ in saved], (world, limit)
+
+
+@pytest.fixture(scope="module")
+def saved_by_world() -> dict[int, Saved]:
+    return {world_size: save(world_size, {}) for world_size in WORLDS}
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
+    saved_by_world: dict[int, Saved], world_size: int
+) -> None:
+    """Checks: RESUME, ONCE, COVER, REPLAY, ALIGN. Nothing lost, nothing twice; the same ranks repeat the rest exactly."""
+    limits = {world: list(range(len(saved[0][1]))) for world, saved in saved_by_world.items()}
+    assert all(len(steps) >= 6 for steps in limits.values())
+    check_continuations(saved_by_world, limits, world_size)
+
+
+def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good() -> None:
+    """Checks: RESUME, REPLAY. Saved with workers and without them are the same states, and either goes on from them."""
+    options = {"num_workers": 2, "prefetch_factor": 2}
+    saved = save(2, options)
+    assert saved == save(2, {})
+    limits = {2: [0, 3, len(saved[0][0]) - 1]}
+    for world_size in (2, 3):
+        check_continuations({2: saved}, limits, world_size, **options)
