@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import random
 import signal
 import warnings
 from collections.abc import Iterable, Iterator
@@ -411,6 +412,39 @@ def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
             loader.load_state_dict(state)
             assert before + read(loader) == whole
             assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_data_go_on_identically_and_with_other_settings_completely(seed: int) -> None:
+    """Spec: R11.3. Checks: RESUME, REPLAY, COVER, ONCE."""
+    choose = random.Random(seed)
+    count = choose.randint(2, 40)
+    share = choose.choice([0.1, 0.3, 0.7])
+    bad = [index for index in range(1, count) if choose.random() < share]
+    good = [index for index in range(count) if index not in bad]
+    options = SETTINGS | {
+        "shuffle": choose.random() < 0.5,
+        "window": choose.randint(1, 12),
+        "token_budget": choose.choice([20, 60, 120]),
+        "max_bad_samples": count,
+        "max_age_rounds": choose.randint(1, 4),
+        "ramp_rounds": choose.randint(0, 3),
+    }
+    with ODBDataLoader(Spoiled(count, bad), **options) as loader:
+        whole = read(loader)
+        assert get_numbers(numbers for _, numbers, _ in whole) == good
+    limit = choose.randint(1, len(whole))
+    with ODBDataLoader(Spoiled(count, bad), **options) as loader:
+        before = read(loader, limit)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with ODBDataLoader(Spoiled(count, bad), **options) as loader:
+        loader.load_state_dict(state)
+        assert before + read(loader) == whole
+        assert sorted(item.index for item in loader.quarantined) == bad
+    if limit < len(whole):
+        with ODBDataLoader(Spoiled(count, bad), **(options | {"token_budget": 70})) as loader:
+            loader.load_state_dict([state])
+            assert get_numbers(numbers for _, numbers, _ in before + read(loader)) == good
 
 
 # Parts -------------------------------------------------------------------------------------------------------------------
