@@ -1,4 +1,5 @@
-(** AGE: in join mode a sample that is held in round [k] is planned in round [k + A] at the latest. *)
+(** AGE: a sample that is held in round [k] is planned in round [k + A] at the latest; in quota mode unless round [k + A], or one
+    before it, is the last that makes steps. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
 Import ListNotations.
@@ -79,14 +80,96 @@ Proof.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
 Qed.
 
+(** What a window and its reading are. *)
+Definition held (s : state) : list sample * nat * bool * nat := (window s, wanted s, ended s, round s).
+
+Lemma held_post : forall c r s, held (post c r s) = held s.
+Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
+Lemma held_deliver : forall d s, held (deliver d s) = held s.
+Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
+Lemma held_finish : forall s, held (finish_when_drained s) = held s.
+Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
+Lemma held_drain : forall d o l s, held (drain d o l s) = held s.
+Proof. intros. unfold drain. rewrite held_finish, held_deliver. reflexivity. Qed.
+
+Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
+  match e with
+  | SamplesRead xs en => wanted s <> 0 /\ length xs <= wanted s /\ held t = (window s ++ xs, if en then 0 else wanted s - length xs, en, round s)
+  | _ => held t = held s
+  end.
+Proof.
+  intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
+  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|].
+    injection E as <-. apply Nat.eqb_neq in W. apply Nat.ltb_ge in W2. rewrite held_post. auto.
+  - destruct (collated s); [discriminate|]. injection E as <-. rewrite held_post. reflexivity.
+  - exfalso. eapply NG. reflexivity.
+  - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
+    destruct (at_phase _); rewrite ?held_post, ?held_finish, held_deliver; reflexivity.
+  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. destruct (at_phase s); try (injection E as <-; reflexivity); (destruct (stopped s); [injection E as <-; reflexivity|]);
+    injection E as <-; rewrite ?held_post, ?held_finish; reflexivity.
+  - destruct (_ || _); injection E as <-; rewrite ?held_post; reflexivity.
+  - destruct (is_ending s); injection E as <-; rewrite ?held_post; reflexivity.
+Qed.
+
+(** What an agreement asks to be read. *)
+Lemma held_agree : forall c r d a s t, agree c r d a s = Some t ->
+  (at_phase t <> COUNT /\ held t = held s) \/
+  (at_phase t = COUNT /\ held t = (window t, if ended s then 0 else c_window c (S (round s)) - length (window t), ended s, round s)).
+Proof.
+  intros c r d a s t E. unfold agree in E. destruct (is_bad a); [injection E as <-; left; split; [discriminate|reflexivity]|]. destruct (negb _); [discriminate|].
+  destruct (o_stop_rank a).
+  { injection E as <-. left. match goal with |- context[drain ?d ?o ?l ?v] => rewrite (held_drain d o l v); destruct (drain_phase d o l v) as [-> | ->] end; split; try discriminate; reflexivity. }
+  destruct (negb _); [discriminate|]. destruct (target c a).
+  - injection E as <-. left. match goal with |- context[drain ?d ?o ?l ?v] => rewrite (held_drain d o l v); destruct (drain_phase d o l v) as [-> | ->] end; split; try discriminate; reflexivity.
+  - destruct (c_align _ _ _ _) as [al ca]. injection E as <-. right. match goal with |- context[deliver ?d ?v] => rewrite (held_deliver d v); destruct (deliver_same d v) as [-> _]; pose proof (held_deliver d v) as Z end.
+    unfold held in Z. injection Z as Z _ _ _. rewrite Z. split; reflexivity.
+Qed.
+
+Lemma held_count : forall c r cs s t, count c r cs s = Some t ->
+  let n := cut c (gsum s) cs in
+  held t = ((if is_nil (concat (skipn n (aligned s))) then window s else by_position (window s ++ concat (skipn n (aligned s)))), wanted s, ended s, S (round s)).
+Proof. intros c r cs s t E. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. rewrite held_post. reflexivity. Qed.
+
+Lemma ended_stays : forall c r d s e t, transition c r d s e = Some t -> ended s = true -> wanted s = 0 -> ended t = true.
+Proof.
+  intros c r d s e t E En W. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  - simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
+    + destruct (held_agree _ _ _ _ _ _ E) as [[_ A]|[_ A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4]; congruence.
+    + pose proof (held_count _ _ _ _ _ E) as A. unfold held in A. injection A as A1 A2 A3 A4. congruence.
+    + destruct (failure_of rs); [|discriminate]. injection E as <-. match goal with |- ended (drain ?d ?o ?l ?v) = _ => pose proof (held_drain d o l v) as A end. unfold held in A. injection A as A1 A2 A3 A4. congruence.
+  - pose proof (held_transition _ _ _ _ _ _ NG E) as A. destruct e; try (unfold held in A; injection A as A1 A2 A3 A4; congruence). destruct A as [A _]. contradiction.
+Qed.
+
+(** A round that is cut short has reached the quota. *)
+Lemma cut_at_reaches : forall q cs g, cut_at q g cs < length cs -> q <= g + total_samples (firstn (cut_at q g cs) cs).
+Proof.
+  induction cs as [|x cs IH]; simpl; intros g L; [lia|]. destruct (q <=? g + n_samples x) eqn:E.
+  - apply Nat.leb_le in E. unfold total_samples. simpl. lia.
+  - simpl. unfold total_samples in *. simpl. specialize (IH (g + n_samples x) ltac:(lia)). lia.
+Qed.
+
+Lemma cut_reaches : forall c g cs, cut c g cs < length cs -> is_quota_met c (g + total_samples (firstn (cut c g cs) cs)) = true.
+Proof. intros c g cs. unfold cut, is_quota_met. destruct (c_quota c) as [q|]; [|lia]. intros L. apply Nat.leb_le, cut_at_reaches, L. Qed.
+
+Lemma agreed_steps : forall c h a, h_steps (h_step c h (Agreed a)) = h_steps h.
+Proof. intros. unfold h_step. destruct (h_kind h); try reflexivity. destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); reflexivity. Qed.
+
+Lemma reported_steps : forall c h rs, h_steps (h_step c h (Reported rs)) = h_steps h.
+Proof. intros. unfold h_step. destruct (h_kind h); try reflexivity. destruct (failure_of rs); reflexivity. Qed.
+
+Lemma agreed_goes_on : forall c h a, h_kind h = NOffer -> h_kind (h_step c h (Agreed a)) <> NOffer.
+Proof.
+  intros c h a K. unfold h_step. rewrite K. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. simpl. destruct (target c a); discriminate.
+Qed.
+
 Section Age.
 Variable N : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok N cfg.
-(** Join mode, on every rank; positions count a rank's input from 0. *)
-Hypothesis join : forall r, r < N -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
+(** In quota mode windows do not shrink (R2.3); positions count a rank's input from 0. *)
+Hypothesis growing : forall r, r < N -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
 Hypothesis placed : forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable N cfg depth input).
 Notation invariant := (System.invariant N cfg depth input).
@@ -94,6 +177,7 @@ Notation step := (System.step N cfg depth input).
 Notation leads := (System.leads N cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
+Notation quota_met := (Facts.quota_met cfg).
 
 (** A sound agreement is sane: kept in the log. *)
 Definition sane_entry (p : list msg * result) : Prop :=
@@ -127,12 +211,222 @@ Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Definition count_phase (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
 
-Record young (age : nat) (s : state) (m : list nat) : Prop := {
+Lemma count_phase_stays : forall s r e t, invariant s -> r < N -> may input s r e -> (forall y, e <> Got y) ->
+  transition (cfg r) r (depth r) (rank_of s r) e = Some t -> count_phase t = count_phase (rank_of s r).
+Proof.
+  intros s r e t I H M NG E. pose proof (rank_step_after N cfg depth input ok s r e t I H M E) as K'. pose proof (g_core _ _ _ _ _ I r H) as K.
+  replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K' by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+  pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. unfold count_phase.
+  destruct (h_kind (hist_of s r)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity.
+Qed.
+
+(** The results that a rank has seen do not change when one is added. *)
+Lemma seen_stays : forall s r x rk g p ru, invariant s -> r < N -> (forall q, q < N -> pending s q = true) ->
+  firstn (got s r) (results (mkSys rk g p (log s ++ [x]) ru)) = firstn (got s r) (results s).
+Proof.
+  intros s r x rk g p ru I H P. destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [G _]]. unfold results. simpl. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag.
+  simpl. rewrite app_nil_r. reflexivity.
+Qed.
+
+(** ** Windows are full, while there is something to read *)
+
+Record full (c : config) (met : bool) (s : state) : Prop := {
+  u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c (round s + count_phase s);
+  u_full : ended s = false -> c_window c (round s + count_phase s) <= length (window s) + wanted s }.
+
+Lemma reachable_full : forall s, reachable s -> forall r, r < N -> full (cfg r) (quota_met (hist_of s r)) (rank_of s r).
+Proof.
+  induction 1 as [|s l t R IH St]; intros r H; [constructor; simpl; auto|]. pose proof (invariant_of N cfg depth input ok s R) as I. specialize (IH r H).
+  destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact IH].
+  2:{ match goal with |- full _ (quota_met (hist_of ?z r)) _ => replace (hist_of z r) with (hist_of s r); [exact IH|] end.
+      unfold System.hist_of. f_equal. symmetry. apply (seen_stays s r); assumption. }
+  match goal with |- full _ (quota_met (hist_of ?x r)) _ => set (s' := x) end. destruct (Nat.eq_dec r i) as [->|NE].
+  2:{ replace (rank_of s' r) with (rank_of s r) by (simpl; rewrite update_other by exact NE; reflexivity).
+      replace (hist_of s' r) with (hist_of s r); [exact IH|]. unfold System.hist_of, s'. simpl. destruct e; try reflexivity. rewrite update_other by exact NE. reflexivity. }
+  assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. pose proof (g_core _ _ _ _ _ I i H) as K. set (u := rank_of s i) in *.
+  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  - assert (Hh : hist_of s' i = h_step (cfg 0) (hist_of s i) y).
+    { unfold System.hist_of, s'. simpl. rewrite update_same. change (results _) with (results s). destruct M as [_ M]. rewrite (firstn_snoc _ _ _ _ M). apply history_snoc. }
+    rewrite Hh. simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+    + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Agreed a)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite agreed_steps; reflexivity). rewrite Q.
+      destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph, Nat.add_0_r in U1, U2. destruct (held_agree _ _ _ _ _ _ E) as [[Pt A]|[Pt A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4].
+      * assert (Z : count_phase t = 0) by (unfold count_phase; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity). constructor; rewrite Z, A1, A2, A4, Nat.add_0_r; [exact U1|rewrite A3; exact U2].
+      * assert (Z : count_phase t = 1) by (unfold count_phase; rewrite Pt; reflexivity).
+        assert (Lw : length (window t) <= length (window u)).
+        { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
+          destruct (got_current N cfg depth input ok s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
+          destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry N cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
+          destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+          destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
+          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
+          rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (window u))) in Pl. lia. }
+        constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
+        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (growing i H Qm (round u)). rewrite A2. destruct (ended u); lia.
+        -- intros En. rewrite A3 in En. rewrite A2, En. lia.
+    + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
+      pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc [_ [_ [_ [Pt _]]]]].
+      assert (Z : count_phase t = 0) by (unfold count_phase; destruct Pt as [-> | ->]; reflexivity). destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2.
+      replace (round u + 1) with (S (round u)) in U1, U2 by lia. set (n := cut (cfg i) (gsum u) cs) in *.
+      constructor; rewrite Z, A2, A4, Nat.add_0_r, A1.
+      * intros Qm. destruct (skipn n (aligned u)) as [|g gs] eqn:Sk.
+        -- simpl. destruct (U1 Qm) as [U|U]; [left|right; exact U]. unfold Facts.quota_met, is_quota_met, h_samples, h_step in *. rewrite Kk. simpl. destruct (c_quota (cfg 0)); [|discriminate].
+           apply Nat.leb_le in U. apply Nat.leb_le. rewrite map_app, sum_nat_app. lia.
+        -- left. assert (Ln : n < length cs) by (assert (L : length (skipn n (aligned u)) = S (length gs)) by (rewrite Sk; reflexivity); rewrite skipn_length in L; lia).
+           pose proof (cut_reaches _ _ _ Ln) as Cr. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples.
+           rewrite Kg, Kc in Cr. unfold total_samples in Cr. exact Cr.
+      * intros En. rewrite A3 in En. specialize (U2 En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
+    + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite reported_steps; reflexivity). rewrite Q.
+      destruct (failure_of rs); [|discriminate]. injection E as <-.
+      match goal with |- full _ _ (drain ?d ?o ?l ?v) => pose proof (held_drain d o l v) as A; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
+      unfold held in A. injection A as A1 A2 A3 A4. destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2. constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2].
+  - replace (hist_of s' i) with (hist_of s i) by (unfold System.hist_of, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+    pose proof (count_phase_stays s i e t I H M NG E) as Z. fold u in Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. fold u in A. destruct IH as [U1 U2]. fold u in U1, U2.
+    destruct e as [xs en| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
+    destruct A as [W1 [W2 A]]. unfold held in A. injection A as A1 A2 A3 A4.
+    assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]).
+    constructor; rewrite Z, A1, A2, A4, app_length.
+    + intros Qm. destruct (U1 Qm) as [U|U]; [auto|right]. destruct en; lia.
+    + intros Et. specialize (U2 En). destruct en; [congruence|]. lia.
+Qed.
+
+(** ** The last round of quota mode *)
+
+(** The target was lowered to the samples of the poorest rank. *)
+Definition is_lowered (a : offer) : bool := c_is_quota (cfg 0) && (o_samples_min a <? c_rule (cfg 0) a).
+Definition lowered (rs : list result) : bool := existsb (fun x => match x with Agreed a => is_lowered a | _ => false end) rs.
+(** After these results no round makes steps. *)
+Definition doomed (rs : list result) : bool := quota_met (history (cfg 0) rs) || lowered rs.
+
+Lemma lowered_quota : forall rs, lowered rs = true -> c_is_quota (cfg 0) = true.
+Proof.
+  intros rs L. unfold lowered in L. apply existsb_exists in L as [x [_ L]]. destruct x; try discriminate. unfold is_lowered in L. apply andb_true_iff in L as [L _]. exact L.
+Qed.
+
+Record spent (s : sys) : Prop := {
+  sp_lowered : lowered (results s) = true -> match h_kind (whole s) with
+    | NCount n => exists q, q < N /\ ended (rank_of s q) = true /\
+        ((at_phase (rank_of s q) = OFFER /\ exists o, posted (rank_of s q) = Some (MOffer o) /\ o_ready o = true /\ o_samples_max o = n) \/
+         (at_phase (rank_of s q) = COUNT /\ window (rank_of s q) = []))
+    | NOffer => quota_met (whole s) = true \/ exists q, q < N /\ ended (rank_of s q) = true /\ window (rank_of s q) = []
+    | _ => True
+    end;
+  sp_sound : forall l a n, results s = l ++ [Agreed a] -> h_kind (whole s) = NCount n -> doomed l = false }.
+
+Lemma rank_step_keeps_spent : forall s i e t s', reachable s -> spent s -> i < N -> may input s i e ->
+  transition (cfg i) i (depth i) (rank_of s i) e = Some t -> rank_of s' = update (rank_of s) i t -> log s' = log s -> spent s'.
+Proof.
+  intros s i e t s' R Sp Hi M E Er El. destruct (reachable_second N cfg depth input ok s R) as [I S2].
+  assert (Rs : results s' = results s) by (unfold results; rewrite El; reflexivity). assert (Wh : whole s' = whole s) by (unfold Facts.whole; rewrite Rs; reflexivity).
+  constructor; rewrite Rs, Wh; [|apply (sp_sound s Sp)]. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Er.
+  pose proof (rank_step_after N cfg depth input ok s i e t I Hi M E) as K'. pose proof (g_core _ _ _ _ _ I i Hi) as K. set (u := rank_of s i) in *.
+  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+  assert (Kt : forall y, e = Got y -> core (cfg i) (cfg 0) i (input i) (whole s) t /\ whole s = h_step (cfg 0) (hist_of s i) y).
+  { intros y ->. destruct (got_current N cfg depth input ok s i y I Hi M) as [_ [_ [W _]]]. simpl in K'. rewrite <- W in K'. auto. }
+  assert (Own : ended u = true -> ended t = true) by (intros En; apply (ended_stays _ _ _ _ _ _ E En), (k_ended _ _ _ _ _ _ K En)).
+  assert (Win : ended u = true -> (forall y, e <> Got y) -> window t = window u) by (intros En NG; apply (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)), (k_ended _ _ _ _ _ _ K En)).
+  destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk; auto.
+  - destruct Old as [Old|[q [Hq [En Wq]]]]; [auto|]. destruct (Nat.eq_dec q i) as [->|NE]; [|right; exists q; rewrite update_other by exact NE; auto]. fold u in En, Wq.
+    destruct Cases as [[y ->]|NG]; [|right; exists i; rewrite update_same, (Win En NG); auto]. destruct (Kt y eq_refl) as [K1 W]. simpl in E. fold u in E.
+    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+    + exfalso. rewrite W in Hk. apply (agreed_goes_on (cfg 0) (hist_of s i) a); [|exact Hk]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. exact Kk.
+    + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
+      pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc _]. set (n := cut (cfg i) (gsum u) cs) in *.
+      destruct (skipn n (aligned u)) as [|g gs] eqn:Sk; [right; exists i; rewrite update_same; simpl in A1; rewrite A1; auto|left].
+      assert (Ln : n < length cs) by (assert (L : length (skipn n (aligned u)) = S (length gs)) by (rewrite Sk; reflexivity); rewrite skipn_length in L; lia).
+      pose proof (cut_reaches _ _ _ Ln) as Cr. rewrite W. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples. rewrite Kg, Kc in Cr. exact Cr.
+    + exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. rewrite W in Hk. unfold h_step in Hk. rewrite Kk in Hk. destruct (failure_of rs); [discriminate|congruence].
+  - destruct Old as [q [Hq [En St]]]. exists q. split; [exact Hq|]. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto]. rewrite update_same. fold u in En, St. split; [apply Own, En|].
+    destruct Cases as [[y ->]|NG].
+    + right. destruct (Kt y eq_refl) as [K1 W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite Hk in P1. split; [exact P1|].
+      simpl in E. fold u in E. destruct St as [[Ph [o [Po [Ro Mo]]]]|[Ph _]]; rewrite Ph in E; destruct y as [a|cs|rs]; try discriminate.
+      * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|m B Sr Ra Tg _ _ Al Ca]; try congruence.
+        destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. fold u in Po', O. rewrite Po in Po'. injection Po' as <-. destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
+        destruct (n_count _ _ _ S2 _ Hk) as [T1 [T2 _]]. pose proof (k_kind _ _ _ _ _ _ K1) as Kk. unfold kind_ok in Kk. rewrite P1, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
+        pose proof (ok_align_length _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u)) as La. rewrite <- Al in La.
+        pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i Hi) (window u))) as Lg. rewrite <- R3 in Lg.
+        assert (Ln : n = length (concat (groups u))) by (rewrite Lg; destruct (is_quota_met _ _); lia).
+        pose proof (ok_group_nonempty _ (configs_ok _ _ ok i Hi) (window u)) as Ne. rewrite <- R3 in Ne.
+        pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
+        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
+        assert (Lf : length (aligned t) <= length (concat (aligned t))) by (clear - F; induction F as [|g gs Hg F IH]; simpl; [lia|]; rewrite app_length; destruct g; [easy|simpl; lia]).
+        destruct (window t) as [|z zs]; [reflexivity|]. simpl in Pl. lia.
+      * exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _]. rewrite W in Hk. unfold h_step in Hk. rewrite Kk in Hk. discriminate.
+    + rewrite (Win En NG). destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct St as [[Ph X]|[Ph X]]; (destruct S1 as [S3 S4]; [unfold is_waiting; fold u; rewrite Ph; reflexivity|]); fold u in S3, S4; rewrite S3, ?S4; auto.
+Qed.
+
+Lemma exchange_keeps_spent : forall s x, reachable s -> spent s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some x ->
+  spent (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)).
+Proof.
+  intros s x R Sp P Rd. destruct (reachable_second N cfg depth input ok s R) as [I S2]. pose proof (some_rank _ _ ok) as SR.
+  set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc). assert (Rs : results s' = results s ++ [x]) by (unfold results, s'; simpl; rewrite map_app; reflexivity).
+  assert (Lx : lowered (results s') = lowered (results s) || match x with Agreed a => is_lowered a | _ => false end) by (rewrite Rs; unfold lowered; rewrite existsb_app; simpl; rewrite orb_false_r; reflexivity).
+  destruct x as [a|cs|rs].
+  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o0 [_ [Ph0 _]]].
+    destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _].
+    assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K; unfold kind_ok in K; rewrite Ph0, W0 in K; exact K).
+    destruct (is_bad a) eqn:B.
+    { assert (Hk' : h_kind (whole s') = NReport) by (rewrite Wh; unfold h_step; rewrite Hk, B; reflexivity). constructor; rewrite Hk'; [auto|discriminate]. }
+    destruct (o_stop_rank a) as [q0|] eqn:Sr.
+    { assert (Hk' : exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr; simpl; eauto). destruct Hk' as [o [l Hk']]. constructor; rewrite Hk'; [auto|discriminate]. }
+    destruct (target (cfg 0) a) as [|n] eqn:Tg.
+    { assert (Hk' : exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; simpl; eauto). destruct Hk' as [o [l Hk']]. constructor; rewrite Hk'; [auto|discriminate]. }
+    assert (Hk' : h_kind (whole s') = NCount (S n)) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; reflexivity).
+    destruct (good_agreement_facts N cfg depth input ok s a I P Rd B Sr) as [G1 [G2 [[p [Hp [op [Pop Mop]]]] [q [Hq [o [Po Mo]]]]]]].
+    assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate). destruct (G2 NZ) as [Sa Qf].
+    assert (Fresh : lowered (results s) = false).
+    { destruct (lowered (results s)) eqn:L; [exfalso|reflexivity]. pose proof (sp_lowered s Sp L) as Old. rewrite Hk in Old. destruct Old as [Old|[i [Hi [En Wi]]]]; [congruence|].
+      destruct (G1 i Hi) as [oi [_ [_ [_ [_ [_ [M1 M2]]]]]]]. rewrite Qf, Wi in M2. simpl in M2. pose proof (lowered_quota _ L) as Lq. unfold target in Tg. rewrite Lq in Tg.
+      replace (o_samples_min a =? 0) with true in Tg by (symmetry; apply Nat.eqb_eq; lia). rewrite orb_comm in Tg. discriminate. }
+    constructor.
+    + rewrite Lx, Fresh, Hk'. simpl. intros Lw. unfold is_lowered in Lw. apply andb_true_iff in Lw as [Lq Lw]. apply Nat.ltb_lt in Lw.
+      destruct (G1 q Hq) as [o' [Po' [Phq [Ro [Wq [M1 [M2 M3]]]]]]]. rewrite Po in Po'. injection Po' as <-.
+      destruct (G1 p Hp) as [o'' [Pp' [Php [_ [Wp [_ [_ M4]]]]]]]. rewrite Pop in Pp'. injection Pp' as <-.
+      assert (Tn : S n = o_samples_min a) by (unfold target in Tg; rewrite Lq in Tg; destruct ((o_samples_max a =? 0) || (true && (o_samples_min a =? 0))); [discriminate|]; lia).
+      assert (Same : forall r, r < N -> cfg r = cfg 0).
+      { intros r H. apply (good_agreement N cfg SR (prints_differ _ _ ok) (messages N s) a r); [|exact B|exact H].
+        repeat split; simpl; [apply messages_length|exact Rd|]. intros i m Hm. assert (Hi : i < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence).
+        rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current N cfg depth input s i I Hi (P i Hi)) as [_ [_ W]]. exact W. }
+      exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
+      simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
+      pose proof (u_full _ _ _ (reachable_full s R q Hq) En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
+      pose proof (u_cap _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
+      destruct (pending_current N cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current N cfg depth input s q I Hq (P q Hq)) as [Wq' _].
+      rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold count_phase in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
+      pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I p Hp)) as Kp. pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq)) as Kq. rewrite Wp' in Kp. rewrite Wq' in Kq. rewrite Kp in Cp. rewrite Kq in Fq.
+      pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. rewrite Qf in M3, M4. lia.
+    + intros l a' n' El _. rewrite Rs in El. apply app_inj_tail in El as [<- _]. unfold doomed. rewrite Fresh, orb_false_r. exact Qf.
+  - destruct (pending_counts N cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L0].
+    destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K0. unfold kind_ok in K0. rewrite Ph, W0 in K0. destruct K0 as [Hk _].
+    assert (Hk' : h_kind (whole s') = NOffer) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity). constructor; [|intros l a n El _; rewrite Rs in El; apply app_inj_tail in El as [_ El]; discriminate].
+    rewrite Lx, orb_false_r, Hk'. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Hk in Old. destruct Old as [q [Hq [En [[Pq _]|[_ Wq]]]]]; [destruct (X1 q Hq) as [Pq' _]; congruence|].
+    right. exists q. auto.
+  - assert (Hk : h_kind (whole s') <> NOffer /\ forall n, h_kind (whole s') <> NCount n).
+    { destruct (reduce_reported _ _ Rd) as [Em _]. pose proof (messages_nth N s 0 ltac:(lia)) as Hm. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [x [Hm _]].
+      destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. unfold message in Hm. unfold is_waiting in Wt.
+      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0 in Kk. destruct (at_phase (rank_of s 0)) eqn:Ph; try discriminate.
+      - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
+      - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
+      - rewrite Wh. unfold h_step. rewrite Kk. destruct (failure_of rs); simpl; split; try discriminate; rewrite Kk; discriminate. }
+    destruct Hk as [Hk1 Hk2]. constructor; [|intros l a n _ Z; exfalso; apply (Hk2 n Z)]. intros _. destruct (h_kind (whole s')) as [|n| |]; auto; exfalso; first [apply Hk1; reflexivity|eapply Hk2; reflexivity].
+Qed.
+
+Lemma reachable_spent : forall s, reachable s -> spent s.
+Proof.
+  induction 1 as [|s l t R IH St]; [constructor; simpl; [discriminate|discriminate]|]. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
+  - eapply rank_step_keeps_spent; eauto.
+  - apply exchange_keeps_spent; assumption.
+  - destruct IH. constructor; assumption.
+Qed.
+
+(** ** Marks and ages *)
+
+Record young (age : nat) (doom : bool) (s : state) (m : list nat) : Prop := {
   y_read : forall k, k < length m -> nth k m 0 <= read s;
   y_marks : marks s = last_n age m;
   y_length : length m = round s + count_phase s;
-  y_window : forall x k, In x (window s) -> k < length m -> pos x < nth k m 0 -> length m <= k + age;
-  y_aligned : forall x k, In x (concat (aligned s)) -> k < length m -> pos x < nth k m 0 -> round s <= k + age;
+  y_window : forall x k, In x (window s) -> k < length m -> pos x < nth k m 0 -> length m <= k + age \/ doom = true;
+  y_count : forall x k, at_phase s = COUNT -> In x (concat (aligned s) ++ window s) -> k < length m -> pos x < nth k m 0 -> round s <= k + age;
+  y_last : forall y x k, In y (steps_of s) -> In x (concat (aligned s) ++ window s) -> k < length m -> pos x < nth k m 0 -> s_round y <= k + age;
   y_steps : forall y x k, In y (steps_of s) -> In x (s_group y) -> k < length m -> pos x < nth k m 0 -> s_round y <= k + age }.
 
 Lemma nth_snoc : forall (m : list nat) v k, k < length (m ++ [v]) -> (k < length m /\ nth k (m ++ [v]) 0 = nth k m 0) \/ (k = length m /\ nth k (m ++ [v]) 0 = v).
@@ -147,22 +441,43 @@ Proof.
   destruct (IH _ _ _ _ H) as [A B]. simpl. auto.
 Qed.
 
-Lemma every_marked_state_is_young : forall s m, marked s m -> forall r, r < N -> young (c_max_age (cfg r)) (rank_of s r) (m r).
+(** What rank [r] knows: whether a round after the results it has seen can still make steps. *)
+Definition doom (s : sys) (r : nat) : bool := doomed (firstn (got s r) (results s)).
+
+Lemma doomed_snoc : forall l x, doomed l = true -> doomed (l ++ [x]) = true.
+Proof.
+  intros l x D. unfold doomed in *. apply orb_true_iff in D as [D|D]; apply orb_true_iff; [left|right].
+  - rewrite history_snoc. unfold Facts.quota_met, is_quota_met in *. destruct (c_quota (cfg 0)) as [q|]; [|discriminate]. apply Nat.leb_le in D. apply Nat.leb_le.
+    destruct (h_step_grows (cfg 0) (history (cfg 0) l) x (history_released _ _)) as [[ext [E _]] _]. unfold h_samples in *. rewrite E, map_app, sum_nat_app. lia.
+  - unfold lowered in *. rewrite existsb_app, D. reflexivity.
+Qed.
+
+Lemma every_marked_state_is_young : forall s m, marked s m -> forall r, r < N -> young (c_max_age (cfg r)) (doom s r) (rank_of s r) (m r).
 Proof.
   induction 1 as [|s l t m M IH St]; intros r H.
-  - constructor; simpl; try lia; try easy. 
+  - constructor; simpl; try lia; try easy.
   - pose proof (marked_reachable s m M) as R. pose proof (invariant_of N cfg depth input ok s R) as I.
-    destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
-    match goal with |- young _ (rank_of ?x r) _ => set (s' := x) end.
+    destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [| |exact (IH r H)].
+    2:{ match goal with |- young _ (doom ?z r) _ _ => replace (doom z r) with (doom s r); [exact (IH r H)|] end. unfold doom. f_equal. symmetry. apply (seen_stays s r); assumption. }
+    match goal with |- young _ _ (rank_of ?x r) _ => set (s' := x) end.
     destruct (Nat.eq_dec r i) as [->|NE].
     2:{ replace (rank_of s' r) with (rank_of s r) by (simpl; rewrite update_other by exact NE; reflexivity).
+        replace (doom s' r) with (doom s r) by (unfold doom, s'; simpl; destruct e; try reflexivity; rewrite update_other by exact NE; reflexivity).
         replace (remark s (LRank i e) s' m r) with (m r); [exact (IH r H)|]. unfold remark. destruct e as [| |[a| |]| | | |]; try reflexivity.
         destruct (at_phase (rank_of s' i)); try reflexivity. rewrite update_other by exact NE. reflexivity. }
-    specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after N cfg depth input ok s i e t I H My E) as K'.
+    specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K.
     assert (Rt : rank_of s' i = t) by (simpl; apply update_same). rewrite Rt. set (u := rank_of s i) in *. set (age := c_max_age (cfg i)) in *.
     pose proof (ok_age _ (configs_ok _ _ ok i H)) as A1. fold age in A1.
+    assert (Early : Forall (fun y => s_round y < round u) (steps_of u)).
+    { pose proof (history_rounds (cfg 0) (firstn (got s i) (results s))) as Hr. change (history _ _) with (hist_of s i) in Hr. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in Hr. fold u in Hr.
+      rewrite Forall_forall in Hr. apply Forall_forall. intros y Hy. exact (Hr (shared y) (in_map shared _ _ Hy)). }
+    rewrite Forall_forall in Early.
     assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-    + destruct (got_current N cfg depth input ok s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]]. simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
+    + destruct (got_current N cfg depth input ok s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
+      assert (Seen : firstn (got s' i) (results s') = firstn (got s i) (results s) ++ [y]).
+      { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ My]. apply firstn_snoc, My. }
+      assert (Dm : doom s i = true -> doom s' i = true) by (unfold doom; rewrite Seen; intros D; apply doomed_snoc, D).
+      simpl in E. fold u in E. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
         assert (Rd : read t = read u /\ round t = round u /\ (at_phase t <> COUNT -> marks t = marks u) /\ (at_phase t = COUNT -> marks t = last_n age (marks u ++ [read u]))).
         { unfold agree in E. destruct (is_bad a); [injection E as <-; simpl; repeat split; auto; discriminate|]. destruct (negb _); [discriminate|]. destruct (o_stop_rank a).
@@ -170,79 +485,113 @@ Proof.
           - destruct (negb _); [discriminate|]. destruct (target (cfg i) a).
             + injection E as <-. match goal with |- context[drain ?d ?o ?l ?v] => pose proof (aged_drain d o l v) as Z; destruct (drain_phase d o l v) as [Pz|Pz] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; discriminate.
             + destruct (c_align _ _ _ _). injection E as <-. match goal with |- context[deliver ?d ?v] => pose proof (aged_deliver d v) as Z; destruct (deliver_same d v) as [Pz _] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; simpl; intros X; exfalso; apply X; reflexivity. }
-        destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6]. unfold count_phase in Y3. rewrite Ph in Y3.
+        destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i ++ [read u]) by (unfold remark; rewrite Rt, Pt, update_same; reflexivity).
            destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry N cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
+           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry N cfg depth input s _ _ I El) as EO. pose proof EO as [_ [ER _]]. simpl in ER.
+           pose proof (good_agreement N cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i EO B H) as Ci.
            destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [_ [_ [_ R7]]]]]].
            assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate).
            pose proof (logged_agreements_are_sane s R) as LS. rewrite Forall_forall in LS. specialize (LS _ (nth_error_In _ _ El) B Sr NZ).
-           pose proof (ok_rule _ (configs_ok _ _ ok i H) a LS) as Bd. destruct (join i H) as [J1 _].
-           assert (Due : count_due (due_before (cfg i) u) (groups u) <= S n).
-           { rewrite <- R7. pose proof (ag_due _ _ A o Io). unfold target in Tg. rewrite J1 in Tg. destruct (_ || _); [discriminate|]. lia. }
-           pose proof (ok_align_due _ (configs_ok _ _ ok i H) _ _ _ Due) as Fc. rewrite <- Ca in Fc. rewrite Forall_forall in Fc.
+           pose proof (ok_rule _ (configs_ok _ _ ok i H) a LS) as Bd.
+           (* Nothing was doomed before a round that makes steps. *)
+           assert (Hope : doom s i = false).
+           { unfold doom. destruct My as [_ My]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
+             pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk.
+             apply (sp_sound s (reachable_spent s R) _ a (S n) Fs). rewrite Wh. unfold h_step. rewrite Kk, B, Sr, <- Ci, Tg. reflexivity. }
+           assert (W : forall x k, In x (window u) -> k < length (m i) -> pos x < nth k (m i) 0 -> length (m i) <= k + age).
+           { intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp) as [Z|Z]; [exact Z|congruence]. }
            assert (Pm : Permutation (concat (aligned t) ++ window t) (window u)).
            { rewrite Al, Ca, (ok_align_perm _ (configs_ok _ _ ok i H)), R3. apply (ok_group_perm _ (configs_ok _ _ ok i H)). }
            constructor.
            ++ intros k Lk. rewrite Rd1. destruct (nth_snoc _ _ _ Lk) as [[L ->]|[-> ->]]; [apply Y1, L|lia].
            ++ rewrite (Rd4 Pt), Y2. apply last_n_snoc, A1.
            ++ rewrite app_length, Y3, Rd2. unfold count_phase. rewrite Pt. simpl. lia.
-           ++ intros x k Hx Lk Lp. rewrite app_length. simpl. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
-              assert (Hu : In x (window u)) by (apply (Permutation_in _ Pm), in_or_app; auto). pose proof (Y4 x k Hu L Lp) as B1.
+           ++ intros x k Hx Lk Lp. destruct (is_lowered a) eqn:Low.
+              { right. unfold doom. rewrite Seen. unfold doomed, lowered. rewrite existsb_app. simpl. rewrite Low. rewrite !orb_true_r. reflexivity. }
+              left. rewrite app_length. simpl. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
+              assert (Hu : In x (window u)) by (apply (Permutation_in _ Pm), in_or_app; auto). pose proof (W x k Hu L Lp) as B1.
               destruct (Nat.eq_dec (length (m i)) (k + age)) as [Q|Q]; [exfalso|lia].
+              assert (Due : count_due (due_before (cfg i) u) (groups u) <= S n).
+              { rewrite <- R7. pose proof (ag_due _ _ A o Io). unfold is_lowered in Low. rewrite <- Ci in Low. unfold target in Tg. destruct (c_is_quota (cfg i)); simpl in Low, Tg.
+                - apply Nat.ltb_ge in Low. destruct ((o_samples_max a =? 0) || (o_samples_min a =? 0)); [discriminate|]. lia.
+                - destruct ((o_samples_max a =? 0) || false); [discriminate|]. lia. }
+              pose proof (ok_align_due _ (configs_ok _ _ ok i H) _ _ _ Due) as Fc. rewrite <- Ca in Fc. rewrite Forall_forall in Fc.
               specialize (Fc x Hx). unfold due_before in Fc. rewrite Y2, last_n_length in Fc. fold age in Fc.
               replace (Nat.min age (length (m i)) =? age) with true in Fc by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd in Fc by lia.
               replace (length (m i) - age) with k in Fc by lia. lia.
-           ++ intros x k Hx Lk Lp. rewrite Rd2. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
-              assert (Hu : In x (window u)) by (apply (Permutation_in _ Pm), in_or_app; auto). pose proof (Y4 x k Hu L Lp). lia.
-           ++ intros y x k Hy Hx Lk Lp. rewrite S1 in Hy. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [apply (Y6 y x k Hy Hx L Lp)|].
-              pose proof (history_rounds (cfg 0) (firstn (got s i) (results s))) as Hr. change (history _ _) with (hist_of s i) in Hr. rewrite <- (k_steps _ _ _ _ _ _ K), <- (k_round _ _ _ _ _ _ K) in Hr.
-              rewrite Forall_forall in Hr. specialize (Hr (shared y) (in_map shared _ _ Hy)). unfold shared in Hr. simpl in Hr. fold u in Hr. lia.
+           ++ intros x k _ Hx Lk Lp. rewrite Rd2. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
+              pose proof (W x k (Permutation_in _ Pm Hx) L Lp). lia.
+           ++ intros y x k Hy Hx Lk Lp. rewrite S1 in Hy. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|specialize (Early y Hy); lia].
+              apply (Y6 y x k Hy); [|exact L|exact Lp]. rewrite Au. apply (Permutation_in _ Pm Hx).
+           ++ intros y x k Hy Hx Lk Lp. rewrite S1 in Hy. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [apply (Y7 y x k Hy Hx L Lp)|]. specialize (Early y Hy). lia.
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i) by (unfold remark; rewrite Rt; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity).
-           destruct (S2 Pt) as [Sa [Sw _]]. constructor; rewrite ?S1, ?Sa, ?Sw, ?Rd1, ?Rd2; auto; [rewrite (Rd3 Pt); exact Y2|].
-           unfold count_phase. destruct (at_phase t); try exact Y3. exfalso. apply Pt. reflexivity.
+           destruct (S2 Pt) as [Sa [Sw _]]. constructor; rewrite ?S1, ?Sa, ?Sw, ?Rd1, ?Rd2; auto; [rewrite (Rd3 Pt); exact Y2| | |].
+           ++ unfold count_phase. destruct (at_phase t); try exact Y3. exfalso. apply Pt. reflexivity.
+           ++ intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp); auto.
+           ++ intros x k Z. contradiction.
       * replace (remark s (LRank i (Got (Counted cs))) s' m i) with (m i) by reflexivity.
-        pose proof (k_plan _ _ _ _ _ _ K Ph) as Pl. unfold count in E. destruct (length cs =? length (aligned u)) eqn:Lc; [|discriminate]. apply Nat.eqb_eq in Lc. simpl in E. injection E as <-.
-        destruct (join i H) as [_ J2]. assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). rewrite Cut, Lc, skipn_all, firstn_all. simpl is_nil. cbv iota.
-        match goal with |- young _ (post ?c ?r ?v) _ => set (v0 := v); assert (Sm : same v0 (post c r v0)) by (apply same_post, same_refl); pose proof (aged_post c r v0) as Ag;
-          assert (Pp : count_phase (post c r v0) = 0) by (unfold count_phase; destruct (post_phase c r v0) as [-> |[_ ->]]; reflexivity) end.
-        unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6]. unfold count_phase in Y3. rewrite Ph in Y3.
-        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4; auto.
-        -- rewrite Pp, Y3. simpl. lia.
-        -- rewrite (sa_aligned _ _ Sm). intros x k [].
-        -- rewrite (sa_steps _ _ Sm). unfold steps_of, v0. simpl. intros y x k Hy Hx Lk Lp. rewrite !app_assoc in Hy. apply in_app_or in Hy as [Hy|Hy].
-           ++ apply (Y6 y x k); auto. unfold steps_of. rewrite Pl, app_nil_r, !app_assoc in *. exact Hy.
-           ++ apply make_steps_in in Hy as [-> Hg]. apply (Y5 x k); auto. apply in_concat. eauto.
+        pose proof (k_plan _ _ _ _ _ _ K Ph) as Pl. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
+        unfold count in E. destruct (length cs =? length (aligned u)) eqn:Lc; [|discriminate]. apply Nat.eqb_eq in Lc. simpl in E. injection E as <-.
+        set (n := cut (cfg i) (gsum u) cs) in *. set (back := concat (skipn n (aligned u))) in *. set (win := if is_nil back then window u else by_position (window u ++ back)).
+        assert (Met : back <> [] -> doom s' i = true).
+        { intros Nb. assert (Ln : n < length cs) by (destruct (le_lt_dec (length cs) n) as [L|L]; [exfalso; apply Nb; unfold back; rewrite skipn_all2 by lia; reflexivity|exact L]).
+          pose proof (cut_reaches _ _ _ Ln) as Cr. unfold doom. rewrite Seen. unfold doomed. apply orb_true_iff. left. rewrite history_snoc. change (history _ _) with (hist_of s i).
+          unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples. unfold n in Cr. rewrite Kg, Kc in Cr. exact Cr. }
+        assert (Inw : forall x, In x win -> In x (concat (aligned u) ++ window u)).
+        { intros x Hx. apply in_or_app. unfold win in Hx. destruct back as [|b bs] eqn:Eb; simpl in Hx; [auto|]. apply (Permutation_in _ (sort_by_perm _ _ _)) in Hx || (unfold by_position in Hx; eapply Permutation_in in Hx; [|apply sort_by_perm]).
+          apply in_app_or in Hx as [Hx|Hx]; [auto|left]. rewrite <- (firstn_skipn n (aligned u)), concat_app. apply in_or_app. right. fold back. rewrite Eb. exact Hx. }
+        match goal with |- young _ _ (post ?c ?r ?v) _ => set (v0 := v); assert (Sm : same v0 (post c r v0)) by (apply same_post, same_refl); pose proof (aged_post c r v0) as Ag;
+          assert (Pp : at_phase (post c r v0) <> COUNT) by (destruct (post_phase c r v0) as [-> |[_ ->]]; discriminate) end.
+        unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        assert (Sp : forall y, In y (steps_of (post (cfg i) i v0)) -> In y (steps_of u) \/ (s_round y = round u /\ In (s_group y) (firstn n (aligned u)))).
+        { intros y Hy. rewrite (sa_steps _ _ Sm) in Hy. unfold steps_of, v0 in Hy. simpl in Hy. rewrite !app_assoc in Hy. apply in_app_or in Hy as [Hy|Hy]; [left|right].
+          - unfold steps_of. rewrite Pl, app_nil_r, !app_assoc. exact Hy.
+          - apply make_steps_in in Hy as [-> Hg]. auto. }
+        assert (Wv : window v0 = win) by reflexivity.
+        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?Wv; auto.
+        -- unfold count_phase. simpl round. destruct (at_phase (post (cfg i) i v0)); try (rewrite Y3; simpl; lia). exfalso. apply Pp. reflexivity.
+        -- intros x k Hx Lk Lp. assert (Dn : is_nil back = true \/ back <> []) by (clear; destruct back; [left; reflexivity|right; discriminate]). destruct Dn as [Nb|Nb].
+           ++ assert (Hu : In x (window u)) by (unfold win in Hx; rewrite Nb in Hx; exact Hx). destruct (Y4 x k Hu Lk Lp); auto.
+           ++ right. apply Met, Nb.
+        -- intros x k Z. contradiction.
+        -- rewrite (sa_aligned _ _ Sm). simpl. intros y x k Hy Hx Lk Lp. apply Inw in Hx. destruct (Sp y Hy) as [Hy'|[-> _]]; [apply (Y6 y x k Hy' Hx Lk Lp)|apply (Y5 x k Ph Hx Lk Lp)].
+        -- intros y x k Hy Hx Lk Lp. destruct (Sp y Hy) as [Hy'|[-> Hg]]; [apply (Y7 y x k Hy' Hx Lk Lp)|]. apply (Y5 x k Ph); auto. apply in_or_app. left. apply in_concat. exists (s_group y). split; [|exact Hx].
+           rewrite <- (firstn_skipn n (aligned u)). apply in_or_app. auto.
       * replace (remark s (LRank i (Got (Reported rs))) s' m i) with (m i) by reflexivity. destruct (failure_of rs); [|discriminate]. injection E as <-.
-        match goal with |- young _ (drain ?d ?o ?l ?v) _ => destruct (drain_same_plain d o l v) as [D1 [D2 _]]; pose proof (aged_drain d o l v) as Ag; assert (Pp : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
-        unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6]. unfold count_phase in Y3. rewrite Ph in Y3.
-        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?D1, ?D2; auto. rewrite Pp. exact Y3.
+        match goal with |- young _ _ (drain ?d ?o ?l ?v) _ => destruct (drain_same_plain d o l v) as [D1 [D2 _]]; pose proof (aged_drain d o l v) as Ag; assert (Pp : at_phase (drain d o l v) <> COUNT) by (destruct (drain_phase d o l v) as [-> | ->]; discriminate) end.
+        unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
+        constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?D1, ?D2; auto.
+        -- unfold count_phase. match goal with |- context[at_phase ?z] => destruct (at_phase z) end; try exact Y3. exfalso. apply Pp. reflexivity.
+        -- intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp); auto.
+        -- intros x k Z. contradiction.
     + replace (remark s (LRank i e) s' m i) with (m i) by (unfold remark; destruct e as [| |y| | | |]; try reflexivity; exfalso; eapply NG; reflexivity).
+      replace (doom s' i) with (doom s i) by (unfold doom, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
       pose proof (aged_transition _ _ _ _ _ _ NG E) as Ag. fold u in Ag. unfold aged in Ag. injection Ag as Ag1 Ag2 Ag3 Ag4. pose proof (transition_same _ _ _ _ _ _ NG E) as Sm. fold u in Sm.
-      destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6]. constructor; rewrite ?Ag1, ?Ag2, ?Ag4, ?(sa_aligned _ _ Sm), ?(sa_steps _ _ Sm); auto.
-      * intros k Lk. specialize (Y1 k Lk). lia.
-      * rewrite Y3. f_equal. unfold count_phase.
-        replace (next_hist (cfg 0) (hist_of s i) e) with (hist_of s i) in K' by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-        pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. fold u in P1.
-        destruct (h_kind (hist_of s i)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity.
-      * intros x k Hx Lk Lp. rewrite Ag3 in Hx. apply in_app_or in Hx as [Hx|Hx]; [apply (Y4 x k Hx Lk Lp)|]. exfalso. specialize (Y1 k Lk).
+      pose proof (count_phase_stays s i e t I H My NG E) as Cp. fold u in Cp.
+      destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7].
+      assert (New : forall x k, In x (reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> False).
+      { intros x k Hx Lk Lp. specialize (Y1 k Lk).
         destruct e as [xs en| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx. apply in_firstn_nth in Hx.
-        destruct Hx as [j Hj]. rewrite nth_error_skipn_add in Hj. apply (placed i _ _ H) in Hj. lia.
+        destruct Hx as [j Hj]. rewrite nth_error_skipn_add in Hj. apply (placed i _ _ H) in Hj. lia. }
+      assert (Old : forall x k, In x (concat (aligned u) ++ window u ++ reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> In x (concat (aligned u) ++ window u)).
+      { intros x k Hx Lk Lp. rewrite app_assoc in Hx. apply in_app_or in Hx as [Hx|Hx]; [exact Hx|]. exfalso. apply (New x k Hx Lk Lp). }
+      constructor; rewrite ?Ag1, ?Ag2, ?Ag3, ?Ag4, ?(sa_aligned _ _ Sm), ?(sa_steps _ _ Sm); auto.
+      * intros k Lk. specialize (Y1 k Lk). lia.
+      * rewrite Cp. exact Y3.
+      * intros x k Hx Lk Lp. apply in_app_or in Hx as [Hx|Hx]; [apply (Y4 x k Hx Lk Lp)|]. exfalso. apply (New x k Hx Lk Lp).
+      * intros x k Pt Hx Lk Lp. apply (Y5 x k); [|apply (Old x k Hx Lk Lp)|exact Lk|exact Lp]. unfold count_phase in Cp. rewrite Pt in Cp. destruct (at_phase u); congruence.
+      * intros y x k Hy Hx Lk Lp. apply (Y6 y x k Hy (Old x k Hx Lk Lp) Lk Lp).
 Qed.
 
-(** AGE: [m] holds rank r's marks: entry [k] is how many samples it had read by the end of round k's window. *)
+(** AGE: [m] holds rank r's marks: entry [k] is how many samples it had read by the end of round k's window. What is planned is
+    planned in time, in either mode. *)
 Theorem a_sample_held_in_a_round_is_planned_at_most_max_age_rounds_later : forall s m r y x k, marked s m -> r < N ->
   In y (steps_of (rank_of s r)) -> In x (s_group y) -> k < length (m r) -> pos x < nth k (m r) 0 -> s_round y <= k + c_max_age (cfg r).
-Proof. intros s m r y x k M H. apply (y_steps _ _ _ (every_marked_state_is_young s m M r H)). Qed.
-
-(** AGE: and what is still held is not too old yet. *)
-Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < N ->
-  In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
-Proof.
-  intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young s m M r H) as Y. pose proof (y_window _ _ _ Y x k Hx Lk Lp). pose proof (y_length _ _ _ Y). lia.
-Qed.
+Proof. intros s m r y x k M H. apply (y_steps _ _ _ _ (every_marked_state_is_young s m M r H)). Qed.
 
 (** AGE: what is due in a round is what was read by the end of the window [max_age] rounds before (R4.3). *)
 Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marked s m -> r < N -> at_phase (rank_of s r) <> COUNT ->
@@ -250,8 +599,8 @@ Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marke
   if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
 Proof.
   intros s m r M H P. pose proof (every_marked_state_is_young s m M r H) as Y. pose proof (ok_age _ (configs_ok _ _ ok r H)) as A1.
-  pose proof (y_length _ _ _ Y) as L. assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence).
-  rewrite Z, Nat.add_0_r in L. unfold due_before. rewrite (y_marks _ _ _ Y), last_n_length, L.
+  pose proof (y_length _ _ _ _ Y) as L. assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence).
+  rewrite Z, Nat.add_0_r in L. unfold due_before. rewrite (y_marks _ _ _ _ Y), last_n_length, L.
   destruct (c_max_age (cfg r) <=? round (rank_of s r)) eqn:B.
   - apply Nat.leb_le in B. replace (Nat.min _ _ =? _) with true by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd by lia. rewrite L. reflexivity.
   - apply Nat.leb_gt in B. replace (Nat.min _ _ =? _) with false by (symmetry; apply Nat.eqb_neq; lia). reflexivity.
@@ -271,17 +620,18 @@ Proof.
       apply Forall_app. split; [exact X3|]. constructor; [exact X1|constructor].
 Qed.
 
-(** AGE, as spec/properties.md has it: [x] is held in the window of a round; when that round and [max_age] more are over, it is in a
-    step of one of them. *)
-Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest : forall s t r x, reachable s -> leads s t -> r < N ->
+(** AGE, in either mode: [x] is held in the window of a round. When that round and [max_age] more are over, [x] is in a step of one of
+    them, or else the results say that no later round makes steps, and none has. *)
+Lemma planned_in_time_or_doomed : forall s t r x, reachable s -> leads s t -> r < N ->
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
-  exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
+  (exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r)) \/
+  (doom t r = true /\ forall y, In y (steps_of (rank_of t r)) -> s_round y <= round (rank_of s r) + c_max_age (cfg r)).
 Proof.
   intros s t r x R Ld H P Hx Lr. destruct (every_reachable_state_is_marked s R) as [m M]. destruct (later_marks s t Ld m M) as [m' [M' X]].
   destruct (X r) as [X1 [more [X2 X3]]]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
-  pose proof (y_length _ _ _ (every_marked_state_is_young s m M r H)) as L. pose proof (every_marked_state_is_young t m' M' r H) as Y.
+  pose proof (y_length _ _ _ _ (every_marked_state_is_young s m M r H)) as L. pose proof (every_marked_state_is_young t m' M' r H) as Y.
   assert (Z : count_phase (rank_of s r) = 0) by (unfold count_phase; destruct (at_phase (rank_of s r)); congruence). rewrite Z, Nat.add_0_r in L.
-  pose proof (y_length _ _ _ Y) as L'. assert (Lk : round (rank_of s r) < length (m' r)) by lia.
+  pose proof (y_length _ _ _ _ Y) as L'. assert (Lk : round (rank_of s r) < length (m' r)) by lia.
   assert (V : read (rank_of s r) <= nth (round (rank_of s r)) (m' r) 0).
   { rewrite X2, app_length in *. rewrite app_nth2, L, Nat.sub_diag by lia. destruct more as [|v more]; [simpl in *; lia|]. inversion X3; subst. assumption. }
   pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok t R') r H) as K'.
@@ -293,11 +643,63 @@ Proof.
     rewrite (placed r j x H Hj'). lia. }
   assert (Ht : In x (firstn (read (rank_of t r)) (input r))).
   { replace (read (rank_of t r)) with (read (rank_of s r) + (read (rank_of t r) - read (rank_of s r))) by lia. rewrite firstn_add. apply in_or_app. auto. }
-  apply (Permutation_in _ (Permutation_sym (k_cons _ _ _ _ _ _ K'))) in Ht. apply in_app_or in Ht as [Ht|Ht]; [|exfalso; apply in_app_or in Ht as [Ht|Ht]].
+  apply (Permutation_in _ (Permutation_sym (k_cons _ _ _ _ _ _ K'))) in Ht. apply in_app_or in Ht as [Ht|Ht]; [left|].
   - unfold samples_of in Ht. apply in_concat in Ht as [g [Hg Hx']]. apply in_map_iff in Hg as [y [<- Hy]]. exists y. split; [exact Hy|]. split; [exact Hx'|].
-    apply (y_steps _ _ _ Y y x _ Hy Hx' Lk Px).
-  - pose proof (y_aligned _ _ _ Y x _ Ht Lk Px). lia.
-  - pose proof (y_window _ _ _ Y x _ Ht Lk Px). lia.
+    apply (y_steps _ _ _ _ Y y x _ Hy Hx' Lk Px).
+  - assert (Pt : at_phase (rank_of t r) <> COUNT).
+    { intros Pt. pose proof (y_count _ _ _ _ Y x _ Pt Ht Lk Px). lia. }
+    assert (Zt : count_phase (rank_of t r) = 0) by (unfold count_phase; destruct (at_phase (rank_of t r)); congruence).
+    right. split; [|intros y Hy; apply (y_last _ _ _ _ Y y x _ Hy Ht Lk Px)].
+    rewrite (k_aligned _ _ _ _ _ _ K' Pt) in Ht. simpl in Ht. destruct (y_window _ _ _ _ Y x _ Ht Lk Px) as [B|B]; [lia|exact B].
 Qed.
 
+Theorem in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step : forall s t r x, reachable s -> leads s t -> r < N ->
+  at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
+  (exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r)) \/
+  (forall y, In y (steps_of (rank_of t r)) -> s_round y <= round (rank_of s r) + c_max_age (cfg r)).
+Proof. intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed s t r x R Ld H P Hx Lr) as [A|[_ A]]; auto. Qed.
+
 End Age.
+
+Section Join.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+(** Join mode, on every rank; positions count a rank's input from 0. *)
+Hypothesis join : forall r, r < N -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
+Hypothesis placed : forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i.
+Notation reachable := (System.reachable N cfg depth input).
+Notation leads := (System.leads N cfg depth input).
+Notation marked := (Age.marked N cfg depth input).
+
+Lemma join_growing : forall r, r < N -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+Proof. intros r H Q. destruct (join r H). congruence. Qed.
+
+Lemma never_doomed : forall s r, doom cfg s r = false.
+Proof.
+  intros s r. destruct (join 0 (some_rank _ _ ok)) as [J1 J2]. unfold doom, doomed. apply orb_false_iff. split.
+  - unfold quota_met, is_quota_met. rewrite J2. reflexivity.
+  - destruct (lowered cfg _) eqn:L; [|reflexivity]. apply lowered_quota in L. congruence.
+Qed.
+
+(** AGE: what is still held is not too old yet. *)
+Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < N ->
+  In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
+Proof.
+  intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young N cfg depth input ok join_growing placed s m M r H) as Y. rewrite never_doomed in Y.
+  destruct (y_window _ _ _ _ Y x k Hx Lk Lp); [|discriminate]. pose proof (y_length _ _ _ _ Y). lia.
+Qed.
+
+(** AGE, as spec/properties.md has it: [x] is held in the window of a round; when that round and [max_age] more are over, it is in a
+    step of one of them. *)
+Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest : forall s t r x, reachable s -> leads s t -> r < N ->
+  at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
+  exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
+Proof.
+  intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed N cfg depth input ok join_growing placed s t r x R Ld H P Hx Lr) as [A|[D _]]; [exact A|].
+  rewrite never_doomed in D. discriminate.
+Qed.
+
+End Join.

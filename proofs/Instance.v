@@ -22,6 +22,13 @@ Proof.
   - intros k. unfold window_samples. lia.
 Qed.
 
+(** AGE in quota mode asks for it. *)
+Theorem shipped_windows_do_not_shrink : forall size ramp k, window_samples size ramp k <= window_samples size ramp (S k).
+Proof.
+  intros size ramp k. unfold window_samples. apply Nat.max_le_compat_l. apply Nat.div_le_compat_l.
+  split; [apply Nat.neq_0_lt_0, Nat.pow_nonzero; discriminate|apply Nat.pow_le_mono_r; [discriminate|lia]].
+Qed.
+
 Section Whole.
 Variable N : nat.
 Variable cfg : nat -> config.

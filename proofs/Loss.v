@@ -386,6 +386,30 @@ Proof.
   apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest N cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
 
+Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
+  (forall r, r < N -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k)) ->
+  (forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i) ->
+  forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < N ->
+  at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
+  (exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r)) \/
+  (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
+Proof.
+  intros Gr Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
+  destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
+  apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step N cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
+Qed.
+
+(** STOP, with losses. *)
+Theorem with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall u n w r q, lossy_reachable u -> lossy_path u n w -> r < N -> q < N ->
+  stopped (rank_of u q) = true -> length (taken (rank_of w r)) <= length (taken (rank_of u q)) + 1.
+Proof.
+  intros u n w r q Ru P Hr Hq St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
+  rewrite (follows_taken w v' r F' Hr), (follows_taken u v q F Hq).
+  assert (Sv : stopped (rank_of v q) = true) by (destruct (f_rank _ _ F q Hq) as [[_ [E _]]|[L _]]; [rewrite <- E; exact St|rewrite <- (l_stopped _ _ L); exact St]).
+  apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped N cfg depth input ok v v' r q R Ld Hr Hq Sv).
+Qed.
+
 (** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, have ended in the same round, by the same outcome. *)
 Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable u -> r < N -> q < N ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u r) = false -> is_lost (rank_of u q) = false ->
