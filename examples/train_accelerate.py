@@ -1,11 +1,12 @@
-"""An Accelerate loop over shards of different sizes, to the end, on the CPU.
+"""An Accelerate loop over shards of different sizes, to the end, with gradient accumulation, on the CPU.
 
     pip install 'odb-ref[torch,accelerate]'
     torchrun --nproc-per-node 2 examples/train_accelerate.py
 
 `Accelerator.prepare` is for the model and the optimizer; the loader is passed beside it or through it, which changes nothing:
 an `ODBDataLoader` is not re-sharded and not re-batched. What prepare would do for a plain loader, moving a batch to the
-device, is one line here. Ranks see different samples, and `loss_scale` is applied once, by this loop.
+device, is one line here. Ranks see different samples, and their losses are weighed once, by this loop; gradients are averaged
+over ranks at the end of each accumulation window, which the loader knows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from odb_ref.integrations.accelerate import accumulate
 from odb_ref.torch import ODBDataLoader, pop_step_info
 
 VOCABULARY = 128
@@ -49,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    loader = ODBDataLoader(Texts(), token_budget=600, window=16, collate_fn=collate, shuffle=True)
+    loader = ODBDataLoader(Texts(), token_budget=600, window=16, accumulation_steps=2, collate_fn=collate, shuffle=True)
     model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY))
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loader)
 
@@ -57,10 +59,12 @@ def main() -> None:
     for batch in loader:
         info = pop_step_info(batch)  # before the batch is moved
         ids, labels = batch["input_ids"].to(accelerator.device), batch["labels"].to(accelerator.device)
-        loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        accelerator.backward(loss * info.loss_scale)
-        optimizer.step()
-        optimizer.zero_grad()
+        with accumulate(accelerator, model, info):
+            loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            accelerator.backward(info.scale(loss))
+        if info.is_window_end:
+            optimizer.step()
+            optimizer.zero_grad()
         steps += 1
         if not info.is_idle:
             numbers += batch["numbers"]

@@ -255,7 +255,10 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[object], None]:
         """The batches of an accumulation window, without a token count: their weights are known already."""
-        return list(itertools.islice(epoch_iterator, num_batches)), None
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        if not batches:
+            self.control.should_epoch_stop = True  # else the loop asks on, as often as an epoch might have updates
+        return batches, None
 
     def compute_loss(
         self,
@@ -337,8 +340,6 @@ class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
         info = self._trainer.step_info
         if info is not None:
             state.epoch = info.epoch + (float(info.is_last) if info.progress is None else info.progress)
-            # The loop would go on to ask for batches as often as an epoch may have updates.
-            control.should_epoch_stop |= info.is_last
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

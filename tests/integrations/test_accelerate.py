@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'odb-ref[torch,accelerate]'")
-pytest.importorskip("accelerate", reason="needs accelerate: pip install 'odb-ref[torch,accelerate]'")
+from tests.integrations import require
 
+require("accelerate")
+
+import torch  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402

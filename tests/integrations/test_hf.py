@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'odb-ref[torch,transformers]'")
-pytest.importorskip("transformers", reason="needs transformers: pip install 'odb-ref[torch,transformers]'")
+from tests.integrations import require
 
+require("transformers")
+
+import torch  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
 
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
@@ -123,6 +125,7 @@ def save_and_resume(rank: int, folder: Path) -> Any:
         train(rank, folder / "given", **settings),
         train(rank, folder / "given", resume="checkpoint-4", **settings),
         train(rank, folder / "given", resume="checkpoint-8", **settings),
+        train(rank, folder / "given", resume="checkpoint-12", **settings),
         train(rank, folder / "auto", **shared),
     ]
 
@@ -133,13 +136,15 @@ def resume_alone(rank: int, folder: Path) -> Any:
 
 
 def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
-    """Checks: RESUME, ONCE, COVER, REPLAY. In the first and in the second epoch, and on one rank instead of two."""
+    """Checks: RESUME, ONCE, COVER, REPLAY. In the first and the second epoch, after its end, and on one rank instead of two."""
     results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=200)
     assert not any(result.error for result in results), results
-    for whole, from_4, from_8, _ in (result.value for result in results):
+    for whole, from_4, from_8, from_12, _ in (result.value for result in results):
         (updates, weights), *rest = whole
+        assert len(updates) == 12
         assert from_4 == ((updates[4:], weights), *rest)
         assert from_8 == ((updates[8:], weights), *rest)
+        assert from_12[0] == ([], weights)
     first = [result.value[-1][0] for result in results]
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=120)
     assert not alone.error, alone

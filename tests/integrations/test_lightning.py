@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: pip install 'odb-ref[torch,lightning]'")
-pytest.importorskip("lightning", reason="needs lightning: pip install 'odb-ref[torch,lightning]'")
+from tests.integrations import require
+
+require("lightning")
 
 import lightning.pytorch as pl  # noqa: E402
+import torch  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 

@@ -1,0 +1,89 @@
+"""The Hugging Face Trainer with batches under a token budget, two epochs of every sample on any number of ranks, on the CPU.
+
+    pip install 'odb-ref[torch,transformers]'
+    torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run
+    torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run --resume hf-run/checkpoint-4
+
+`ODBTrainer` is the Trainer with one more argument. Each update has the gradient of the mean over the supervised tokens of all
+ranks and of all micro-steps of its accumulation window; a checkpoint goes on at the sample where it was saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+
+from odb_ref.integrations.hf import ODBOptions, ODBTrainer
+
+VOCABULARY = 128
+SAMPLES = 61
+
+
+class Texts(Dataset):
+    """Made-up token sequences of uneven lengths, the first quarter of each masked as a prompt."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        length = int(torch.randint(4, 200, (), generator=generator))
+        ids = torch.randint(1, VOCABULARY, (length,), generator=generator)
+        labels = ids.clone()
+        labels[: length // 4] = -100
+        return {"input_ids": ids, "labels": labels}
+
+
+def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    ids = pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)
+    labels = pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100)
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The Hugging Face Trainer on an ODBDataLoader.")
+    parser.add_argument("--out", default="hf-run", help="folder for checkpoints")
+    parser.add_argument("--resume", help="go on from this checkpoint, on the same or another number of ranks")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    args = TrainingArguments(
+        output_dir=options.out,
+        num_train_epochs=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        save_steps=4,
+        logging_steps=4,
+        ddp_find_unused_parameters=False,
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        report_to=[],
+    )
+    trainer = ODBTrainer(
+        LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes)),
+        args,
+        train_dataset=Texts(),
+        data_collator=collate,
+        # How many updates an epoch will take is not known; the estimate is for the learning rate's schedule.
+        odb=ODBOptions(token_budget=600, updates_per_epoch=6, loader={"window": 16}),
+    )
+    trainer.train(resume_from_checkpoint=options.resume)
+
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]).sum().reshape(1)
+    weights = trainer.accelerator.gather(weights)
+    if trainer.is_world_process_zero():
+        print(f"{trainer.state.global_step} updates, {trainer.state.epoch} epochs")
+        if trainer.step_info is not None:
+            print(f"the last epoch trained on {trainer.step_info.emitted_samples} of {SAMPLES} samples")
+        print(f"the same weights on every rank: {bool((weights == weights[0]).all())}")
+    trainer.end()
+
+
+if __name__ == "__main__":
+    main()
