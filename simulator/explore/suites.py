@@ -33,7 +33,7 @@ SMALL: Final[dict[str, Bounds]] = {
     "quota without a number": Bounds(lengths=compute_lengths((4, 2), _MIXED), mode=Mode.QUOTA, failures=1, stops=1),
     "paper's rule": Bounds(lengths=compute_lengths((5, 2), _MIXED), rule=PaperRule(), failures=1, stops=1),
     "several resources": Bounds(
-        lengths=compute_lengths((5, 3), _MIXED), budget_tokens=6, limits=(3, 2), window_samples=4, failures=1, stops=1
+        lengths=compute_lengths((5, 3), _MIXED), budget_tokens=6, limits=(2, 2), window_samples=4, failures=1, stops=1
     ),
     "ramp": Bounds(lengths=compute_lengths((5, 4), _MIXED), window_samples=4, ramp_rounds=2, failures=1, stops=1),
     "reads in parts": Bounds(

@@ -8,6 +8,7 @@ from pathlib import Path
 import networkx
 import pytest
 
+from odb_ref.core.errors import UsageError
 from odb_ref.core.machine import transition
 from odb_ref.core.rules import OdbRule
 from simulator.cli import main
@@ -211,6 +212,21 @@ def test_a_violation_is_printed_saved_and_exits_1(
     assert "RULE-BOUNDS DOES NOT HOLD" in capsys.readouterr().out
     assert main(["explore", "--replay", str(path)]) == 1
     assert "RULE-BOUNDS" in capsys.readouterr().out
+
+
+def test_limits_are_written_and_read_and_a_file_without_them_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.json"
+    scenario = Scenario(bounds=Bounds(lengths=((1, 1), (1,)), limits=(3, 1)), schedule=(Action(0, Act.READ),))
+    write_scenario(path, scenario)
+    assert read_scenario(path) == scenario
+    data = json.loads(path.read_text())
+    del data["bounds"]["limits"]
+    path.write_text(json.dumps(data))
+    assert read_scenario(path).bounds == Bounds(lengths=((1, 1), (1,)))
+    data["bounds"]["limits"] = 3
+    path.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match="field limits: expected a list"):
+        read_scenario(path)
 
 
 def test_bounds_take_lengths_in_turn() -> None:
