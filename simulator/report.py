@@ -14,14 +14,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS: Final = {"odb": "#1f6f8b", "paper": "#c27c0e", "standard": "#8d99a6"}
+COLOURS: Final = {
+    "odb": "#1f6f8b",
+    "paper": "#c27c0e",
+    "peer": "#b3261e",
+    "standard": "#8d99a6",
+    "hfg": "#5b8c5a",
+    "balanced": "#8d5a97",
+    "bmt": "#d98ba7",
+    "gmt": "#1d2733",
+    "packing": "#7fb0d0",
+}
 """A policy has the same colour in every plot."""
 
 _STYLE: Final = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1d2733;max-width:62rem;margin:2.5rem auto;padding:0 1.25rem}
 h1{font-size:1.7rem;margin-bottom:.2rem}h2{margin-top:2.4rem;border-bottom:1px solid #dde3e9;padding-bottom:.3rem}
 table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;font-size:.92rem}
-th,td{padding:.35rem .8rem;border-bottom:1px solid #e6ebf0;text-align:right;white-space:nowrap}
+th,td{padding:.35rem .7rem;border-bottom:1px solid #e6ebf0;text-align:right;white-space:nowrap}
 th:first-child,td:first-child,td.text{text-align:left}th{background:#f5f7f9}
 figure{margin:1.2rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#55606c;font-size:.9rem}
 td.text{white-space:normal;min-width:14rem}

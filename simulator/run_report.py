@@ -20,29 +20,21 @@ if TYPE_CHECKING:
 
     from simulator.lengths import Integers
 
-SHOWN_RANKS: Final = 4
-"""Ranks whose timelines the page of a run shows."""
+_SHOWN_RANKS: Final = 4
 _SHOWN_STEPS: Final = 16
 _STRETCHES: Final = 120
 SPAN_COLOURS: Final = {
     "fill": "#8fb8de",
     "collate": "#b39ddb",
-    "exchange": "#e0a458",
+    "exchange": "#5b8c5a",
     "wait for data": "#d1495b",
     "compute": "#1f6f8b",
     "idle": "#c9d1d9",
     "wait for ranks": "#efc7a4",
 }
 """What a span is drawn in, in the order of the legend."""
-_POLICY_COLOURS: Final = {
-    **COLOURS,
-    "hfg": "#5b8c5a",
-    "balanced": "#8d5a97",
-    "bmt": "#c06c84",
-    "gmt": "#6c5b7b",
-    "packing": "#355c7d",
-    "peer": "#b3261e",
-}
+_MARKERS: Final = {"odb": "D", "paper": "o", "peer": "o", "standard": "s", "hfg": "s", "balanced": "s"}
+"""Circles form groups online, squares have fixed batches; the others, triangles, know all lengths."""
 _KEY_FIGURES: Final = (
     "steps",
     "rounds",
@@ -60,6 +52,11 @@ _KEY_FIGURES: Final = (
     "tokens_per_s",
     "outcome",
 )
+
+
+def choose_ranks(ranks: int) -> frozenset[int]:
+    """The ranks whose timelines the page of a run shows: the first, the last, and two between."""
+    return frozenset(rank * (ranks - 1) // (_SHOWN_RANKS - 1) for rank in range(_SHOWN_RANKS))
 
 
 def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
@@ -87,15 +84,15 @@ def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
             f"the loader's. Right: steps in a rank's queue when it takes one, that one included; {summary.depth} at most.",
         )
         report.add_heading("Timelines")
-        spans = timeline.list_spans(SHOWN_RANKS)
+        spans = timeline.list_spans(choose_ranks(summary.ranks))
         middle_s = rows[len(rows) // 2].start_s
         for title, begin_s in (("The start", 0.0), ("The middle", middle_s)):
             first = next(i for i, row in enumerate(rows) if row.end_s > begin_s)
             end_s = rows[min(first + _SHOWN_STEPS, len(rows)) - 1].end_s
             report.add_figure(
                 _plot_timeline([span for span in spans if span[4] > begin_s and span[3] < end_s], (begin_s, end_s)),
-                f"{title}: {min(_SHOWN_STEPS, len(rows) - first)} steps of the first ranks. Everything above the trainer's "
-                "track is hidden while it computes.",
+                f"{title}: {min(_SHOWN_STEPS, len(rows) - first)} steps of a few ranks. What readers, collators and the "
+                "exchange do costs nothing unless a trainer waits for data.",
             )
     report.write(path)
 
@@ -178,8 +175,9 @@ def _plot_timeline(spans: Sequence[Span], limits_s: tuple[float, float]) -> Figu
                 left=[span[3] for span in own],
                 height=0.8,
                 color=colour,
-                edgecolor="white",
-                linewidth=0.4,
+                # An edge keeps short spans visible; the trainer's have no gap between them to tell them apart.
+                edgecolor="white" if own[0][1] == "trainer" else colour,
+                linewidth=0.4 if own[0][1] == "trainer" else 1.0,
                 label=name,
             )
     axis.set_yticks(list(lanes.values()), [_label_lane(rank, track, tracks) for rank, track in lanes], fontsize=8)
@@ -212,35 +210,42 @@ def write_compare_report(path: Path, terms: str, compared: Sequence[Compared], t
     _plot_dots(right, compared, lambda _, one: one.efficiency)
     right.set_title("efficiency", loc="left", fontsize=11)
     right.set_yticklabels([])
-    right.set_xlim(right=1.0)
+    right.set_xlim(0, 1.0)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     report.add_figure(
         figure,
-        "Further right is better. gmt, bmt and packing know all lengths before the run; packing needs a model that keeps the "
-        "samples of a row apart.",
+        "Further right is better. Circles and ours form batches online, squares have fixed batches, triangles know all lengths "
+        "before the run; packing also needs a model that keeps the samples of a row apart.",
     )
     for title, header, rows in tables:
-        report.add_heading(title)
+        if len(tables) > 1:
+            report.add_heading(title)
+        else:
+            report.add_heading("Figures")
+            report.add_text(title)
         report.add_table(header, rows)
     report.write(path)
 
 
 def _plot_dots(axis: Axes, compared: Sequence[Compared], get: Callable[[Compared, Summary], float]) -> None:
     names = [item.what.workload.name for item in compared]
-    for number, policy in enumerate(summary.policy for summary in compared[0].summaries):
-        values = [get(item, item.summaries[number]) for item in compared]
-        is_ours = policy == "odb"
+    policies = [summary.policy for summary in compared[0].summaries]
+    for number, policy in enumerate(policies):
+        # Each a little lower than the one before, so that equal values stay apart.
+        shift = 0.6 * (number / max(1, len(policies) - 1) - 0.5)
         axis.plot(
-            values,
-            range(len(names)),
-            "D" if is_ours else "o",
-            markersize=9 if is_ours else 7,
-            color=_POLICY_COLOURS.get(policy, f"C{number}"),
-            alpha=0.9,
-            zorder=3 if is_ours else 2,
+            [get(item, item.summaries[number]) for item in compared],
+            [place + shift for place in range(len(names))],
+            _MARKERS.get(policy, "^"),
+            markersize=8 if policy == "odb" else 6,
+            color=COLOURS[policy],
             label=policy,
         )
+    for place in range(1, len(names)):
+        axis.axhline(place - 0.5, color="#e6ebf0", linewidth=0.8)
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(False, axis="y")
     axis.grid(axis="x", color="#e6ebf0")

@@ -7,7 +7,7 @@ sorts ranks by how much they did. Any other name gets Perfetto's own format, in 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,22 +21,22 @@ Span = tuple[int, Track, str, float, float]
 
 
 class Timeline:
-    """Collects spans of simulated time, of the first ``ranks`` ranks or of all, and writes them."""
+    """Collects spans of simulated time, of ``ranks`` or of all, and writes them."""
 
     __slots__ = ("_ranks", "_spans")
 
-    def __init__(self, ranks: int | None = None) -> None:
+    def __init__(self, ranks: Collection[int] | None = None) -> None:
         self._ranks = ranks
         self._spans: list[Span] = []
 
     def add(self, rank: int, track: Track, name: str, start_s: float, end_s: float) -> None:
         """Adds a span to a track of ``rank``; an empty one is left out."""
-        if end_s > start_s and (self._ranks is None or rank < self._ranks):
+        if end_s > start_s and (self._ranks is None or rank in self._ranks):
             self._spans.append((rank, track, name, start_s, end_s))
 
-    def list_spans(self, ranks: int | None = None) -> list[Span]:
-        """The spans of the first ``ranks`` ranks, or of all, in the order they were added."""
-        return [span for span in self._spans if ranks is None or span[0] < ranks]
+    def list_spans(self, ranks: Collection[int]) -> list[Span]:
+        """The spans of ``ranks``, in the order they were added."""
+        return [span for span in self._spans if span[0] in ranks]
 
     def write(self, path: str | Path) -> None:
         """Writes names of ranks and tracks first, then the spans in the order they were added."""

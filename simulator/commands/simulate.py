@@ -16,7 +16,7 @@ from simulator.conditions import parse_fault
 from simulator.lengths import load_lengths
 from simulator.metrics import StepRow, Summary, list_step_columns, list_step_values
 from simulator.options import LENGTHS_HELP, add_run_options, build_run, check_writable
-from simulator.run_report import SHOWN_RANKS, write_run_report
+from simulator.run_report import choose_ranks, write_run_report
 from simulator.runs import POLICIES, Result, Run, run
 from simulator.terminal import print_table, show_progress
 from simulator.timeline import Timeline
@@ -88,7 +88,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
     check_writable(options.json, options.trace, options.steps_csv, options.perfetto, options.html)
     check_plots(options.html)
-    timeline = _make_timeline(options)
+    timeline = _make_timeline(options, what)
     result = _simulate(what, options.trace, timeline)
     if options.json is not None:
         Path(options.json).write_text(json.dumps(result.summary.to_json(), indent=2) + "\n", encoding="utf-8")
@@ -102,11 +102,11 @@ def run_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _make_timeline(options: argparse.Namespace) -> Timeline | None:
+def _make_timeline(options: argparse.Namespace, what: Run) -> Timeline | None:
     """What collects spans: of all ranks for a timeline file, of a few for a page."""
     if options.perfetto is not None:
         return Timeline()
-    return None if options.html is None else Timeline(SHOWN_RANKS)
+    return None if options.html is None else Timeline(choose_ranks(what.workload.ranks))
 
 
 def _parse_limits(texts: list[str]) -> dict[str, int]:
