@@ -17,6 +17,7 @@ What the Trainer's own loop makes different from a plain one:
 - The number of updates in an epoch is not known before it ends. Training is bounded by ``max_steps``, or by
   ``num_train_epochs`` together with `ODBOptions.updates_per_epoch`, an estimate for the learning rate's schedule.
 - ``per_device_train_batch_size`` and ``dataloader_drop_last`` mean nothing here: batches are formed under the token budget.
+  Nor does the Trainer's ``train_samples_per_second``, which it computes from the former.
 - Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples.
 
 Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; going on with another number of ranks needs

@@ -47,16 +47,19 @@ class Recorder(ODBTrainer):
         self.steps = 0
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        if self.steps % self.args.gradient_accumulation_steps == 0:
-            self.updates.append([])
-        self.steps += 1
         numbers = inputs.pop("numbers").tolist()
-        self.updates[-1] += [] if inputs[STEP_INFO].is_idle else numbers
+        if STEP_INFO in inputs:  # else it evaluates
+            if self.steps % self.args.gradient_accumulation_steps == 0:
+                self.updates.append([])
+            self.steps += 1
+            self.updates[-1] += [] if inputs[STEP_INFO].is_idle else numbers
         return super().compute_loss(model, inputs, **kwargs)
 
 
 def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: Any) -> Any:
-    arguments = {name: settings.pop(name) for name in ("odb", "model", "data_collator") if name in settings}
+    arguments = {
+        name: settings.pop(name) for name in ("odb", "model", "data_collator", "eval_dataset") if name in settings
+    }
     odb = arguments.setdefault("odb", GIVEN)
     defaults = {"save_strategy": "no", "num_train_epochs": 1}
     args = TrainingArguments(
@@ -79,7 +82,7 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
 def train(rank: int, folder: Path, *, resume: str | None = None, **settings: Any) -> Any:
     trainer = make_trainer(rank, folder, **settings)
     trainer.train(resume_from_checkpoint=resume and str(folder / resume))
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses = [entry[key] for entry in trainer.state.log_history for key in ("loss", "eval_loss") if key in entry]
     return (trainer.updates, get_weights(trainer.model)), trainer.state.global_step, trainer.state.epoch, losses
 
 
@@ -92,7 +95,7 @@ def make_llama() -> Any:
 def train_all(rank: int, folder: Path) -> Any:
     set_environment(rank, len(SIZES))
     return [
-        train(rank, folder),
+        train(rank, folder, eval_dataset=Samples([1, 2, 3, 4]), eval_strategy="steps", eval_steps=5),
         # The first epoch ends within a window: 11 steps.
         train(rank, folder, gradient_accumulation_steps=2, num_train_epochs=2),
         # Takes the Trainer's token count and divides by it, where it is given one.
@@ -101,7 +104,8 @@ def train_all(rank: int, folder: Path) -> Any:
 
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
-    """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
+    """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs,
+    evaluation on the way."""
     results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
     assert not any(result.error for result in results), results
     whole, windows, llama = zip(*(result.value for result in results), strict=True)
@@ -114,6 +118,7 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     assert [steps for _, steps, *_ in llama] == [4, 4]
     check_weights([run for run, *_ in llama], make_llama(), precision=1e-4)
     # The logged loss is the mean over all ranks' supervised tokens, for every update: near that of a uniform guess.
+    assert [len(losses) for *_, losses in whole] == [11 + 3, 11 + 3]
     assert all(3.2 < loss < 3.8 for _, _, _, losses in (*whole, *windows, *llama) for loss in losses)
 
 
