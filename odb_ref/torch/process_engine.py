@@ -11,9 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -76,6 +77,28 @@ def _is_orphaned(forked_from: int | None) -> bool:
     return parent is None or not parent.is_alive()
 
 
+def _end_when_orphaned(forked_from: int | None) -> None:
+    while not _is_orphaned(forked_from):
+        time.sleep(WATCH_S)
+    os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerInit:
+    """What a worker does first: it sees to it that it does not outlive the loader process, then does what the user asked for.
+
+    Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
+    """
+
+    init_fn: object
+    forked_from: int | None
+
+    def __call__(self, worker_id: int) -> None:
+        threading.Thread(target=_end_when_orphaned, args=(self.forked_from,), name="odb-watch", daemon=True).start()
+        if callable(self.init_fn):
+            self.init_fn(worker_id)
+
+
 def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, forked_from: int | None) -> None:
     """The loader process: does what it is told until it is told to end, or the training process is gone."""
     if other_end is not None:
@@ -83,8 +106,9 @@ def _serve(spec: EngineSpec, connection: Link, other_end: Link | None, forked_fr
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     lock = threading.Lock()
+    init_fn = _WorkerInit(spec.options.worker_init_fn, None if forked_from is None else os.getpid())
     try:
-        engine = ThreadEngine(spec)
+        engine = ThreadEngine(replace(spec, options=replace(spec.options, worker_init_fn=init_fn)))
     except Exception as error:  # whatever a DataLoader refuses
         _Reporter(connection, lock, 1).on_error(describe(error), error)
         return

@@ -141,7 +141,8 @@ def test_a_killed_process_is_named_in_time() -> None:
 
 
 def read_and_lose_the_loader_process(rank: int) -> None:
-    with ODBDataLoader(Numbers(0, 2000), num_workers=1, **SETTINGS) as loader:
+    # Far more than a pipe holds is on its way when it happens: nothing that waits for it to be read may stay.
+    with ODBDataLoader(Numbers(0, 4000), num_workers=2, prefetch_factor=32, **SETTINGS) as loader:
         for step, _ in enumerate(loader):
             if rank == 1 and step == 3:
                 (process,) = multiprocessing.active_children()
