@@ -279,6 +279,90 @@ Proof.
   destruct (failure (rank_of s r)); [discriminate|easy].
 Qed.
 
+(** ABORT, STOP: what a rank offers says that it has failed, and that its consumer has stopped, and after how many steps. *)
+Theorem an_offer_says_what_befell_its_rank : forall c r d s e t, transition c r d s e = Some t -> at_phase s <> OFFER -> at_phase t = OFFER ->
+  exists o, posted t = Some (MOffer o) /\ (failure t <> None -> o_failed o = Some r) /\
+    (stopped t = true -> o_stop_rank o = Some r /\ o_stop_step o = Some (length (taken t))).
+Proof.
+  intros c r d s e t E Ps Pt.
+  assert (Post : forall u, at_phase u <> OFFER -> at_phase (post c r u) = OFFER -> exists o, posted (post c r u) = Some (MOffer o) /\
+    (failure (post c r u) <> None -> o_failed o = Some r) /\ (stopped (post c r u) = true -> o_stop_rank o = Some r /\ o_stop_step o = Some (length (taken (post c r u))))).
+  { intros u Pu Pp. destruct (post_eq c r u) as [[Eq _]|[_ [_ ->]]]; [rewrite Eq in Pp; contradiction|]. simpl. eexists. split; [reflexivity|]. simpl. split.
+    - destruct (failure u); [reflexivity|easy].
+    - intros ->. auto. }
+  destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  - destruct (_ || _); [discriminate|]. injection E as <-. apply Post; assumption.
+  - destruct (collated s); [discriminate|]. injection E as <-. apply Post; assumption.
+  - destruct (at_phase s); try discriminate. exfalso. apply Ps. reflexivity.
+  - destruct (at_phase s); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. apply Post; [discriminate|assumption].
+  - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-.
+    match type of Pt with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u); congruence end.
+  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (v := deliver d _) in *.
+    assert (Pv : at_phase v = at_phase s) by (unfold v; match goal with |- at_phase (deliver d ?z) = _ => destruct (deliver_same d z) as [-> _] end; reflexivity). destruct (at_phase v) eqn:Pe; try (apply Post; [congruence|assumption]).
+    destruct (finish_eq v) as [p [Eq Cp]]. rewrite Eq in Pt. simpl in Pt. destruct Cp; congruence.
+  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E. set (v := set_limit _ _) in *.
+    destruct (at_phase s) eqn:Pe; try (injection E as <-; congruence); (destruct (stopped s); [injection E as <-; congruence|]); injection E as <-;
+      try (apply Post; [simpl; congruence|assumption]).
+    destruct (finish_eq v) as [p [Eq Cp]]. rewrite Eq in Pt. simpl in Pt. assert (at_phase v = DRAIN) by exact Pe. destruct Cp; congruence.
+  - destruct (_ || _); injection E as <-; [contradiction|]. apply Post; assumption.
+  - destruct (is_ending s); injection E as <-; [contradiction|]. apply Post; assumption.
+Qed.
+
+(** A field reduced by min is the least of those offered. *)
+Lemma fold_min : forall f : offer -> option nat, (forall a b, f (combine_offers a b) = min_opt (f a) (f b)) ->
+  forall os o, match f (fold_left combine_offers os o) with
+  | Some n => (exists x, In x (o :: os) /\ f x = Some n) /\ forall x k, In x (o :: os) -> f x = Some k -> n <= k
+  | None => forall x, In x (o :: os) -> f x = None
+  end.
+Proof.
+  intros f Hf. induction os as [|p os IH]; intros o; simpl fold_left.
+  - destruct (f o) as [n|] eqn:E.
+    + split; [exists o; simpl; auto|]. intros x k [<-|[]] Ek. assert (n = k) by congruence. lia.
+    + intros x [<-|[]]. exact E.
+  - specialize (IH (combine_offers o p)). destruct (f (fold_left combine_offers os (combine_offers o p))) as [n|].
+    + destruct IH as [[x [Hx Ex]] M]. split.
+      * destruct Hx as [<-|Hx]; [|exists x; simpl; auto]. rewrite Hf in Ex. apply min_opt_some in Ex as [Ex|Ex]; [exists o|exists p]; simpl; auto.
+      * assert (Z : forall k, f (combine_offers o p) = Some k -> n <= k) by (intros k; apply M; left; reflexivity). rewrite Hf in Z.
+        intros y k [<-|[<-|Hy]] Ek; [| |apply (M y k); [right; exact Hy|exact Ek]]; rewrite Ek in Z.
+        -- destruct (f p) as [j|]; simpl in Z; specialize (Z _ eq_refl); lia.
+        -- destruct (f o) as [j|]; simpl in Z; specialize (Z _ eq_refl); lia.
+    + assert (Z : f (combine_offers o p) = None) by (apply IH; left; reflexivity). rewrite Hf in Z.
+      intros y [<-|[<-|Hy]]; [| |apply IH; right; exact Hy]; destruct (f o), (f p); simpl in Z; congruence.
+Qed.
+
+Definition least (f : offer -> option nat) (os : list offer) (n : nat) : Prop := (exists x, In x os /\ f x = Some n) /\ forall x k, In x os -> f x = Some k -> n <= k.
+
+(** STOP: STOPPED names the lowest rank and the fewest steps among the stops that were offered (R7.4). *)
+Theorem a_stop_names_the_lowest_rank_and_the_fewest_steps_offered : forall s r q n, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+  ended_as (rank_of s r) = Some (Stopped q n) ->
+  exists os a, In (map MOffer os, Agreed a) (log s) /\ least o_stop_rank os q /\ least o_stop_step os n.
+Proof.
+  intros s r q n R H E O. destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
+  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk.
+  assert (Old : forall l', h_kind (whole s) = NClosed (Stopped q n) l' -> exists os a, In (map MOffer os, Agreed a) (log s ++ [(messages N s, x)]) /\ least o_stop_rank os q /\ least o_stop_step os n).
+  { intros l' K. destruct (IH l' K) as [os [a [Hin X]]]. exists os, a. split; [apply in_or_app; auto|exact X]. }
+  unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|m| |o' l'] eqn:K.
+  - destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
+    simpl in Hk. injection Hk as -> Hn _. destruct (messages N s) as [|[o0|cs|rp] ms] eqn:Em; simpl in Rd; try discriminate.
+    2:{ destruct (counts_of _ _); discriminate. }
+    2:{ destruct (reports_of ms); discriminate. }
+    destruct (offers_of ms) as [os|] eqn:Eo; [|discriminate]. injection Rd as Ra. apply offers_of_map in Eo. subst ms.
+    exists (o0 :: os), a. split; [apply in_or_app; right; left; reflexivity|].
+    pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1. pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite Ra in F1, F2. rewrite Sr in F1.
+    split; [exact F1|]. destruct (o_stop_step a) as [k|]; [subst k; exact F2|exfalso].
+    destruct F1 as [[x [Hx Sx]] _]. specialize (F2 x Hx). apply In_nth_error in Hx as [i Hi].
+    assert (Hm : nth_error (messages N s) i = Some (MOffer x)) by (rewrite Em; apply (map_nth_error MOffer i (o0 :: os) Hi)).
+    assert (Li : i < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact Li. injection Hm as Hm.
+    assert (W : is_waiting (rank_of s i) = true) by (apply (pending_current N cfg depth input s i I Li (P i Li))).
+    pose proof (waiting_message N cfg depth input s i I Li W) as Ok. rewrite Hm in Ok. destruct Ok as [_ [_ [_ [_ [_ [_ Z]]]]]]. apply Z; congruence.
+  - destruct x; simpl in Hk; congruence.
+  - destruct x as [a|cs|rs]; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
+    exfalso. unfold failure_of in Fo. pose proof (first_failed_spec rs) as Z. destruct (first_failed rs) as [o|]; [injection Fo as ->; destruct Z as [? [? [_ [_ Z]]]]; discriminate|].
+    destruct rs as [|rp rs]; [discriminate|]. apply first_different_mismatch in Fo as [i Fo]. discriminate.
+  - apply (Old l'). destruct x; simpl in Hk; congruence.
+Qed.
+
 (** STOP: so does a rank whose consumer has stopped, and that round is the last. A failure or a mismatch goes first (R7.4). *)
 Theorem a_stopped_rank_offers_its_stop : forall s r, reachable s -> r < N -> stopped (rank_of s r) = true -> at_phase (rank_of s r) <> FILL.
 Proof.

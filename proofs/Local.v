@@ -83,6 +83,7 @@ Record offer_ok (c : config) (rank : nat) (s : state) (o : offer) : Prop := {
   of_flag : o_ready o = false -> o_failed o <> None \/ o_stop_rank o <> None;
   of_failed : forall r, o_failed o = Some r -> r = rank /\ failure s <> None;
   of_stop : forall r, o_stop_rank o = Some r -> r = rank /\ stopped s = true;
+  of_step : o_stop_rank o <> None -> o_stop_step o <> None;
   of_ready : o_ready o = true ->
     collated s = true /\ wanted s = 0 /\ groups s = c_group c (window s) /\
     o_samples_max o = (if is_quota_met c (gsum s) then 0 else length (window s)) /\
@@ -243,6 +244,7 @@ Proof.
       apply orb_true_iff in R as [R|R]; rewrite R; [left|right]; discriminate.
     + intros r Hr. destruct (failure s); simpl in Hr; [|discriminate]. injection Hr as <-. split; [reflexivity|discriminate].
     + intros r Hr. destruct (stopped s); [|discriminate]. injection Hr as <-. auto.
+    + destruct (stopped s); [discriminate|auto].
     + intros RT. unfold is_ready in RT. simpl in RT. apply andb_true_iff in RT as [R1 R2]. apply Nat.eqb_eq in R2. repeat split; auto.
 Qed.
 

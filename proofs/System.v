@@ -255,7 +255,8 @@ Definition msg_ok (r : nat) (m : msg) : Prop :=
   match m with
   | MOffer o => o_print_min o = c_print (cfg r) /\ o_print_max o = c_print (cfg r) /\ o_samples_min o = o_samples_max o /\
       (o_ready o = false -> o_failed o <> None \/ o_stop_rank o <> None) /\
-      (forall q, o_failed o = Some q -> q = r) /\ (forall q, o_stop_rank o = Some q -> q = r)
+      (forall q, o_failed o = Some q -> q = r) /\ (forall q, o_stop_rank o = Some q -> q = r) /\
+      (o_stop_rank o <> None -> o_stop_step o <> None)
   | MReport x => r_rank x = r /\ r_print x = c_print (cfg r)
   | MCounts _ => True
   end.
