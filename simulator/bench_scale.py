@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.errors import UsageError
 from simulator.answers_report import check_plots
 from simulator.lengths import load_lengths
 from simulator.options import check_writable
@@ -65,8 +66,11 @@ def main() -> None:
     if options.one is not None:
         sys.stdout.write(json.dumps(measure(*options.one)) + "\n")
         return
-    check_writable(options.html)
-    check_plots(options.html)
+    try:
+        check_writable(options.html)
+        check_plots(options.html)
+    except UsageError as error:
+        parser.error(str(error))
     measured = []
     with show_progress("one process for each row", len(options.ranks)) as on_progress:
         for ranks in options.ranks:

@@ -1,0 +1,95 @@
+"""How the command ends when it is broken off or the machine is too small: shortly, and in one line at most."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulator import bench_scale
+from simulator.cli import main
+
+RUN = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
+
+
+@pytest.mark.parametrize(("error", "status", "lines"), [(KeyboardInterrupt, 130, 0), (MemoryError, 2, 1)])
+def test_an_interrupted_run_says_no_more_than_it_must(
+    error: type[BaseException],
+    status: int,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("simulator.commands.simulate.run", fail)
+    assert main(RUN) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == lines
+
+
+def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    program = (
+        "import sys, pathlib, simulator.sweep as sweep; from simulator.cli import main; own = sweep.run_grid\n"
+        "def tell(grid, executor, on_done=None):\n"
+        "    executor.submit(sum, [1]).result()\n"
+        f"    pathlib.Path({str(started)!r}).touch()\n"
+        "    return own(grid, executor, on_done)\n"
+        "if __name__ == '__main__':\n"
+        "    import simulator.commands.sweep as command; command.run_grid = tell; sys.exit(main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    grid = [
+        "sweep",
+        "sgd_dialogues",
+        "--samples",
+        "2000000",
+        "--ranks",
+        "64,65",
+        "--token-budget",
+        "8192",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py"), *grid],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not started.exists() and process.poll() is None:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_the_page_of_the_scaling_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    figures = {"wall_time_s": 2.0, "cpu_time_s": 1.0, "peak_bytes": 2.0**20, "steps": 7.0}
+    monkeypatch.setattr(bench_scale, "measure_apart", lambda ranks, samples: figures)
+    monkeypatch.setattr(
+        "sys.argv", ["bench_scale", "--ranks", "2", "8", "--samples-per-rank", "5", "--html", str(page)]
+    )
+    bench_scale.main()
+    assert "100000.0" in capsys.readouterr().out, "microseconds a sample: a second for ten"
+    assert page.read_text().count("<svg") == 1
+    monkeypatch.setattr("sys.argv", ["bench_scale", "--html", str(tmp_path / "none" / "page.html")])
+    with pytest.raises(SystemExit):
+        bench_scale.main()
+    assert "cannot be written" in capsys.readouterr().err
