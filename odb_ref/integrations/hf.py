@@ -73,7 +73,8 @@ class ODBOptions:
     """About how many optimizer updates an epoch takes; needed without ``max_steps``. Shapes the learning rate's schedule and
     the progress bar, never the length of training. Rather too high: most schedules end at a rate of 0."""
     loader: Mapping[str, object] = field(default_factory=dict)
-    """Further arguments of `ODBDataLoader`, such as ``window`` or ``shard``."""
+    """Further arguments of `ODBDataLoader`, such as ``window``, or ``causal_shift=False`` for a model that does not shift its
+    labels by a token (sequence to sequence, token classification)."""
 
     def __post_init__(self) -> None:
         for name in self.loader:

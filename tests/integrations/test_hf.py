@@ -131,8 +131,15 @@ def save_and_resume(rank: int, folder: Path) -> Any:
         train(rank, folder / "given", resume="checkpoint-4", **settings),
         train(rank, folder / "given", resume="checkpoint-8", **settings),
         train(rank, folder / "given", resume="checkpoint-12", **settings),
+        resume_within_a_window(rank, folder / "given"),
         train(rank, folder / "auto", **shared),
     ]
+
+
+def resume_within_a_window(rank: int, folder: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        train(rank, folder, resume="checkpoint-4", gradient_accumulation_steps=3)
+    return str(caught.value)
 
 
 def resume_alone(rank: int, folder: Path) -> Any:
@@ -144,12 +151,13 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     """Checks: RESUME, ONCE, COVER, REPLAY. In the first and the second epoch, after its end, and on one rank instead of two."""
     results = run_ranks(len(SIZES), save_and_resume, tmp_path, timeout_s=200)
     assert not any(result.error for result in results), results
-    for whole, from_4, from_8, from_12, _ in (result.value for result in results):
+    for whole, from_4, from_8, from_12, refusal, _ in (result.value for result in results):
         (updates, weights), *rest = whole
         assert len(updates) == 12
         assert from_4 == ((updates[4:], weights), *rest)
         assert from_8 == ((updates[8:], weights), *rest)
         assert from_12[0] == ([], weights)
+        assert "8 steps into its epoch, which is no multiple of gradient_accumulation_steps=3" in refusal
     first = [result.value[-1][0] for result in results]
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=120)
     assert not alone.error, alone
