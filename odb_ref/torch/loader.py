@@ -121,7 +121,7 @@ class ODBDataLoader:
         quota: int | None = None,
         policy: str | TargetRule = "odb",
         max_age_rounds: int = 4,
-        ramp_rounds: int = 3,
+        ramp_rounds: int = 2,
         length_fn: Callable[[Element], int] | None = None,
         supervised_fn: Callable[[Element], int] | None = None,
         causal_shift: bool = True,
