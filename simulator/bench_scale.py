@@ -35,8 +35,9 @@ _HEADER: Final = ["ranks", "samples", "steps", "wall s", "processor s", "us a sa
 
 def measure(ranks: int, samples: int) -> Figures:
     """Wall and processor seconds and peak memory of one simulation in this process, and the steps it took."""
+    lengths = load_lengths(_TRACE)
     begin_s = time.process_time()
-    workload = build_workload(load_lengths(_TRACE), ranks=ranks, samples=samples)
+    workload = build_workload(lengths, ranks=ranks, samples=samples)
     summary = run(Run(workload=workload, policy="odb", budget_tokens=_BUDGET_TOKENS)).summary
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
     cpu_time_s = time.process_time() - begin_s

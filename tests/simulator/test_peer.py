@@ -22,7 +22,8 @@ WINDOW_SAMPLES = 64
 
 def build(shards: list[list[int]]) -> Workload:
     tokens = np.array([length for shard in shards for length in shard])
-    return Workload("test", np.arange(len(tokens)), tokens, tokens, np.cumsum([0, *map(len, shards)]))
+    nothing = np.empty((len(tokens), 0), dtype=np.int64)
+    return Workload("test", np.arange(len(tokens)), tokens, tokens, nothing, np.cumsum([0, *map(len, shards)]))
 
 
 def list_batches(workload: Workload, budget_tokens: int, window_samples: int) -> list[list[list[int]]]:
