@@ -18,7 +18,9 @@ SIZES = (23, 8)
 """Samples of each rank's shard."""
 LEARNING_RATE = 0.3
 BUDGET_TOKENS = 60
-OPTIONS: dict[str, Any] = {"window": 12, "timeout_s": 20}
+OPTIONS: dict[str, Any] = {"window": 12, "ramp_rounds": 3, "timeout_s": 20}
+STEPS = 11
+"""Of an epoch: odd, so that its last accumulation window of two is not full."""
 PROMPT = 5
 """This sample is too long to share a batch, and has no supervised token: the mean loss of its batch is 0/0."""
 
