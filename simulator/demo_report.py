@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BINS = 60
 _RANK_COLOURS = ("#1f6f8b", "#c27c0e", "#5b8c5a", "#8d5a97")
-_TRAINING_FIGURES = {
+TRAINING_FIGURES = {
     "steps": ",",
     "samples": ",",
     "idle_steps": ",",
@@ -159,7 +159,7 @@ def _add_training(report: Report, train: JsonObject, traces: Sequence[Path]) -> 
 def list_training_rows(train: JsonObject) -> list[list[str]]:
     """The figures of the training run beside those of fixed batches, for a table."""
     rows = []
-    for key, style in _TRAINING_FIGURES.items():
+    for key, style in TRAINING_FIGURES.items():
         values = [train.get(key), train.get(f"fixed_{key}")]
         rows.append([key, *(format(value, style) if isinstance(value, int | float) else "-" for value in values)])
     return rows
