@@ -1,7 +1,8 @@
 """Reading and collating in a process of their own, so that neither holds the interpreter lock of the one that trains.
 
 The loader process runs a `ThreadEngine` and, under it, the workers of the inner DataLoader. Samples never enter the training
-process: it learns their measures, and receives finished batches, whose tensors lie in shared memory.
+process: it learns their measures, and receives finished batches. Their large tensors lie in shared memory, small ones come as
+bytes: handing over a shared-memory file takes several times as long, most of it with the interpreter lock.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch.multiprocessing
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.engine import EngineSpec, Listener, ReadItem, ReadPlan, ThreadEngine
+from odb_ref.torch.packing import pack, unpack
 from odb_ref.torch.workbench import BatchOrder, describe, pin
 
 JOIN_S: Final = 10.0
@@ -63,7 +65,7 @@ class _Reporter:
         self._send("bad", place, cause)
 
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-        self._send("collated", round_, batches)
+        self._send("collated", round_, [(number, pack(batch)) for number, batch in batches])
 
     def on_error(self, cause: str, error: BaseException) -> None:
         self._send("error", cause, "".join(traceback.format_exception(error)))
@@ -258,7 +260,8 @@ class ProcessEngine:
                 listener.on_read(items, is_ended)
             case (_, "bad", int(place), str(cause)):
                 listener.on_bad(place, cause)
-            case (_, "collated", int(round_), list(batches)):
+            case (_, "collated", int(round_), list(packed)):
+                batches = [(number, unpack(batch)) for number, batch in packed]
                 if self._is_pinned:
                     batches = [(number, pin(batch)) for number, batch in batches]
                 listener.on_collated(round_, batches)
