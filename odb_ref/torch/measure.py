@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
+
+import numpy as np
+import torch
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.packing import pack
@@ -26,6 +29,9 @@ class Measured:
     length: int
     supervised: int
     sample: object
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), tuple(getattr(self, name) for name in self.__match_args__)  # quicker than by itself
 
 
 def _get_field(sample: object, key: str) -> object:
@@ -57,6 +63,10 @@ def get_length(sample: object) -> int:
 
 
 def _count_labels(labels: object, is_shifted: bool) -> int:
+    if isinstance(labels, torch.Tensor) and labels.device.type == "cpu" and labels.ndim == 1:
+        labels = labels.numpy()
+    if isinstance(labels, np.ndarray) and labels.ndim == 1:
+        return int(np.count_nonzero(labels[int(is_shifted) :] != IGNORE_INDEX))
     if hasattr(labels, "tolist"):
         labels = labels.tolist()
     while isinstance(labels, Sequence) and len(labels) == 1 and isinstance(labels[0], Sequence):

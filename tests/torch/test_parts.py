@@ -94,6 +94,7 @@ def test_a_trainer_that_divides_by_its_micro_steps_gets_that_back() -> None:
         torch.tensor(3.5),
         torch.empty(0, 4),
         torch.ones(3, 4, dtype=torch.bfloat16),
+        torch.ones(3).to(torch.float8_e5m2),
         torch.arange(12).reshape(3, 4).t(),
         torch.ones(LARGE_BYTES, dtype=torch.uint8),
         torch.tensor([True, False]),
@@ -107,7 +108,7 @@ def test_packing_keeps_tensors_as_they_are(value: torch.Tensor) -> None:
     for tensor in (found["input_ids"], found["other"][0]):
         assert tensor.dtype == value.dtype
         assert tensor.shape == value.shape
-        assert torch.equal(tensor, value)
+        assert torch.equal(tensor.float(), value.float())
     assert found["other"][1:] == ["text", 7]
 
 
@@ -132,7 +133,15 @@ def test_a_sample_without_a_length_is_refused(sample: Any) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "shifted", "plain"),
-    [([-100, 5, 6], 2, 2), ([4, 5, 6], 2, 3), (torch.tensor([[4, -100, 6]]), 1, 2), (None, 2, 3), ([-100] * 3, 0, 0)],
+    [
+        (torch.tensor([4, -100, 6]), 1, 2),
+        (torch.tensor([4, 5, 6]).numpy(), 2, 3),
+        ([-100, 5, 6], 2, 2),
+        ([4, 5, 6], 2, 3),
+        (torch.tensor([[4, -100, 6]]), 1, 2),
+        (None, 2, 3),
+        ([-100] * 3, 0, 0),
+    ],
 )
 def test_supervised_tokens_are_the_labels_a_causal_model_predicts(labels: Any, shifted: int, plain: int) -> None:
     sample = {"input_ids": [1, 2, 3]} | ({} if labels is None else {"labels": labels})
