@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from odb_ref.core.check import check_traces  # noqa: E402
@@ -122,6 +123,43 @@ def check_gradients(sizes: list[int], ranks: tuple[Any, ...]) -> None:
         for window in windows:
             found = torch.tensor(window["gradient"], dtype=torch.float64)
             assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+
+
+RATE = 0.5
+
+
+def train_sharded(rank: int, sizes: list[int]) -> Any:
+    """The samples of each step, and the parameters at the end, with the optimizer's state sharded over the ranks (ZeRO)."""
+    loader = ODBDataLoader(make_shard(rank, sizes), **SETTINGS)
+    wrapped = wrap(make_model(), "ddp")
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=RATE)
+    steps = []
+    with loader:
+        for batch in loader:
+            info = pop_step_info(batch)
+            optimizer.zero_grad()
+            info.scale(compute_loss(wrapped, batch, "mean")).backward()
+            optimizer.step()
+            steps.append([] if info.is_idle else batch["numbers"])
+    return steps, [parameter.tolist() for parameter in wrapped.parameters()]
+
+
+def test_zero_sharded_training_equals_one_process_on_the_union() -> None:
+    """Checks: ALIGN, WEIGHT with collectives in the optimizer's step too."""
+    results = run_ranks(3, train_sharded, [20, 7, 2], timeout_s=120)
+    assert not any(result.error for result in results), results
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for groups in zip(*(result.value[0] for result in results), strict=True):
+        optimizer.zero_grad()
+        samples = [make_sample(number) for group in groups for number in group]
+        losses = [compute_loss(model, collate([sample]), "sum") for sample in samples]
+        count = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
+        (sum(losses) / count).backward()
+        optimizer.step()
+    for result in results:
+        for found, expected in zip(result.value[1], model.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected.data, rtol=1e-9, atol=1e-12)
 
 
 class Prompts(Numbers):
