@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import locale
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
-from odb_ref.core.events import Collated, LocalFailed, PeerLost, Reported, SamplesRead, StepTaken
+from odb_ref.core.events import Collated, LocalFailed, PeerLost, Report, Reported, SamplesRead, StepTaken
 from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.core.rules import get_rule
 from odb_ref.core.trace import (
@@ -25,6 +27,7 @@ from odb_ref.core.trace import (
     decode_event,
     decode_resumed,
     decode_sample,
+    encode_effect,
     encode_event,
     read_trace,
 )
@@ -161,6 +164,30 @@ def test_a_bad_record_is_refused_where_it_stands(line: object, message: str, tmp
     assert str(caught.value) == f"{path}{message}"
 
 
+@pytest.fixture(name="c_locale")
+def _c_locale() -> Iterator[None]:
+    """A locale whose encoding is not UTF-8."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
+
+
+@pytest.mark.parametrize("name", ["t.ndjson", "t.ndjson.gz"])
+def test_a_trace_is_utf_8_whatever_the_locale(name: str, tmp_path: Path, c_locale: None) -> None:
+    """Spec: R9. This writer escapes all but ASCII; another need not."""
+    data = json.dumps({**HEADER, "driver": "é"}, ensure_ascii=False).encode() + b"\n"
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert read_trace(tmp_path / name)[0].driver == "é"
+
+
+def test_what_is_no_event_or_effect_is_not_written() -> None:
+    with pytest.raises(AssertionError, match="'nothing'"):
+        encode_event("nothing")  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="'nothing'"):
+        encode_effect("nothing")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("time", "expected"), [(2, 2), (0.5, 0.5), ("now", None), (None, None)])
 def test_a_time_is_a_number_or_nothing(time: object, expected: float | None, tmp_path: Path) -> None:
     _, records = read_trace(write_lines(tmp_path / "t", HEADER, {**RECORD, "time_s": time}))
@@ -202,6 +229,20 @@ def test_what_may_be_absent_has_a_meaning() -> None:
     assert decode_event({"kind": "peer_lost", "cause": "x"}) == PeerLost(None, "x")
     assert decode_event({"kind": "local_failed", "cause": ""}) == LocalFailed("")
     assert decode_event({"kind": "collated", "round": 0}) == Collated(0)
+
+
+def test_reports_are_read_back_in_order() -> None:
+    """Spec: R9.2."""
+    reports = (Report(0, "disk", 2, "{}"), Report(1, "", 3, '{"a": 1}'))
+    data = {
+        "kind": "reported",
+        "reports": [
+            {"rank": 0, "cause": "disk", "round": 2, "config": "{}"},
+            {"rank": 1, "cause": "", "round": 3, "config": '{"a": 1}'},
+        ],
+    }
+    assert encode_event(Reported(reports)) == data
+    assert decode_event(data) == Reported(reports)
 
 
 RESUMED = Resumed(

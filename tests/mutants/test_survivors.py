@@ -1,0 +1,52 @@
+"""The list of survivors names functions that exist, each mutant once, and says of each what it changes and why it may live."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.score import SURVIVORS, format_row, get_module, read_explained
+
+CORE = Path(__file__).parents[2] / "odb_ref" / "core"
+NAME = re.compile(r"x(?:_|ǁ(?P<owner>\w+)ǁ)(?P<function>\w+)__mutmut_\d+")
+
+
+def list_functions(module: str) -> set[tuple[str | None, str]]:
+    """The functions of a module of the core, and its methods, each after its class."""
+    body = ast.parse((CORE / f"{module.replace('.', '/')}.py").read_text()).body
+    classes = [item for item in body if isinstance(item, ast.ClassDef)]
+    return {(None, item.name) for item in body if isinstance(item, ast.FunctionDef)} | {
+        (owner.name, item.name) for owner in classes for item in owner.body if isinstance(item, ast.FunctionDef)
+    }
+
+
+def test_every_survivor_is_of_a_function_that_exists() -> None:
+    explained = read_explained()
+    assert explained
+    assert len(set(explained)) == len(explained)
+    for name in explained:
+        found = NAME.fullmatch(name.rsplit(".", 1)[1])
+        assert found, name
+        assert (found["owner"], found["function"]) in list_functions(get_module(name)), name
+
+
+def test_every_survivor_has_a_change_and_a_reason() -> None:
+    rows = [line for line in SURVIVORS.read_text().splitlines() if "__mutmut_" in line and line.startswith("|")]
+    assert len(rows) == len(read_explained())
+    for row in rows:
+        _, _, change, reason, _ = re.split(r"(?<!\\)\|", row)
+        assert change.strip() and len(reason.split()) >= 3, row
+
+
+@pytest.mark.parametrize(
+    ("statuses", "row"),
+    [
+        (["killed"] * 3 + ["survived"], "| x | 4 | 3 | 0 | 1 | 0 | 0 | 75.0 % |"),
+        (["killed", "timed out", "no tests", "not run"], "| x | 4 | 2 | 1 | 0 | 1 | 1 | 50.0 % |"),
+    ],
+)
+def test_the_score_counts_what_timed_out_as_killed_and_what_was_not_run_as_alive(statuses: list[str], row: str) -> None:
+    assert format_row("x", statuses) == row
