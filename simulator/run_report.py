@@ -11,7 +11,7 @@ import numpy as np
 from simulator.comparison import Compared
 from simulator.metrics import StepRow, Summary
 from simulator.report import COLOURS, Report, make_figure
-from simulator.runs import Result
+from simulator.runs import Result, has_window
 from simulator.timeline import TRACKS, Span, Timeline
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
         f"One simulated epoch: {summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
         f"{summary.token_budget:,} padded tokens"
         + (f" (fixed batches of {summary.batch_size:,})" if summary.batch_size is not None else "")
-        + f", window {summary.window:,}, depth {summary.depth}. Times are simulated; GLOSSARY.md of the simulator has the "
+        + (f", window {summary.window:,}" if has_window(summary.policy) or summary.rounds else "")
+        + f", depth {summary.depth}. Times are simulated; GLOSSARY.md of the simulator has the "
         "formula of every figure.",
     )
     figures = summary.to_json()

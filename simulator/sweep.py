@@ -1,21 +1,19 @@
 """Grids of simulations, run in parallel through the `concurrent.futures` interface.
 
-`run_grid` takes any `concurrent.futures.Executor`: the process pool of this machine, `Local` for none at all, or a cluster's
-(``dask.distributed.Client().get_executor()``, ``mpi4py.futures.MPIPoolExecutor()``, and others of that interface). The
-answers come in the order of the grid and are the same whatever runs them.
+`run_grid` takes any `concurrent.futures.Executor`: the process pool of this machine, `Local` for none at all, a Dask or Ray
+cluster's (`simulator.clusters`), ``mpi4py.futures.MPIPoolExecutor()`` and others of that interface. The answers come in the
+order of the grid and are the same whatever runs them.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import count, product
 from multiprocessing import get_context
-from typing import Final, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from odb_ref.core.errors import InvariantError, OdbError, UsageError
 from simulator.conditions import STEADY, Conditions
@@ -27,7 +25,6 @@ from simulator.workload import Sharding, Workload, build_workload
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_CONNECT_S: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,34 +146,6 @@ def make_executor(workers: int) -> Executor:
 def _end_quietly() -> None:
     """Ctrl-C ends a worker without a word: the process that asked for the simulations says what is to be said."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextmanager
-def open_executor(address: str | None, workers: int) -> Iterator[Executor]:
-    """The executor at ``address``, ``dask://HOST:PORT``: a Dask cluster whose workers have this package. Without one, processes
-    of this machine (`make_executor`). Closed in the end.
-
-    Raises: UsageError when the address is of no known kind, nobody answers there, or Dask is missing.
-    """
-    if address is None:
-        with make_executor(workers) as executor:
-            yield executor
-        return
-    scheme, _, place = address.partition("://")
-    if scheme != "dask" or not place:
-        raise UsageError(f"--executor {address}: expected dask://HOST:PORT, the address of a Dask scheduler")
-    try:
-        distributed = import_module("distributed")
-    except ImportError:
-        raise UsageError("--executor dask://... needs Dask: pip install 'odb-ref[dask]'") from None
-    try:
-        client = distributed.Client(f"tcp://{place}", timeout=_CONNECT_S)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--executor {address}: no scheduler answers: {' '.join(str(error).split())}") from error
-    with client:
-        remote: Executor = client.get_executor()
-        with remote:
-            yield remote
 
 
 def simulate_point(grid: Grid, point: Point) -> Answer:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from odb_ref.core.errors import UsageError
 from simulator.answers_report import HEADER, build_row, check_plots, write_sweep_report
+from simulator.clusters import ADDRESSES, open_executor
 from simulator.conditions import Conditions
 from simulator.cost_files import load_costs
 from simulator.costs import Costs
 from simulator.lengths import load_lengths
 from simulator.options import check_writable
 from simulator.runs import POLICIES
-from simulator.sweep import Answer, Grid, build_points, open_executor, run_grid
+from simulator.sweep import Answer, Grid, build_points, run_grid
 from simulator.terminal import print_table, show_progress
 from simulator.workload import Sharding
 
@@ -68,7 +69,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--executor",
         metavar="ADDRESS",
-        help="in place of --workers: dask://HOST:PORT, a Dask cluster with this package",
+        help=f"in place of --workers, a cluster whose workers have this package: {ADDRESSES}",
     )
 
 

@@ -9,11 +9,12 @@ from typing import Final
 
 from odb_ref.core.rules import RULES
 from simulator.answers_report import TUNE_HEADER, TUNE_NOTE, build_tune_row, check_plots, write_tune_report
+from simulator.clusters import open_executor
 from simulator.commands.sweep import add_data_options, load_cost_option
 from simulator.conditions import Conditions
 from simulator.lengths import load_lengths
 from simulator.options import check_writable
-from simulator.sweep import Answer, open_executor
+from simulator.sweep import Answer
 from simulator.terminal import print_table, show_progress
 from simulator.tune import LARGEST_WINDOW, Question, Tuning, compute_host_tokens, tune
 from simulator.workload import Sharding

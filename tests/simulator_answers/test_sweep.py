@@ -15,8 +15,9 @@ import pytest
 
 from odb_ref.core.errors import InvariantError, UsageError
 from simulator.cli import main
+from simulator.clusters import open_executor
 from simulator.runs import run
-from simulator.sweep import Grid, Local, build_points, open_executor, run_grid
+from simulator.sweep import Grid, Local, build_points, run_grid
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
@@ -46,55 +47,58 @@ def test_any_executor_gives_the_same_answers_in_the_order_of_the_grid() -> None:
     assert figures(ProcessPoolExecutor(2, mp_context=get_context("spawn"))) == here
 
 
-@pytest.fixture(scope="module")
-def dask_address() -> Iterator[str]:
-    """The address of a Dask cluster of two processes of this machine."""
-    distributed = pytest.importorskip(
-        "distributed", reason="Dask is not installed: pip install 'odb-ref[dask]'", exc_type=ImportError
-    )
+@pytest.fixture(scope="module", params=["dask", "ray"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a cluster of processes of this machine."""
+    if request.param == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'odb-ref[ray]'")
+        yield "ray://local"
+        return
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install 'odb-ref[dask]'")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         yield cluster.scheduler_address.replace("tcp://", "dask://")
 
 
-def test_a_dask_cluster_gives_the_same_answers(dask_address: str) -> None:
+def test_a_cluster_gives_the_same_answers(address: str) -> None:
     heard: list[int] = []
-    with open_executor(dask_address, 1) as executor:
+    with open_executor(address, 1) as executor:
         answers = run_grid(make_grid(), executor, heard.append)
+        with pytest.raises(InvariantError, match="FREE"):
+            executor.submit(raise_invariant).result()
     assert [answer.to_json() for answer in answers] == [answer.to_json() for answer in run_grid(make_grid(), Local())]
     assert sorted(heard) == [1, 2, 3, 4, 5, 6]
-
-
-def test_the_commands_run_on_a_dask_cluster(dask_address: str, tmp_path: Path) -> None:
-    written = []
-    for number, where in enumerate((["--workers", "1"], ["--executor", dask_address])):
-        path = tmp_path / f"{number}.json"
-        grid = ["gsm8k", "--samples", "200", "--ranks", "2,3", "--token-budget", "1024", "--window", "16"]
-        assert main(["sweep", *grid, "--json", str(path), *where]) == 0
-        written.append(path.read_bytes())
-    assert written[0] == written[1]
-    question = ["gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "1024", "--window-max", "16"]
-    assert main(["tune", *question, "--executor", dask_address]) == 0
-
-
-def test_an_error_on_a_dask_worker_is_that_of_the_point(dask_address: str) -> None:
-    with open_executor(dask_address, 1) as executor, pytest.raises(InvariantError, match="FREE"):
-        executor.submit(raise_invariant).result()
 
 
 def raise_invariant() -> None:
     raise InvariantError("FREE", "nothing can happen")
 
 
+def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
+    written = []
+    for number, where in enumerate((["--workers", "1"], ["--executor", address])):
+        path = tmp_path / f"{number}.json"
+        grid = ["gsm8k", "--samples", "200", "--ranks", "2,3", "--token-budget", "1024", "--window", "16"]
+        assert main(["sweep", *grid, "--json", str(path), *where]) == 0
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
+    question = ["gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "1024", "--window-max", "16"]
+    assert main(["tune", *question, "--executor", address]) == 0
+
+
 def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install 'odb-ref[dask]'")
-    monkeypatch.setattr("simulator.sweep._CONNECT_S", 1)
-    with pytest.raises(UsageError, match="no scheduler answers"), open_executor("dask://127.0.0.1:9", 1):
+    monkeypatch.setattr("simulator.clusters._CONNECT_S", 1)
+    with pytest.raises(UsageError, match="nobody answers"), open_executor("dask://127.0.0.1:9", 1):
         pass
 
 
-def test_without_dask_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(UsageError, match=r"pip install 'odb-ref\[dask\]'"), open_executor("dask://127.0.0.1:9", 1):
+@pytest.mark.parametrize(("scheme", "module"), [("dask", "distributed"), ("ray", "ray")])
+def test_without_the_library_the_message_says_what_to_install(
+    scheme: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    wanted = rf"pip install 'odb-ref\[{scheme}\]'"
+    with pytest.raises(UsageError, match=wanted), open_executor(f"{scheme}://127.0.0.1:9", 1):
         pass
 
 
@@ -149,7 +153,7 @@ def test_the_page_has_its_plots_inside(tmp_path: Path) -> None:
         ["--depth", "0"],
         ["--policy", "mine"],
         ["--workers", "0"],
-        ["--executor", "ray://127.0.0.1:1"],
+        ["--executor", "ray://"],
         ["--executor", "dask://"],
         ["--executor", "somewhere"],
         ["--samples", "0"],
