@@ -31,6 +31,7 @@ PYTHON_SHARE: Final = 0.5
 SAMPLES_PER_RANK: Final = 1500
 SLOW_SAMPLE_S: Final = 0.004
 """What it takes to make a sample where the first step is timed: a short tokenization."""
+RAMPS: Final = (0, 2, 3, 4, 5)
 LIMIT_S: Final = 120.0
 
 
@@ -48,16 +49,15 @@ class Clock:
 
     def start(self) -> None:
         """Begins a stretch."""
-        self._add(-1)
+        self.queued_s -= _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
+        self.wall_s -= time.monotonic()
+        self.cpu_s -= time.thread_time()
 
     def stop(self) -> None:
         """Ends it."""
-        self._add(1)
-
-    def _add(self, sign: int) -> None:
-        self.queued_s += sign * _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
-        self.wall_s += sign * time.monotonic()
-        self.cpu_s += sign * time.thread_time()
+        self.cpu_s += time.thread_time()
+        self.wall_s += time.monotonic()
+        self.queued_s += _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
 
     @property
     def blocked_s(self) -> float:
@@ -225,7 +225,7 @@ def measure_process(windows: tuple[int, ...], say: Callable[[str], None]) -> Spe
     for name, spec in (
         ("fill", {"kind": "fill"}),
         ("ours", {"kind": "ours", "options": {}}),
-        ("no ramp", {"kind": "ours", "options": {"ramp_rounds": 0}}),
+        *((f"ramp {rounds}", {"kind": "ours", "options": {"ramp_rounds": rounds}}) for rounds in RAMPS),
     ):
         say(f"first step, {name}")
         results = launch("first", {"window": 1024, "workers": WORKERS, **spec}, ranks=2, limit_s=LIMIT_S)
@@ -263,9 +263,8 @@ def print_process(found: Spec) -> int:
     )
     names = {
         "fill": "a plain DataLoader has read a window of samples",
-        "ours": "first step",
-        "no ramp": "first step, full windows from the start (ramp_rounds=0)",
-    }
+        "ours": "first step, as it is set",
+    } | {f"ramp {rounds}": f"first step, ramp_rounds={rounds}" for rounds in RAMPS}
     print_table(
         f"The first step: window 1,024, {SLOW_SAMPLE_S * 1000:g} ms a sample, {WORKERS} workers (s, of 2 ranks)",
         ["", "seconds"],
