@@ -8,6 +8,7 @@ order of the grid and are the same whatever runs them.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -140,12 +141,27 @@ def make_executor(workers: int) -> Executor:
     if workers == 1:
         return Local()
     # Not forked: a progress bar has a thread, and what a fork makes of its locks is luck.
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_quietly)
+    context = get_context("spawn")
+    if sys.platform == "win32":
+        return ProcessPoolExecutor(workers, mp_context=context)
+    return _Pool(workers, mp_context=context, initializer=_end_quietly)
+
+
+class _Pool(ProcessPoolExecutor):
+    """Processes that Ctrl-C ends without a word, even while they start: who asked for them says what is to be said."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """A future of a process, which is started here where there are too few; it inherits that the signal is held back."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_quietly() -> None:
-    """Ctrl-C ends a worker without a word: the process that asked for the simulations says what is to be said."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def simulate_point(grid: Grid, point: Point) -> Answer:
