@@ -89,20 +89,33 @@ def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
         replace(what, policy="standard")
 
 
-@pytest.mark.torch
-def test_a_real_job_that_was_resumed_replays_equal(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    from tests.torch.test_state import make_loader, read
+def train_and_go_on(rank: int, limit: int, folder: Path) -> None:
+    """Leaves an epoch after ``limit`` steps and goes on with it in a new loader, which writes a trace."""
+    from odb_ref.torch import ODBDataLoader
+    from tests.torch.data import Numbers
+    from tests.torch.test_state import SETTINGS, read
 
-    for limit in (4, 9):
-        with make_loader() as loader:
-            read(loader, limit)
-            state = loader.state_dict()
-        trace = tmp_path / f"{limit}.ndjson"
-        with make_loader(trace=trace) as loader:
-            loader.load_state_dict(state)
-            read(loader)
-        runs = load_runs([trace])
-        assert runs[0].driver == "torch"
-        assert runs[0].starts
-        assert all(replay(recorded).is_equal for recorded in runs)
+    shard = Numbers(100 * rank, (40, 18, 5)[rank])
+    with ODBDataLoader(shard, shard="given", **SETTINGS) as loader:
+        read(loader, limit)
+        state = loader.state_dict()
+    with ODBDataLoader(shard, shard="given", trace=folder / f"{rank}.ndjson", **SETTINGS) as loader:
+        loader.load_state_dict(state)
+        read(loader)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("limit", [4, 9])
+def test_a_real_job_that_was_resumed_replays_equal(limit: int, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from tests.torch.ranks import run_ranks
+
+    results = run_ranks(3, train_and_go_on, limit, tmp_path)
+    assert not any(result.error for result in results), results
+    (recorded,) = load_runs(sorted(tmp_path.glob("*.ndjson")))
+    assert recorded.driver == "torch"
+    assert len(recorded.starts) == 3
+    found = replay(recorded)
+    assert found.difference == ""
+    assert found.decisions == 3 * found.measured_steps > 0
+    assert main(["simulate", "--replay", *map(str, sorted(tmp_path.glob("*.ndjson")))]) == 0
