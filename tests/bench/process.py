@@ -31,7 +31,7 @@ PYTHON_SHARE: Final = 0.5
 SAMPLES_PER_RANK: Final = 1500
 SLOW_SAMPLE_S: Final = 0.004
 """What it takes to make a sample where the first step is timed: a short tokenization."""
-RAMPS: Final = (0, 2, 3, 4, 5)
+RAMPS: Final = (0, 3, 4)
 LIMIT_S: Final = 120.0
 
 
@@ -49,15 +49,15 @@ class Clock:
 
     def start(self) -> None:
         """Begins a stretch."""
-        self.queued_s -= _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
         self.wall_s -= time.monotonic()
         self.cpu_s -= time.thread_time()
+        self.queued_s -= _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends it. Reading the file gives up the lock for a moment: the wait to get it back is counted, as it should be."""
+        self.queued_s += _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
         self.cpu_s += time.thread_time()
         self.wall_s += time.monotonic()
-        self.queued_s += _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
 
     @property
     def blocked_s(self) -> float:
@@ -114,7 +114,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
     from odb_ref.torch import ODBDataLoader, pop_step_info
 
     lengths = compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]
-    clock, asking = Clock(), Clock()
+    clock, asking_cpu_s = Clock(), 0.0
     steps, first_round, round_ = 0, 0, 0
     with ODBDataLoader(
         Texts(lengths, rank * SAMPLES_PER_RANK),
@@ -130,9 +130,9 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
         threads = dict(threads_before)
         began = time.monotonic()
         while True:
-            asking.start()
+            asking_cpu_s -= time.thread_time()
             batch = next(batches, None)
-            asking.stop()
+            asking_cpu_s += time.thread_time()
             if batch is None:
                 break
             round_ = pop_step_info(batch).round
@@ -148,7 +148,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
         "lock_wait_s": clock.blocked_s,
         "python_s": clock.wall_s,
         "data_wait_s": waited_s,
-        "asking_cpu_s": asking.cpu_s,
+        "asking_cpu_s": asking_cpu_s,
         "threads": {name: seconds - threads_before.get(name, 0.0) for name, seconds in threads.items()},
     }
 

