@@ -1,0 +1,74 @@
+"""What the checker says, word for word, in ``said.txt``: of true traces, and of each lie of `test_tampered`.
+
+A page to read, and a test of every message and count. ``python -m tests.trace.said`` writes it anew; ``git diff`` shows
+what has changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from odb_ref.core.check import check_traces
+from odb_ref.core.check.verdict import JobVerdict
+from odb_ref.core.types import Mode
+from tests.helpers.world import Fault, World, make_configs
+
+PAGE = Path(__file__).with_name("said.txt")
+SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
+TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
+    "join": ({}, ()),
+    "join with limits": ({"limits": (20, 5)}, ()),
+    "quota": ({"mode": Mode.QUOTA, "quota_samples": 30}, ()),
+    "quota without a number": ({"mode": Mode.QUOTA}, ()),
+    "a failure": ({}, (Fault("fail", 1, 60),)),
+    "a consumer that leaves": ({"depth_steps": 1}, (Fault("stop", 2, 60),)),
+    "a rank that is killed": ({}, (Fault("kill", 0, 60),)),
+}
+
+
+def tell_truth(name: str, path: Path) -> list[str]:
+    """What is said of the true trace called ``name``, which is written to ``path``."""
+    settings, faults = TRUTHS[name]
+    World(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
+    (job,) = check_traces([path], is_replayed=True).jobs
+    return show(job)
+
+
+def show(job: JobVerdict) -> list[str]:
+    """A verdict, line by line."""
+    head = f"{job.driver}, epoch {job.epoch}: {job.ranks} ranks, {job.rounds} rounds, {job.steps} steps, {job.samples} samples"
+    return [
+        f"{head}, {job.outcome}",
+        *(f"{item.property}: {item.status}, {item.reason or item.checked}" for item in job.properties),
+        *(f"{item}" for item in job.violations),
+    ]
+
+
+def read_page() -> dict[str, list[str]]:
+    """By trace or lie, the lines that are said of it."""
+    blocks = [block.splitlines() for block in PAGE.read_text().split("\n\n")]
+    return {head.removesuffix(":"): [line.strip() for line in lines] for head, *lines in blocks}
+
+
+def main() -> None:
+    """Writes the page anew."""
+    from tests.trace.test_tampered import LIES, run
+
+    said: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        for name in TRUTHS:
+            said[name] = tell_truth(name, path)
+        for lie, _, settings, faults in LIES:
+            trace = run(path, settings, faults)
+            lie(trace)
+            said[lie.__name__] = [str(item) for item in check_traces([trace.write(path)]).violations]
+    blocks = ["\n".join([f"{name}:", *(f"    {line}" for line in lines)]) for name, lines in said.items()]
+    PAGE.write_text("\n\n".join(blocks) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""The checker part by part: what it reads of a line, what it says of a trace, and which files belong together."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from odb_ref.core.check import Property, Status, check_traces
+from odb_ref.core.check.decode import (
+    Ending,
+    Settings,
+    TracedStep,
+    decode_ending,
+    decode_settings,
+    get_counts,
+    get_integer,
+    get_kind,
+    get_object,
+    get_offer,
+    get_samples,
+    iterate_steps,
+)
+from odb_ref.core.check.verdict import KEPT_VIOLATIONS, Findings, PropertyVerdict, Violation
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import Offer
+from odb_ref.core.trace import TraceError
+from tests.helpers.tamper import Tampered
+from tests.helpers.world import World, make_configs
+from tests.trace.said import SHARDS, TRUTHS, read_page, tell_truth
+
+OFFER = dict.fromkeys(Offer.__slots__, 3)
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_a_true_trace_is_told_how_often_each_property_was_checked(name: str, tmp_path: Path) -> None:
+    """Spec: R9."""
+    assert tell_truth(name, tmp_path / "t") == read_page()[name], "if the change is wanted: python -m tests.trace.said"
+
+
+# Lines ---------------------------------------------------------------------------------------------------------------
+
+
+def test_right_values_are_read() -> None:
+    """Spec: R9.2, R9.3."""
+    assert get_integer({"a": 0}, "a") == 0
+    assert get_object({"a": {"b": 1}}, "a") == {"b": 1}
+    assert get_kind({"kind": "read"}) == "read"
+    assert get_counts({"counts": [[1, 2, 3], [4, 5, 6]]}) == [[1, 2, 3], [4, 5, 6]]
+    assert get_counts({"counts": []}) == []
+    assert get_samples({"samples": [[1, 2, 3, 4], [1, 2, 3, 4, 5]]}) == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    assert get_samples({"samples": []}) == []
+    assert get_offer({"offer": OFFER}, "offer") == Offer(**OFFER)
+    step = {"number": 4, "positions": [7, 8], "counts": [2, 9, 1]}
+    assert list(iterate_steps({"steps": [step, step | {"positions": []}]})) == [
+        TracedStep(4, [7, 8], [2, 9, 1]),
+        TracedStep(4, [], [2, 9, 1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: get_integer({}, "a"), "expected an integer in 'a', got None"),
+        (lambda: get_integer({"a": True}, "a"), "expected an integer in 'a', got True"),
+        (lambda: get_integer({"a": 1.0}, "a"), "expected an integer in 'a', got 1.0"),
+        (lambda: get_object({"a": []}, "a"), "expected an object in 'a', got []"),
+        (lambda: get_kind({"kind": 5}), "expected a kind, got 5"),
+        (lambda: get_kind([]), "expected a kind, got None"),
+        (lambda: get_counts({}), "expected counts, lists of three integers"),
+        (lambda: get_counts({"counts": [[1, 2]]}), "expected counts, lists of three integers"),
+        (lambda: get_counts({"counts": [[1, 2, 3, 4]]}), "expected counts, lists of three integers"),
+        (lambda: get_counts({"counts": [[1, 2, 3], 4]}), "expected counts, lists of three integers"),
+        (lambda: get_counts({"counts": [[1, 2, True]]}), "expected counts, lists of three integers"),
+        (lambda: get_samples({}), "expected samples, lists of four integers or more"),
+        (lambda: get_samples({"samples": [[1, 2, 3]]}), "expected samples, lists of four integers or more"),
+        (
+            lambda: get_samples({"samples": [[1, 2, 3, 4, 5], [1, 2, 3]]}),
+            "expected samples, lists of four integers or more",
+        ),
+        (lambda: get_samples({"samples": [[1, 2, 3, "4"]]}), "expected samples, lists of four integers or more"),
+        (lambda: get_offer({"a": 5}, "a"), f"expected an offer in 'a', with {', '.join(OFFER)}"),
+        (
+            lambda: get_offer({"a": OFFER | {"due_max": None}}, "a"),
+            f"expected an offer in 'a', with {', '.join(OFFER)}",
+        ),
+        (lambda: list(iterate_steps({})), "expected steps, a list"),
+        (lambda: list(iterate_steps({"steps": [5]})), "expected a step, got 5"),
+        (lambda: list(iterate_steps({"steps": [{}]})), "expected positions and three counts in step {}"),
+        (
+            lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2]}]})),
+            "expected positions and three counts in step {'positions': [], 'counts': [1, 2]}",
+        ),
+        (
+            lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, "3"]}]})),
+            "expected positions and three counts in step {'positions': [], 'counts': [1, 2, '3']}",
+        ),
+        (
+            lambda: list(iterate_steps({"steps": [{"positions": [None], "counts": [1, 2, 3]}]})),
+            "expected positions and three counts in step {'positions': [None], 'counts': [1, 2, 3]}",
+        ),
+        (
+            lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, 3]}]})),
+            "expected an integer in 'number', got None",
+        ),
+    ],
+)
+def test_a_malformed_value_is_told_from_what_was_expected(read: Callable[[], object], message: str) -> None:
+    """Spec: R9.2, R9.3."""
+    with pytest.raises(TraceError) as caught:
+        read()
+    assert str(caught.value) == message
+
+
+def make_ending(**outcome: object) -> Ending:
+    return decode_ending({"outcome": outcome, "step_limit": 9})
+
+
+def test_an_ending_says_kind_rank_and_cause() -> None:
+    """Spec: R9.3."""
+    assert make_ending(kind="failed", rank=1, cause="disk") == Ending("failed", 1, "disk", 9)
+    assert make_ending(kind="failed", rank=1, cause="disk").outcome == "failed by rank 1: disk"
+    assert make_ending(kind="complete", rank=None, cause="").outcome == "complete"
+    assert make_ending(kind="stopped", rank=0, cause="").outcome == "stopped by rank 0"
+    assert make_ending(kind="lost", rank=None, cause="gone").outcome == "lost: gone"
+    with pytest.raises(TraceError) as caught:
+        make_ending(kind="failed", rank="1", cause="disk")
+    assert str(caught.value) == "expected an outcome, got {'kind': 'failed', 'rank': '1', 'cause': 'disk'}"
+
+
+CONFIG: dict[str, Any] = {"mode": "quota", "budget_tokens": 9, "max_age_rounds": 4, "quota_samples": 7, "limits": [3]}
+
+
+def test_the_settings_of_a_header_are_read() -> None:
+    """Spec: R9."""
+    assert decode_settings(CONFIG) == Settings(
+        budget_tokens=9, limits=(3,), is_quota=True, quota_samples=7, max_age_rounds=4
+    )
+    bare = decode_settings({"mode": "join", "budget_tokens": 9, "max_age_rounds": 4, "quota_samples": None})
+    assert (bare.limits, bare.is_quota, bare.quota_samples) == ((), False, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "other"}, "the header's config has the mode 'other'"),
+        ({"limits": 5}, "the header's config has the limits 5"),
+        ({"limits": ["5"]}, "the header's config has the limits ['5']"),
+        ({"budget_tokens": None}, "expected an integer in 'budget_tokens', got None"),
+        ({"quota_samples": "7"}, "expected an integer in 'quota_samples', got '7'"),
+        ({"max_age_rounds": None}, "expected an integer in 'max_age_rounds', got None"),
+    ],
+)
+def test_a_header_without_a_setting_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Spec: R9."""
+    with pytest.raises(TraceError) as caught:
+        decode_settings(CONFIG | changes)
+    assert str(caught.value) == message
+
+
+# Verdicts --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_violation_says_where_it_is_as_far_as_that_is_known() -> None:
+    assert str(Violation(Property.ONCE, "again", 1, 2, 3)) == "ONCE rank 1 round 2 step 3: again"
+    assert str(Violation(Property.ONCE, "again")) == "ONCE rank - round - step -: again"
+    assert str(Violation(Property.ONCE, "again", step=0)) == "ONCE rank - round - step 0: again"
+
+
+def test_findings_keep_the_first_violations_and_count_all() -> None:
+    findings = Findings()
+    findings.checked[Property.ALIGN] += 2
+    for step in range(KEPT_VIOLATIONS + 2):
+        findings.violate(Property.ONCE, "again", rank=1, round_=2, step=step)
+    findings.violate(Property.AGE, "late")
+    kept = tuple(Violation(Property.ONCE, "again", 1, 2, step) for step in range(KEPT_VIOLATIONS))
+    late = Violation(Property.AGE, "late")
+    assert findings.get_violations(frozenset()) == (*kept, late)
+    assert findings.get_violations(frozenset({Property.ONCE})) == (late,)
+    verdicts = {item.property: item for item in findings.judge({Property.ALIGN: "why", Property.AGE: "why"})}
+    assert list(verdicts) == list(Property)
+    assert verdicts[Property.ONCE] == PropertyVerdict(Property.ONCE, Status.VIOLATED, KEPT_VIOLATIONS + 2)
+    assert verdicts[Property.AGE] == PropertyVerdict(Property.AGE, Status.VIOLATED, 1), "whatever the reason"
+    assert verdicts[Property.ALIGN] == PropertyVerdict(Property.ALIGN, Status.NOT_APPLICABLE, 0, "why")
+    nothing = "nothing to check in this trace"
+    assert verdicts[Property.TERM] == PropertyVerdict(Property.TERM, Status.NOT_APPLICABLE, 0, nothing)
+    assert Findings().judge({})[0].status is Status.NOT_APPLICABLE
+    findings = Findings()
+    findings.checked[Property.EXCHANGE] += 1
+    assert findings.judge({})[0] == PropertyVerdict(Property.EXCHANGE, Status.HOLDS, 1)
+
+
+# Files -----------------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, **settings: Any) -> list[Path]:
+    options = {name: settings.pop(name) for name in ("is_one_file", "driver") if name in settings}
+    return World(SHARDS, make_configs(3, **settings), seed=5, trace=path, **options).paths
+
+
+def test_no_file_is_no_job() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_traces([])
+    assert str(caught.value) == "no trace to check"
+
+
+def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "t")
+
+    def refuse(change: Callable[[Tampered], None]) -> str:
+        trace = Tampered(path)
+        change(trace)
+        with pytest.raises(TraceError) as caught:
+            check_traces([trace.write(tmp_path / "bad")])
+        return str(caught.value).removeprefix(str(tmp_path / "bad"))
+
+    assert refuse(lambda it: it.records[0].update(rank=3)) == ":2: rank 3 in a world of 3"
+    assert refuse(lambda it: it.records[4].update(rank=-1)) == ":6: rank -1 in a world of 3"
+    assert refuse(lambda it: it.header["config"].update(mode="x")) == ":1: the header's config has the mode 'x'"
+    assert refuse(lambda it: it.records[0]["effects"].append({})) == ":2: expected a kind, got None"
+
+
+def test_only_the_end_of_a_file_can_be_cut_off(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "t")
+    lines = path.read_bytes().splitlines(keepends=True)
+    cut = tmp_path / "cut"
+    cut.write_bytes(b"".join(lines[:9]) + lines[9][:20])
+    assert f"({cut} ends inside a line)" in check_traces([cut]).violations[0].what
+    cut.write_bytes(b"".join(lines[:9]) + lines[9][:20] + b"\n")
+    with pytest.raises(TraceError, match="not JSON, or cut off"):
+        check_traces([cut])
+    packed = tmp_path / "cut.gz"
+    packed.write_bytes(gzip.compress(b"".join(lines[:9]) + lines[9][:20]))
+    with pytest.raises(TraceError, match="not JSON, or cut off"):
+        check_traces([packed])
+
+
+def test_files_of_one_job_agree_in_driver_epoch_and_world_size(tmp_path: Path) -> None:
+    paths = write(tmp_path / "t", is_one_file=False)
+    assert len(check_traces(paths).jobs) == 1
+    for key, value in (("driver", "other"), ("epoch", 1), ("world_size", 4)):
+        trace = Tampered(paths[2])
+        trace.header[key] = value
+        jobs = check_traces([*paths[:2], trace.write(tmp_path / "other")]).jobs
+        assert [len(job.paths) for job in jobs] == [2, 1], key
+    assert [len(job.paths) for job in check_traces([*paths, paths[0]]).jobs] == [3, 1], "a rank that comes again"
+
+
+def test_a_replay_says_where_the_machine_differs(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "t")
+
+    def replay(change: Callable[[Tampered], None]) -> str:
+        trace = Tampered(path)
+        change(trace)
+        (job,) = check_traces([trace.write(tmp_path / "other")], is_replayed=True).jobs
+        return next(str(item) for item in job.violations if item.property is Property.REPLAY)
+
+    start = "REPLAY rank 0 round 0 step 0: effect 0 of missing is"
+    assert (
+        replay(lambda it: it.records[0]["effects"][0].update(count=9))
+        == f"{start} read(count=9), the machine's read(count=3)"
+    )
+    assert replay(lambda it: it.records[0]["effects"].clear()) == f"{start} missing, the machine's read(count=3)"
+    extra = {"kind": "read", "count": 1}
+    assert replay(lambda it: it.records[0]["effects"].append(extra)) == (
+        "REPLAY rank 0 round 0 step 0: effect 1 of missing is read(count=1), the machine's missing"
+    )
+    assert "the machine refuses the event collated(round=5): Collated(5) in round 1" in replay(
+        lambda it: it.events("collated", 1)[0].update(round=5)
+    )
+    said = replay(lambda it: it.effects("post_offer", 2)[1]["offer"].update(due_max=7))
+    shown = said.split(" is post_offer(", 1)[1].split("), the machine's ", 1)[0]
+    assert len(shown) == 100
+    assert shown.startswith("offer={'round_min': 1, 'round_max': 1, ")
+    assert shown.endswith("...")
+
+
+def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "t")
+
+    def refuse(**changes: object) -> str:
+        trace = Tampered(path)
+        trace.header["config"] |= changes
+        (job,) = check_traces([trace.write(tmp_path / "other")], is_replayed=True).jobs
+        (verdict,) = (item for item in job.properties if item.property is Property.REPLAY)
+        assert verdict.status is Status.NOT_APPLICABLE
+        return verdict.reason
+
+    assert refuse(rule="mine") == (
+        "the machine cannot be set up as the header says: no target rule 'mine'; there are odb, paper"
+    )
+    assert refuse(more=1) == "the header's configuration is not one of this version"
+    assert json.loads(path.read_text().splitlines()[0])["config"]["rule"] == "odb"
