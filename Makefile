@@ -16,7 +16,7 @@ $(READY): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "odb-ref needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,accelerate,transformers,lightning,tensorboard,plots,bench,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,accelerate,transformers,lightning,tensorboard,plots,dask,ray,bench,dev]'
 	@touch $@
 
 demo: $(READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
