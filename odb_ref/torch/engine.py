@@ -172,10 +172,12 @@ class Source:
         items = (item for chunk in chunks if isinstance(chunk, list) for item in chunk)
         if plan.keys is not None:
             yield from zip(plan.places, items, strict=False)
-            return
-        for place, item in enumerate(items):
-            if place in plan.kept or (place >= plan.first and place not in plan.dropped):
-                yield place, item
+        else:
+            for place, item in enumerate(items):
+                if place in plan.kept or (place >= plan.first and place not in plan.dropped):
+                    yield place, item
+        if not self._loader.persistent_workers:
+            self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
 
 
 class ThreadEngine:

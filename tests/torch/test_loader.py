@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import time
 import warnings
 from collections.abc import Iterable
+from multiprocessing import util
 
 import pytest
 
@@ -165,6 +168,20 @@ def test_a_bad_sample_ends_the_epoch_with_its_cause(fault: str, cause: str, num_
         with pytest.raises(JobError, match=f"rank 0 failed: .*{cause}") as caught:
             read(loader)
         assert caught.value.rank == 0
+
+
+def crash_at_the_end(worker_id: int) -> None:
+    util.Finalize(None, os._exit, args=(3,), exitpriority=100)
+
+
+def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
+    options = SETTINGS | {"num_workers": 1, "worker_init_fn": crash_at_the_end}
+    found: list[int] = []
+    with ODBDataLoader(Numbers(0, 100), **options) as loader:
+        for batch in loader:
+            found += batch["numbers"]
+            time.sleep(0.1)  # long enough for the workers to have been looked after
+    assert sorted(found) == list(range(100))
 
 
 def test_a_failing_collate_fn_ends_the_epoch_with_its_cause() -> None:
