@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
@@ -38,6 +38,8 @@ from odb_ref.torch.info import StepInfo
 from odb_ref.torch.quarantine import QuarantineError
 from odb_ref.torch.state import Place
 from odb_ref.torch.workbench import BatchOrder, describe
+
+_CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
 
 
 class Driver:
@@ -101,6 +103,12 @@ class Driver:
             else:
                 self._begin_machine(())
 
+    def refuse(self, error: Exception) -> None:
+        """Starts the epoch as one that has failed on this rank before it could begin."""
+        with self._condition:
+            self._channel.open(self.submit)
+            self.on_error(describe(error), error)
+
     def _begin_machine(self, carried: tuple[Sample, ...]) -> None:
         checkpoint = self._start.checkpoint
         with self._condition:
@@ -112,6 +120,8 @@ class Driver:
 
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Samples have been read."""
+        if self._failure is not None:
+            return  # the epoch ends without them; one that failed before it began would not know their positions
         get_id, get_position = self._start.get_id, self.quarantine.get_position
         samples = tuple(
             Sample(get_id(place), get_position(place), length, supervised, costs)
@@ -215,8 +225,7 @@ class Driver:
         self._note_taken(step)
         self._inbox.append(StepTaken())
         if step.number + 1 == self._skip_before and self._ledger.compute_checkpoint() != self._start.checkpoint:
-            fault = "the samples are not what they were when the state was saved: the steps taken would be others"
-            self.on_error(fault, OdbError(fault))
+            self.on_error(_CHANGED, OdbError(_CHANGED))
 
     def _note_taken(self, step: Step) -> None:
         self._batches.pop(step.number, None)
@@ -306,6 +315,8 @@ class Driver:
             raise self._broken
         if self._finish is not None and self._finish.outcome.kind is not OutcomeKind.COMPLETE:
             raise self._make_error(self._finish) from self._failure
+        if self._machine.state.planned_steps < self._skip_before:
+            raise JobError(_CHANGED, rank=None, cause=_CHANGED)  # on all ranks: they count the same steps
         self._is_exhausted = True
 
     def _make_error(self, finish: Finish) -> JobError:

@@ -43,6 +43,14 @@ class EpochStart:
         return self.place.checkpoint
 
 
+def make_empty_start() -> EpochStart:
+    """The start of an epoch of which nothing is read."""
+    quarantine = Quarantine(lambda place: place, max_bad=0, total_samples=0)
+    return EpochStart(
+        plan=ReadPlan(keys=()), get_id=lambda place: place, read_ahead=1, place=Place(), quarantine=quarantine
+    )
+
+
 @dataclass(slots=True)
 class EpochMetrics:
     """Counters of one epoch on one rank."""

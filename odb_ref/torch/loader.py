@@ -237,18 +237,23 @@ class ODBDataLoader:
         session.end_epoch(self._timeout_s)
         channel = session.get_channel(self._make_channel)
         engine = session.get_engine(self._make_engine)
-        beginning = self._begin(channel.rank, channel.world_size)
-        self._epoch = beginning.epoch + 1
-        config = self._make_config(
-            channel.rank, channel.world_size, self._make_tag(beginning), beginning.emitted_before
-        )
+        try:
+            beginning = self._begin(channel.rank, channel.world_size)
+            config = self._make_config(
+                channel.rank, channel.world_size, self._make_tag(beginning), beginning.emitted_before
+            )
+            trace = self._open_trace(config, beginning.epoch)
+        except Exception as error:  # a state that does not fit, a sampler that raises: the others wait
+            session.refuse(self._make_config(channel.rank, channel.world_size, ""), engine, channel, error)
+            raise
+        self._epoch, self._loaded = beginning.epoch + 1, ()
         driver = Driver(
             config,
             engine,
             channel,
             beginning.start,
             accumulation_steps=self._weighting.accumulation_steps,
-            trace=self._open_trace(config, beginning.epoch),
+            trace=trace,
         )
         self._driver, self._beginning = driver, beginning
         session.begin(driver)
@@ -279,7 +284,7 @@ class ODBDataLoader:
             order=self._order.description,
         )
         if self._loaded:
-            place = choose_place(self._order, rank, world_size, self._loaded, state.settings)
+            place = choose_place(self._order, rank, world_size, self._get_loaded(), state.settings)
             state = replace(state, place=place)
         elif driver is not None and beginning is not None and not driver.is_exhausted:
             state = replace(state, epoch=beginning.epoch, place=driver.compute_place())
@@ -304,17 +309,19 @@ class ODBDataLoader:
         shared = json.loads(self._make_config(0, 1, "").shared_json)
         return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})
 
+    def _get_loaded(self) -> tuple[EpochState, ...]:
+        """The states to go on from; none when `set_epoch` has chosen another epoch since."""
+        return self._loaded if self._loaded and self._loaded[0].epoch == self._epoch else ()
+
     def _begin(self, rank: int, world_size: int) -> Beginning:
-        loaded, self._loaded = self._loaded, ()
-        if loaded and loaded[0].epoch != self._epoch:
-            loaded = ()  # set_epoch was called since
         return make_beginning(
             self._order,
             self._epoch,
             rank,
             world_size,
-            loaded=loaded,
+            loaded=self._get_loaded(),
             settings=self._describe(),
+            quota=self._quota,
             read_ahead=self._settings["window_samples"] // 2,
             max_bad=self._max_bad,
         )

@@ -91,6 +91,7 @@ def make_beginning(
     *,
     loaded: Sequence[EpochState],
     settings: str,
+    quota: int | None,
     read_ahead: int,
     max_bad: float,
 ) -> Beginning:
@@ -103,6 +104,8 @@ def make_beginning(
     total, before = None, 0
     if not order.is_iterable:
         keys, total, before = order.compute_keys(epoch, rank, world_size, place.base)
+        if quota is not None and before >= quota:
+            keys = []  # met before the number of ranks changed: there is nothing left to read
 
     def get_key(place: int) -> object:
         return place if keys is None else keys[place]

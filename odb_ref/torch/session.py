@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.channel import Channel
 from odb_ref.torch.driver import Driver
 from odb_ref.torch.engine import Engine
+from odb_ref.torch.epoch import make_empty_start
 from odb_ref.torch.info import TABLE
 from odb_ref.torch.reaper import REAPER
 
@@ -59,6 +61,11 @@ class Session:
         """Starts an epoch. The one before must have ended: see `end_epoch`."""
         self._driver = driver
         driver.begin()
+
+    def refuse(self, config: Config, engine: Engine, channel: Channel, error: Exception) -> None:
+        """Has an epoch that cannot begin on this rank fail on all of them. Spec: R7.2. Preserves: ABORT."""
+        self._driver = driver = Driver(config, engine, channel, make_empty_start())
+        driver.refuse(error)
 
     def end_epoch(self, timeout_s: float) -> None:
         """Ends the epoch that is under way, if any, and waits until all ranks know."""

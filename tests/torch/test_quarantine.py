@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import signal
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +23,9 @@ from hypothesis import strategies as st  # noqa: E402
 
 from odb_ref.core.check import check_traces  # noqa: E402
 from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch.channel import Channel  # noqa: E402
 from odb_ref.torch.quarantine import GuardedDataset, Quarantine  # noqa: E402
+from odb_ref.torch.transport import Transport  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -377,6 +380,24 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
         loader.load_state_dict(state)
         assert len(get_numbers(numbers for _, numbers, _ in read(loader))) < COUNT
         assert len(loader.quarantined) == 1
+
+
+def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec: R11.3. The samples carried are read again before the exchange has told anyone that one of them is bad."""
+    exchange = Channel._exchange
+
+    def exchange_late(channel: Channel, transport: Transport) -> None:
+        time.sleep(0.3)
+        exchange(channel, transport)
+
+    _, state, _ = save(0, 1, [], ())
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(11)).tolist()
+    monkeypatch.setattr(Channel, "_exchange", exchange_late)
+    options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
+    with ODBDataLoader(Spoiled(bad=(order[0],), faults=("raise",)), **options) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(JobError, match=f"the sample {order[0]} was good before"):
+            read(loader)
 
 
 class Regrown(Numbers):

@@ -9,7 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from torch.utils.data import Dataset  # noqa: E402
+
+from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -138,3 +140,90 @@ def test_states_that_do_not_fit_are_refused() -> None:
         loader.load_state_dict(state | {"world_size": 2})
         with pytest.raises(UsageError, match="states of all ranks are needed"):
             iter(loader)
+
+
+def test_a_refused_state_is_kept_and_not_begun_without() -> None:
+    with make_loader() as loader:
+        read(loader, 2)
+        state = loader.state_dict()
+    with make_loader(seed=5) as loader:
+        loader.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(UsageError, match="saved with order"):
+                iter(loader)
+
+
+def test_a_loaded_state_does_not_stand_for_another_epoch() -> None:
+    with make_loader() as loader:
+        read(loader, 2)
+        state = loader.state_dict()
+    with make_loader() as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(3)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["place"]) == (3, None)
+        loader.set_epoch(0)
+        assert loader.state_dict() == state
+
+
+def load_another_rank_s_state(rank: int) -> str:
+    with make_loader(timeout_s=20) as loader:
+        read(loader, 2)
+        state = loader.state_dict()
+    with make_loader(timeout_s=20) as loader:
+        loader.load_state_dict(state | {"rank": 1})
+        with pytest.raises((UsageError, JobError)) as caught:
+            read(loader)
+        loader.load_state_dict(state)
+        assert read(loader)  # the exchange goes on
+        return f"{caught.type.__name__}: {caught.value}"
+
+
+def test_a_state_that_one_rank_refuses_ends_the_epoch_on_all() -> None:
+    results = run_ranks(2, load_another_rank_s_state)
+    assert not any(result.error for result in results), results
+    what = "UsageError: load_state_dict: the state of rank 1 was given to rank 0"
+    assert [result.value for result in results] == [what, f"JobError: rank 0 failed: {what}"]
+    assert max(result.seconds for result in results) < 15
+
+
+class Lengths(Dataset[Any]):
+    """Samples of one length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        ids = torch.ones(self.length, dtype=torch.int64)
+        return {"number": index, "input_ids": ids, "labels": ids.clone()}
+
+
+def test_samples_that_have_become_shorter_are_noticed_even_where_the_epoch_ends_before_its_saved_step() -> None:
+    options = SETTINGS | {"window": 64, "ramp_rounds": 0}
+    with ODBDataLoader(Lengths(30), **options) as loader:
+        read(loader, 20)
+        state = loader.state_dict()
+    with ODBDataLoader(Lengths(5), **options) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(JobError, match="not what they were"):
+            read(loader)
+
+
+def save_at_the_quota(rank: int, base: list[Any]) -> tuple[int, dict[str, Any]]:
+    with make_loader(mode="quota", quota=20, accumulation_steps=1) as loader:
+        if base:
+            loader.load_state_dict(base)
+        count, state = 0, loader.state_dict()
+        for batch in loader:
+            count += len(batch["numbers"])
+            state = loader.state_dict()
+        return count, state
+
+
+def test_other_numbers_of_ranks_do_not_go_beyond_a_quota_that_is_met() -> None:
+    results = run_ranks(2, save_at_the_quota, [])
+    assert sum(result.value[0] for result in results) >= 20
+    for result in run_ranks(3, save_at_the_quota, [result.value[1] for result in results]):
+        assert result.value[0] == 0
