@@ -1,4 +1,4 @@
-"""What the checker says, word for word, in ``said.txt``: of true traces, and of each lie of `test_tampered`.
+"""What the checker says, word for word, in ``said.txt``: of true traces, and of each lie of `test_tampered` and `test_resumed`.
 
 A page to read, and a test of every message and count. ``python -m tests.trace.said`` writes it anew; ``git diff`` shows
 what has changed.
@@ -14,6 +14,7 @@ from typing import Any
 from odb_ref.core.check import check_traces
 from odb_ref.core.check.verdict import JobVerdict
 from odb_ref.core.types import Mode
+from tests.helpers.tamper import Tampered
 from tests.helpers.world import Fault, World, make_configs
 
 PAGE = Path(__file__).with_name("said.txt")
@@ -55,6 +56,7 @@ def read_page() -> dict[str, list[str]]:
 
 def main() -> None:
     """Writes the page anew."""
+    from tests.trace.test_resumed import TAMPERED, find_carrying
     from tests.trace.test_tampered import LIES, run
 
     said: dict[str, list[str]] = {}
@@ -62,6 +64,14 @@ def main() -> None:
         path = Path(folder) / "t"
         for name in TRUTHS:
             said[name] = tell_truth(name, path)
+        (job,) = check_traces(find_carrying(Path(folder)), is_replayed=True).jobs
+        said["resumed"] = show(job)
+        for name, (change, _) in TAMPERED.items():
+            paths = find_carrying(Path(folder))
+            trace = Tampered(paths[0])
+            change(trace)
+            trace.write(paths[0])
+            said[f"a start: {name}"] = [str(item) for item in check_traces(paths).violations]
         for lie, _, settings, faults in LIES:
             trace = run(path, settings, faults)
             lie(trace)

@@ -20,6 +20,7 @@ from odb_ref.core.trace import TraceError, TraceWriter, decode_resumed, encode_e
 from odb_ref.core.types import Mode, Sample
 from tests.helpers.tamper import Tampered
 from tests.spec.world import Shard, World, make_config, make_shards
+from tests.trace.said import read_page, show
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = make_shards(
@@ -164,8 +165,16 @@ def test_a_tampered_start_is_found(name: str, tmp_path: Path) -> None:
     trace = Tampered(paths[0])
     change(trace)
     trace.write(paths[0])
-    found = {(item.property, item.rank) for item in check_traces(paths).violations}
-    assert any(item == property_ for item, _ in found), found
+    found = check_traces(paths).violations
+    assert property_ in {item.property for item in found}
+    said = "if the change is wanted: python -m tests.trace.said"
+    assert [str(item) for item in found] == read_page()[f"a start: {name}"], said
+
+
+def test_a_resumed_trace_is_told_how_often_each_property_was_checked(tmp_path: Path) -> None:
+    """Spec: R9.4."""
+    (job,) = check_traces(find_carrying(tmp_path), is_replayed=True).jobs
+    assert show(job) == read_page()["resumed"], "if the change is wanted: python -m tests.trace.said"
 
 
 def test_what_was_taken_before_is_not_emitted_again(tmp_path: Path) -> None:

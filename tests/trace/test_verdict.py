@@ -279,6 +279,19 @@ def test_a_replay_says_where_the_machine_differs(tmp_path: Path) -> None:
     assert shown.endswith("...")
 
 
+def test_a_replay_notes_the_first_difference_of_each_rank(tmp_path: Path) -> None:
+    (path,) = write(tmp_path / "t")
+    trace = Tampered(path)
+    for rank in (2, 0):
+        for offer in trace.effects("post_offer", rank)[2:]:
+            offer["offer"]["due_max"] += 1
+    (job,) = check_traces([trace.write(path)], is_replayed=True).jobs
+    found = [item for item in job.violations if item.property is Property.REPLAY]
+    assert sorted(item.rank for item in found if item.rank is not None) == [0, 2]
+    assert {item.round for item in found} == {2}
+    assert all(" of step_taken(" in item.what or "_read(" in item.what or "collated(" in item.what for item in found)
+
+
 def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     (path,) = write(tmp_path / "t")
 
