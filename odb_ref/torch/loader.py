@@ -70,7 +70,8 @@ class ODBDataLoader:
 
     **What a rank reads.** Of a map-style data set its own shard (``shard="auto"``: every world_size-th index of a
     permutation shared by seed and epoch, nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an
-    iterable data set whatever it is given: shards may be of any sizes, also empty. ``generator`` seeds the shuffling
+    iterable data set whatever it is given: shards may be of any sizes, also empty. A sampler is listed when an epoch
+    begins, so it must end; a stream without an end is an iterable data set. ``generator`` seeds the shuffling
     in place of ``seed``, by one number drawn from it now, and must then be in the same state on every rank; if not,
     the first epoch ends with an error that says so. With ``mode="quota"`` all ranks stop together, at ``quota``
     samples or when one runs dry.
