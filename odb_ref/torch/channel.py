@@ -24,6 +24,8 @@ from odb_ref.torch.transport import Transport
 
 TICK_S: Final = 0.2
 IDLE_TICK_S: Final = 0.5
+LINGER_S: Final = 0.5
+"""How long a rank that has found out who is gone stays itself, for the others to find out the same."""
 
 Post = PostOffer | PostCounts | PostReport
 Submit = Callable[[Event], None]
@@ -168,6 +170,9 @@ class Channel:
             deadline = time.monotonic() + 1.0
             while (rank := transport.find_gone()) is None and time.monotonic() < deadline:
                 time.sleep(0.05)
+            if rank is not None:
+                # The others look for it too: whoever knows may end its own process next, and must not be taken for it.
+                time.sleep(LINGER_S)
         text = str(error).strip().splitlines()
         cause = "its process is gone" if rank is not None else f"the exchange broke: {text[0] if text else error!r}"
         self._give_up(PeerLost(rank, cause))
