@@ -30,6 +30,11 @@ def run(path: Path, settings: dict[str, Any], faults: tuple[Fault, ...] = ()) ->
     return Tampered(path)
 
 
+def tell(path: Path) -> list[str]:
+    """What is said of the trace at ``path``."""
+    return [str(item) for item in check_traces([path]).violations]
+
+
 def check(trace: Tampered, path: Path, is_replayed: bool = False) -> set[str]:
     return {str(item.property) for item in check_traces([trace.write(path)], is_replayed=is_replayed).violations}
 
@@ -401,6 +406,10 @@ def test_a_shorter_limit_than_the_plan_violates_align(tmp_path: Path) -> None:
         effect["step_limit"] -= 1
     # Its last step is then also taken beyond the limit.
     assert check(trace, tmp_path / "t") == {"ALIGN", "STOP"}
+    assert tell(tmp_path / "t")[2:4] == [
+        "STOP rank 1 round 8 step 16: is taken, but the limit is 16",
+        "ALIGN rank 0 round 8 step 17: may take 16 steps, the ranks have planned 17",
+    ]
 
 
 def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
@@ -408,6 +417,7 @@ def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
     for event in trace.events("samples_read"):
         event["samples"] = []
     assert {"TERM", "CONSERVE"} <= check(trace, tmp_path / "t")
+    assert "TERM rank - round - step -: 8 rounds for 0 samples" in tell(tmp_path / "t")
 
 
 # Wrong protocols: the machine itself is changed, its trace is honest.
@@ -421,6 +431,11 @@ def test_closing_when_the_first_rank_runs_dry_violates_cover(monkeypatch: pytest
 
     monkeypatch.setattr(machine_module, "compute_round_target", close_early)
     assert check(run(tmp_path / "t", JOIN), tmp_path / "t") == {"COVER"}
+    assert tell(tmp_path / "t") == [
+        "COVER rank 0 round 6 step 14: closes before its source has ended",
+        "COVER rank 0 round 6 step 14: closes with 6 samples not emitted: position 33, 34, 35, 36, 37",
+        "COVER rank 1 round 6 step 14: closes with 2 samples not emitted: position 29, 30",
+    ]
 
 
 def test_a_round_with_an_empty_step_violates_term(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -432,7 +447,12 @@ def test_a_round_with_an_empty_step_violates_term(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine_module, "compute_round_target", one_too_many)
     path = tmp_path / "t"
     World([[5] * 7, [5] * 3], make_configs(2, window_samples=1), seed=1, trace=path)
-    assert {str(item.property) for item in check_traces([path]).violations} == {"TERM"}
+    said = tell(path)
+    assert all(line.startswith("TERM ") for line in said)
+    assert said[1:3] == [
+        "TERM rank 0 round 0 step -: 2 steps from at most 1 samples of a rank: not from 1 to that many",
+        "TERM rank 1 round 0 step 1: no rank has a sample in this step",
+    ]
 
 
 def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -442,7 +462,9 @@ def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyP
     path = tmp_path / "t"
     # The window of rank 1 always makes one group, so rank 0 always carries its shortest groups.
     World([[1, 30, 30, 30] * 9, [1] * 36], make_configs(2, window_samples=4, max_age_rounds=2), trace=path)
-    assert {str(item.property) for item in check_traces([path]).violations} == {"AGE"}
+    assert tell(path) == [
+        f"AGE rank 0 round {round_} step -: position 0 is carried for more than 2 rounds" for round_ in range(2, 7)
+    ]
 
 
 def test_every_property_has_a_lie() -> None:

@@ -25,6 +25,7 @@ from odb_ref.core.check.decode import (
     get_samples,
     iterate_steps,
 )
+from odb_ref.core.check.rounds import Rounds
 from odb_ref.core.check.verdict import KEPT_VIOLATIONS, Findings, PropertyVerdict, Violation
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
@@ -192,6 +193,57 @@ def test_findings_keep_the_first_violations_and_count_all() -> None:
     findings = Findings()
     findings.checked[Property.EXCHANGE] += 1
     assert findings.judge({})[0] == PropertyVerdict(Property.EXCHANGE, Status.HOLDS, 1)
+
+
+ROWS = [[5, 50, 9], [3, 30, 9]]
+
+
+@pytest.mark.parametrize(
+    ("quota", "steps", "said"),
+    [
+        (None, 2, []),
+        (4, 1, []),
+        (5, 1, []),
+        (5, 2, ["QUOTA rank 1 round 4 step 8: is planned when 5 samples are, and the quota is 5"]),
+        (6, 1, ["QUOTA rank 1 round 4 step -: round is cut to 1 of 2 steps, but only 5 samples are planned"]),
+        (6, 2, []),
+        (None, 1, ["QUOTA rank 1 round 4 step -: round is cut to 1 of 2 steps, but only 5 samples are planned"]),
+    ],
+)
+def test_a_round_is_cut_after_the_step_that_reaches_the_quota(quota: int | None, steps: int, said: list[str]) -> None:
+    """Spec: R4.6. Checks: QUOTA. In an epoch gone on with at round 4, after 7 steps."""
+    findings, rounds = Findings(), Rounds(quota)
+    assert rounds.begin(4, 7, 0)
+    assert rounds.note_round(1, 4, ROWS, steps, findings) == steps
+    assert [str(item) for item in findings.get_violations(frozenset())] == said
+    assert (rounds.first_round, rounds.steps_before, rounds.total_steps) == (4, 7, 7 + steps)
+    assert rounds.total_samples == (5 if steps == 1 else 8)
+    assert findings.checked[Property.QUOTA] == (0 if quota is None else steps) + len(said)
+
+
+def test_a_round_is_followed_once_and_the_others_are_told_of_it() -> None:
+    findings, rounds = Findings(), Rounds(9)
+    assert (rounds.first_round, rounds.steps_before, rounds.total_samples) == (0, 0, 0)
+    assert not rounds.is_quota_met(0)
+    assert rounds.begin(0, 0, 0)
+    for number, steps in enumerate((2, 1)):
+        assert rounds.note_round(0, number, ROWS[:steps], steps, findings) == steps
+    assert [rounds.note_round(1, number, ROWS, 9, findings) for number in (-1, 0, 1)] == [9, 2, 1]
+    assert rounds.note_round(1, 3, ROWS, 9, findings) == 9, "a round that nobody has come to"
+    assert (rounds.steps, rounds.samples_before) == ([2, 1], [0, 8, 13])
+    assert [rounds.is_quota_met(number) for number in (-1, 0, 1, 2, 3)] == [False, False, False, True, False]
+    assert not Rounds(None).is_quota_met(0)
+
+
+def test_ranks_begin_alike_or_in_different_rounds() -> None:
+    """Spec: R9.4. Different rounds are a mismatch of the job (R7.3), not a mistake of the trace."""
+    rounds = Rounds(None)
+    assert rounds.begin(2, 5, 8)
+    assert rounds.begin(2, 5, 8)
+    assert not rounds.begin(2, 6, 8)
+    assert not rounds.begin(2, 5, 9)
+    assert rounds.begin(3, 9, 9)
+    assert (rounds.total_steps, rounds.samples_before) == (5, [8])
 
 
 # Files -----------------------------------------------------------------------------------------------------------------
