@@ -62,7 +62,7 @@ def add_run_options(
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
     parser.add_argument("--max-age", type=int, default=4, metavar="R", help="rounds a sample may be carried for (4)")
     parser.add_argument(
-        "--ramp", type=int, default=2, metavar="R", help="rounds with a smaller window at the start (2)"
+        "--ramp", type=int, default=3, metavar="R", help="rounds with a smaller window at the start (3)"
     )
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
     parser.add_argument("--workers", type=int, metavar="W", help="loader workers of a rank (4)")

@@ -48,7 +48,7 @@ class Run:
     mode: Mode = Mode.JOIN
     quota_samples: int | None = None
     max_age_rounds: int = 4
-    ramp_rounds: int = 2
+    ramp_rounds: int = 3
     sharding: Sharding = Sharding.EVEN
     seed: int = 0
     costs: Costs = field(default_factory=Costs)

@@ -34,7 +34,7 @@ class Config:
     mode: Mode = Mode.JOIN
     quota_samples: int | None = None
     max_age_rounds: int = 4
-    ramp_rounds: int = 2
+    ramp_rounds: int = 3
     rule: TargetRule = field(default_factory=OdbRule)
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)

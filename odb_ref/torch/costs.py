@@ -1,4 +1,4 @@
-"""What a sample costs beside its tokens: image patches, or whatever a ``cost_fn`` says. Runs where samples are read."""
+"""What a sample costs beside its tokens: patches, or whatever a ``cost_fn`` says. Runs where samples are read."""
 
 from __future__ import annotations
 
@@ -28,34 +28,40 @@ def _to_list(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _count_grid(grid: object) -> int:
-    match _to_list(grid):
+def _count_grid(grid: object, name: str) -> int:
+    values = _to_list(grid)
+    match [_to_list(value) for value in values] if isinstance(values, list | tuple) else values:
         case [int(frames), int(height), int(width)]:
             return frames * height * width
-        case [*rows] if all(isinstance(_to_list(row), list | tuple) for row in rows):
-            return sum(map(_count_grid, rows))
-        case value:
-            raise SampleError(f"image_grid_thw is {value!r}, expected rows of three integers")
+        case [*rows] if all(isinstance(row, list | tuple) for row in rows):
+            return sum(_count_grid(row, name) for row in rows)
+        case _:
+            raise SampleError(f"{name} is {values!r}, expected rows of three integers")
 
 
-def count_patches(sample: object) -> int:
-    """Image patches of a sample: the products of the rows of its ``image_grid_thw``, else the first dimension of its
-    ``pixel_values``; 0 when it has neither.
-
-    Raises: SampleError when they are of no known kind.
-    """
-    grid = _get_field(sample, "image_grid_thw")
-    if grid is not None:
-        return _count_grid(grid)
-    pixels = _get_field(sample, "pixel_values")
-    if pixels is None:
-        return 0
+def _count_pixels(pixels: object, name: str) -> int:
     shape = getattr(pixels, "shape", None)
     if isinstance(shape, Sequence) and shape:
         return int(shape[0])
     if isinstance(pixels, Sequence) and not isinstance(pixels, str):
         return len(pixels)
-    raise SampleError(f"pixel_values is {type(pixels).__name__}, expected a tensor, an array or a sequence")
+    raise SampleError(f"{name} is {type(pixels).__name__}, expected a tensor, an array or a sequence")
+
+
+def count_patches(sample: object) -> int:
+    """Patches of a sample's images and videos: the products of the rows of ``image_grid_thw`` and ``video_grid_thw``, else
+    the first dimensions of ``pixel_values`` and ``pixel_values_videos``; 0 when it has none of these.
+
+    Raises: SampleError when they are of no known kind.
+    """
+    patches = 0
+    for grid_name, pixels_name in (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos")):
+        grid, pixels = _get_field(sample, grid_name), _get_field(sample, pixels_name)
+        if grid is not None:
+            patches += _count_grid(grid, grid_name)
+        elif pixels is not None:
+            patches += _count_pixels(pixels, pixels_name)
+    return patches
 
 
 def _count_patches_only(sample: object) -> tuple[int]:

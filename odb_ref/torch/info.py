@@ -109,7 +109,7 @@ class StepInfo:
     """Samples of this epoch up to this step, on all ranks."""
     progress: float | None
     """Share of the epoch's samples emitted up to this step, on this rank or on all; None when the total is unknown. Those
-    set aside are never emitted: with them it ends below 1."""
+    set aside are never emitted: with them it ends below 1, as it does when a quota is met first."""
     world_size: int
     local_costs: tuple[int, ...] = ()
     """What the local batch uses of each further resource; empty for an idle step."""

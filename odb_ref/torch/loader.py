@@ -63,10 +63,10 @@ class ODBDataLoader:
     the target rule, ``max_age_rounds`` bounds how often a sample may be put off, ``ramp_rounds`` how many first
     windows are smaller, for an early first step.
 
-    **Several resources.** ``max_patches`` bounds the image patches of a batch too (`count_patches`: of a sample the
-    products of the rows of ``image_grid_thw``, else the first dimension of ``pixel_values``). Or ``cost_fn`` gives what a
-    sample uses of any resources, as integers, and ``limits`` what a batch may use of each. Costs are added up, tokens
-    are padded; a sample beyond a limit travels alone, as one beyond the budget does.
+    **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has
+    the fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a
+    batch may use of each. Costs are added up, tokens are padded; a sample beyond a limit travels alone, as one beyond
+    the budget does.
 
     **What a rank reads.** Of a map-style data set its own shard (``shard="auto"``: every world_size-th index of a
     permutation shared by seed and epoch, nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an
@@ -90,7 +90,7 @@ class ODBDataLoader:
     ``metrics()`` and `StepInfo`, listed with its cause in `quarantined`, warned of once an epoch
     (`BadSampleWarning`), and left out when a saved epoch goes on. More than ``max_bad_samples`` on one rank in one
     epoch still fail: a number, or a share of the rank's samples (of those read so far, where their number is
-    unknown), which always allows ten; so does a rank none of whose several samples is good. A ``collate_fn`` or an
+    unknown), which above 0 always allows ten; so does a rank none of whose several samples is good. A ``collate_fn`` or an
     iterator that raises and a worker that dies always fail.
 
     **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank
@@ -122,7 +122,7 @@ class ODBDataLoader:
         quota: int | None = None,
         policy: str | TargetRule = "odb",
         max_age_rounds: int = 4,
-        ramp_rounds: int = 2,
+        ramp_rounds: int = 3,
         length_fn: Callable[[Element], int] | None = None,
         supervised_fn: Callable[[Element], int] | None = None,
         causal_shift: bool = True,

@@ -60,6 +60,10 @@ def make_order(
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
         raise UsageError("sampler and shuffle exclude each other")
+    if sampler is not None and iter(sampler) is sampler:
+        raise UsageError(
+            "sampler is an iterator, which is empty from the second epoch on: pass a Sampler or a sequence"
+        )
     if generator is not None and seed:
         raise UsageError("seed and generator exclude each other")
     return Order(

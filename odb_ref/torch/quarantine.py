@@ -23,7 +23,7 @@ KEPT_RECORDS: Final = 100
 """So many bad samples are kept with their causes; all are counted."""
 
 SHARE_FLOOR: Final = 10
-"""A limit that is a share allows so many bad samples however few there are."""
+"""A limit that is a share, and not 0, allows so many bad samples however few there are."""
 
 
 class OnBadSample(StrEnum):
@@ -197,8 +197,8 @@ class Quarantine:
         )
 
     def _compute_limit(self, read_samples: int) -> int:
-        if isinstance(self._max_bad, int):
-            return self._max_bad
+        if isinstance(self._max_bad, int) or not self._max_bad:
+            return int(self._max_bad)
         known = read_samples if self._total_samples is None else self._total_samples
         return max(SHARE_FLOOR, int(self._max_bad * known))
 

@@ -149,6 +149,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"on_idle": "wait"}, "on_idle must be one of"),
         ({"accumulation_steps": 0}, "accumulation_steps"),
         ({"sampler": [1], "shuffle": True}, "exclude each other"),
+        ({"sampler": iter([1])}, "sampler is an iterator"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"shard": "mine"}, "shard"),
     ],
