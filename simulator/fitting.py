@@ -21,6 +21,8 @@ _DRAWS: Final = 40
 _MOST_DRAWN: Final = 1000
 _FEWEST_EQUAL: Final = 3
 _FEWEST_COMPARED: Final = 12
+_AROUND: Final = 3
+"""The pace of a machine at a span is that of so many spans before it and as many after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Fit:
     """Of ten spans nine have a smaller relative error."""
     total_error: float = 0.0
     """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
+    paced_error: float = 0.0
+    """Median relative error once each prediction is set to the pace of the spans around it: see `compute_paced_errors`."""
     reason: str = ""
     """Why it is not fitted; empty when it is."""
     ranges: tuple[Range, ...] = ()
@@ -172,6 +176,22 @@ def compute_scatter(spans: Spans) -> Scatter | None:
     return Scatter(len(differences), median, p90)
 
 
+def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
+    """Relative errors, were it known how fast the machine was just then: what is left is the model's own error.
+
+    Shape (spans,), in the order of time. The pace is the median of measured over predicted of the three spans before and the
+    three after, never of the span itself: a shared machine runs at two thirds of its speed for seconds at a time, which no
+    model of the work can foresee.
+    """
+    paces = seconds / np.maximum(predicted, _SMALLEST)
+    around = [
+        np.median(np.concatenate([paces[max(0, at - _AROUND) : at], paces[at + 1 : at + 1 + _AROUND]]))
+        for at in range(len(paces))
+    ]
+    errors: Matrix = np.abs(predicted * np.array(around) / np.maximum(seconds, _SMALLEST) - 1)
+    return errors
+
+
 def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans, errors: Matrix) -> Fit:
     """The fit with its ``errors`` on the held-back spans, predicted less measured."""
     relative = np.abs(errors) / np.maximum(held.seconds, _SMALLEST)
@@ -183,6 +203,7 @@ def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans, 
         median_error=float(np.median(relative)),
         p90_error=float(np.quantile(relative, 0.9)),
         total_error=float(errors.sum() / max(held.seconds.sum(), _SMALLEST)),
+        paced_error=float(np.median(compute_paced_errors(held.seconds + errors, held.seconds))),
     )
 
 

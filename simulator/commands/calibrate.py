@@ -88,10 +88,15 @@ def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object
 def _print_errors(calibration: Calibration) -> None:
     rows = []
     for fit in calibration.fits:
-        errors = [f"{fit.median_error:.1%}", f"{fit.p90_error:.1%}", f"{fit.total_error:+.1%}"]
+        errors = [
+            f"{fit.median_error:.1%}",
+            f"{fit.p90_error:.1%}",
+            f"{fit.total_error:+.1%}",
+            f"{fit.paced_error:.1%}",
+        ]
         scatter = "-" if fit.scatter is None else f"{fit.scatter.median:.1%}"
         counts = [f"{fit.spans_fitted:,}", f"{fit.spans_held:,}"]
-        rows.append([fit.component, *counts, *(["-"] * 3 if fit.reason else errors), scatter])
+        rows.append([fit.component, *counts, *(["-"] * 4 if fit.reason else errors), scatter])
     left_out = calibration.warm_up_steps
     print_table(
         f"Errors on what was held back: {calibration.held_back}; warm-up left out: {left_out} steps of each run",
@@ -102,6 +107,7 @@ def _print_errors(calibration: Calibration) -> None:
             "median error",
             "90 % within",
             "error of the sum",
+            "median at the pace around",
             "equal sizes differ by",
         ],
         rows,

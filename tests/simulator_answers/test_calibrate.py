@@ -16,7 +16,14 @@ from simulator.cli import main
 from simulator.conditions import Conditions
 from simulator.cost_files import load_costs, write_costs
 from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
-from simulator.fitting import Spans, compute_ranges, compute_scatter, fit_component, fit_values
+from simulator.fitting import (
+    Spans,
+    compute_paced_errors,
+    compute_ranges,
+    compute_scatter,
+    fit_component,
+    fit_values,
+)
 from simulator.lengths import Lengths
 from simulator.recorded import RecordedRun, load_runs
 from simulator.replay import replay
@@ -272,3 +279,14 @@ def test_the_command_says_which_runs_were_held_back(tmp_path: Path, capsys: pyte
     rows = {trace: next(line for line in table.splitlines() if trace in line) for trace in traces}
     assert ["held back" in rows[trace] for trace in traces] == [False, True, False]
     assert ["fitted to" in rows[trace] for trace in traces] == [True, False, True]
+
+
+def test_the_pace_around_takes_out_a_drifting_machine_and_nothing_else() -> None:
+    random = np.random.default_rng(0)
+    work = random.uniform(1, 4, 300)
+    pace = np.where(np.arange(300) // 50 % 2, 1.6, 1.0)
+    noise = random.normal(1, 0.03, 300)
+    assert np.median(np.abs(work / (work * pace * noise) - 1)) > 0.1
+    assert np.median(compute_paced_errors(work, work * pace * noise)) == pytest.approx(0.02, abs=0.01)
+    wrong_model = np.full(300, work.mean())
+    assert np.median(compute_paced_errors(wrong_model, work * pace * noise)) > 0.2
