@@ -400,6 +400,16 @@ def test_replay_sees_a_swap_that_no_property_can_see(tmp_path: Path) -> None:
     assert check(trace, tmp_path / "swapped", is_replayed=True) == {"REPLAY"}
 
 
+def test_a_failure_without_a_cause_is_an_unknown_one(tmp_path: Path) -> None:
+    """Spec: R5.8. A true trace: the machine itself says so of a driver that gives no cause."""
+    path = tmp_path / "t"
+    run(path, JOIN, FAIL)
+    path.write_text(path.read_text().replace("broken sample", "unknown failure"))
+    trace = Tampered(path)
+    trace.events("local_failed", 1)[0]["cause"] = ""
+    assert check(trace, path, is_replayed=True) == set()
+
+
 def test_a_shorter_limit_than_the_plan_violates_align(tmp_path: Path) -> None:
     trace = run(tmp_path / "t", JOIN)
     for effect in trace.effects("finish"):
