@@ -16,7 +16,6 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
@@ -67,7 +66,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Tanh(), nn.Linear(32, VOCABULARY)).double()
-    wrapped = DistributedDataParallel(model).eval()
+    model.eval()  # without gradients DDP has nothing to synchronize: the bare model does
     loader = ODBDataLoader(
         Texts(sum(args.shards[:rank]), args.shards[rank]),
         shard="given",  # this rank's data set is its shard; for one data set on all ranks leave this out
@@ -81,7 +80,8 @@ def main() -> None:
     with loader, torch.no_grad():
         for batch in loader:
             info = pop_step_info(batch)
-            logits = wrapped(batch["input_ids"])[:, :-1].flatten(0, 1)  # on every rank: FSDP gathers weights here
+            # On every rank, idle or not: a sharded model (FSDP) gathers its weights here.
+            logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             if info.is_idle:
                 continue
             labels = batch["labels"][:, 1:].flatten()

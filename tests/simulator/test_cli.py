@@ -38,7 +38,8 @@ def test_an_interrupted_run_says_no_more_than_it_must(
 def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(tmp_path: Path) -> None:
     started = tmp_path / "started"
     program = (
-        "import sys, pathlib, simulator.sweep as sweep; from simulator.cli import main; own = sweep.run_grid\n"
+        "import signal, sys, pathlib, simulator.sweep as sweep; from simulator.cli import main; own = sweep.run_grid\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
         "def tell(grid, executor, on_done=None):\n"
         "    executor.submit(sum, [1]).result()\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
