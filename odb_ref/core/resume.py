@@ -7,6 +7,7 @@ those steps are skipped. Samples that were read ahead, collated or queued need n
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from odb_ref.core.config import Config
@@ -14,7 +15,7 @@ from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rounds import Transition, post_when_ready
 from odb_ref.core.state import State
-from odb_ref.core.types import Sample, Step
+from odb_ref.core.types import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
 
 
 class Ledger:
-    """Follows a machine and answers with a checkpoint after any taken step; holds the few rounds in flight. Spec: R10.3."""
+    """Follows an epoch and answers with a checkpoint after any taken step; holds the few rounds in flight. Spec: R10.3."""
 
     __slots__ = ("_starts", "_taken", "_taken_steps")
 
@@ -106,17 +107,17 @@ class Ledger:
         self._taken: list[int] = []
         self._taken_steps = self._starts[0].planned_steps
 
-    def note_round(self, state: State) -> None:
-        """To be called after each ``Counted``."""
-        self._starts.append(compute_round_start(state))
+    def note_round(self, start: RoundStart) -> None:
+        """To be called after each ``Counted``, with what `compute_round_start` says of the state."""
+        self._starts.append(start)
 
-    def note_taken(self, step: Step) -> None:
-        """To be called for each step the consumer takes, in order."""
-        self._taken_steps = step.number + 1
-        while len(self._starts) > 1 and self._starts[1].planned_steps <= step.number:
+    def note_taken(self, number: int, positions: Iterable[int]) -> None:
+        """To be called for each step the consumer takes, in order, with the positions of its samples."""
+        self._taken_steps = number + 1
+        while len(self._starts) > 1 and self._starts[1].planned_steps <= number:
             del self._starts[0]
             self._taken.clear()
-        self._taken.extend(sample.position for sample in step.group)
+        self._taken.extend(positions)
 
     def compute_checkpoint(self) -> Checkpoint:
         """The rank's place after the last taken step."""

@@ -52,16 +52,18 @@ class Channel:
         """Seconds spent in collectives that brought an answer."""
         self.exchanges = 0
 
-    def open(self, submit: Submit) -> None:
-        """Begins an epoch: answers go to ``submit``. Tells it at once when the exchange has ended before."""
+    def open(self, submit: Submit) -> PeerLost | None:
+        """Begins an epoch: answers go to ``submit``, which returns when the next post is made, if the answer leads to one.
+
+        What comes back is not None when the exchange has ended before.
+        """
         with self._condition:
             self._submit, self._post, self._is_urgent = submit, None, False
             end = self._end
             if end is None and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="odb-exchange", daemon=True)
                 self._thread.start()
-        if end is not None:
-            submit(end)
+            return end
 
     def post(self, post: Post) -> None:
         """Takes part in the next exchange with ``post``. Does not wait."""

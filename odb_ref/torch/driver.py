@@ -1,7 +1,8 @@
 """Drives one machine for one epoch: turns what engine, exchange and consumer do into events, and performs the effects.
 
-There is no loop of its own: whichever thread brings an event handles it, under one lock, and every effect is only a request to
-another thread. So taking a step and the end of the epoch cannot cross, and the order of effects is kept.
+It lives where the samples are read; exchange and consumer are at the trainer's end, perhaps in another process (`Listener`).
+There is no loop of its own: whichever thread brings an event handles it, and those that come meanwhile, one after another.
+So effects are performed in order, and no thread ever waits for another to bring its event.
 """
 
 from __future__ import annotations
@@ -10,378 +11,245 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, assert_never
+from dataclasses import dataclass
+from typing import assert_never
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import (
-    Collate,
-    Deliver,
-    Effect,
-    Finish,
-    OutcomeKind,
-    PostCounts,
-    PostOffer,
-    PostReport,
-    Read,
-)
-from odb_ref.core.errors import JobError, OdbError
-from odb_ref.core.events import Collated, ConsumerStopped, Counted, Event, LocalFailed, SamplesRead, StepTaken
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.errors import UsageError
+from odb_ref.core.events import Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Ledger, Resumed, compute_round_start
-from odb_ref.core.state import Phase
+from odb_ref.core.outline import Outline, compute_outline, make_stand_in
+from odb_ref.core.resume import Resumed, compute_round_start
 from odb_ref.core.trace import TraceWriter
-from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts
-from odb_ref.torch.channel import Channel
+from odb_ref.core.types import Sample, Step
 from odb_ref.torch.engine import Engine, ReadItem
-from odb_ref.torch.epoch import EpochMetrics, EpochStart, Taken
-from odb_ref.torch.info import StepInfo
+from odb_ref.torch.epoch import EpochStart, Listener, Post, RoundNote, Update, make_note
+from odb_ref.torch.order import make_plan
 from odb_ref.torch.quarantine import QuarantineError
-from odb_ref.torch.state import Place
 from odb_ref.torch.workbench import BatchOrder, describe
 
-_CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """The epoch begins, with what was carried into its first round, or as one that has failed before it could."""
+
+    carried: tuple[Sample, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What waits to be handled."""
+
+    event: Event | _Begin
+    at_s: float | None = None
+    is_answered: bool = False
+    """True for an event of the trainer's end, which counts the answers."""
 
 
 class Driver:
-    """One epoch of one rank. `take` is what the training process calls; the rest happens by itself."""
+    """One epoch of one rank. Without an engine it reads and collates nothing: see `fail`."""
 
-    def __init__(
-        self,
-        config: Config,
-        engine: Engine,
-        channel: Channel,
-        start: EpochStart,
-        *,
-        accumulation_steps: int = 1,
-        trace: TraceWriter | None = None,
-    ) -> None:
+    def __init__(self, config: Config, engine: Engine | None, start: EpochStart, listener: Listener) -> None:
         self._engine = engine
-        self._channel = channel
         self._start = start
-        self._accumulation_steps = accumulation_steps
-        self._trace = trace
+        self._listener = listener
+        self._quarantine = start.make_quarantine()
         self._machine = Machine(config, self._record)
-        self._condition = threading.Condition(threading.RLock())
-        self._inbox: deque[Event] = deque()
-        self._closing = threading.Lock()
-        self._is_closed = False
+        self._trace: TraceWriter | None = None
+        if engine is not None and start.trace is not None:
+            self._trace = TraceWriter(start.trace, config, driver="torch", epoch=start.epoch)
+        self._lock = threading.Lock()
+        self._inbox: deque[_Entry] = deque()
         self._has_begun = False
+        self._has_failed = False
         self._is_handling = False
-        self._has_left = False
-        self._is_exhausted = False
-        self._queue: deque[Step] = deque()
-        self._batches: dict[int, object] = {}
-        self._counts: dict[int, StepCounts] = {}
-        self._finish: Finish | None = None
-        self._broken: OdbError | None = None
-        self._failure: BaseException | None = None
-        checkpoint = start.checkpoint
-        self._ledger = Ledger(checkpoint.start if checkpoint else None)
-        self._emitted_samples = checkpoint.start.global_samples if checkpoint else 0
-        self._skip_before = start.place.steps
-        self._next_step = self._skip_before
-        self.quarantine = start.quarantine
-        """What was set aside."""
-        self._extents: deque[tuple[int, int]] = deque()
-        """For each round not all taken: the steps planned with it, and the samples read for it."""
-        self.metrics = EpochMetrics()
-        self.info: StepInfo | None = None
-        """What belongs to the step that was handed out last."""
+        self._is_finished = False
+        self._at_s: float | None = None
+        self._outline: Outline | None = None
 
     def begin(self) -> None:
-        """Starts the epoch."""
-        with self._condition:
-            self._channel.open(self.submit)
-            try:
-                self._engine.begin(self._start.plan, self, self._start.read_ahead)
-            except Exception as error:  # a data set that cannot be sent to a worker, say
-                self.on_error(describe(error), error)
-                return
-            checkpoint = self._start.checkpoint
-            if checkpoint is not None and checkpoint.start.carried:
-                self._engine.read(len(checkpoint.start.carried))
-            else:
-                self._begin_machine(())
-
-    def refuse(self, error: Exception) -> None:
-        """Starts the epoch as one that has failed on this rank before it could begin."""
-        with self._condition:
-            self._channel.open(self.submit)
-            self.on_error(describe(error), error)
-
-    def _begin_machine(self, carried: tuple[Sample, ...]) -> None:
+        """Starts the epoch: reads what was carried into its first round, or begins at once."""
+        if self._engine is None:
+            return
+        self._engine.begin(make_plan(self._start, self._quarantine), self, self._start.read_ahead)
         checkpoint = self._start.checkpoint
-        with self._condition:
+        if checkpoint is not None and checkpoint.start.carried:
+            self._engine.read(len(checkpoint.start.carried))
+        else:
+            self._begin_machine(_Begin())
+
+    def fail(self, cause: str, outline: Outline | None) -> None:
+        """Begins as a rank that has failed: in the place of a driver that is lost, at the outline of its state, or of one that
+        could not begin.
+
+        Spec: R7.2, R7.6. Preserves: ABORT.
+        """
+        if outline is not None:
+            self._machine.state = make_stand_in(outline)
             self._has_begun = True
-            self._perform(self._machine.begin(checkpoint.start if checkpoint else None, carried))
-            self._handle_inbox()
+        self._fail(cause)
 
     # What the engine reports -----------------------------------------------------------------------------------------
 
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Samples have been read."""
-        if self._failure is not None:
+        if self._has_failed:
             return  # the epoch ends without them; one that failed before it began would not know their positions
-        get_id, get_position = self._start.get_id, self.quarantine.get_position
-        samples = tuple(
-            Sample(get_id(place), get_position(place), length, supervised, costs)
-            for place, length, supervised, costs in items
-        )
+        samples = tuple(self._make_sample(*item) for item in items)
         is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.place.base
-        if is_empty and (fault := self.quarantine.find_emptiness()):
+        if is_empty and (fault := self._quarantine.find_emptiness()):
             self.on_error(fault, QuarantineError(fault))
         elif self._has_begun:
-            self.submit(SamplesRead(samples, is_ended))
+            self._add(_Entry(SamplesRead(samples, is_ended)))
         else:
-            self._begin_machine(samples)
+            self._begin_machine(_Begin(samples))
+
+    def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
+        position = self._quarantine.get_position(place)
+        return Sample(self._start.get_id(place), position, length, supervised, costs)
 
     def on_bad(self, place: int, cause: str) -> None:
         """A sample is set aside."""
-        with self._condition:
-            fault = self.quarantine.add(place, cause)
+        with self._lock:
+            fault = self._quarantine.add(place, cause)
+        self._listener.on_bad(place, cause)
         if fault:
             self.on_error(fault, QuarantineError(fault))
 
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-        """The batches of a round are ready, each with the number of its step."""
-        with self._condition:
-            if not self._has_left:
-                self._batches.update(batches)
-            self.submit(Collated(round_))
+        """The batches of a round are made; the trainer's end says when they are ready there."""
+        self._listener.on_collated(round_, batches)
 
     def on_error(self, cause: str, error: BaseException) -> None:
         """Reading or collating has failed."""
-        with self._condition:
-            self._failure = self._failure or error
-            if not self._has_begun:
-                # Its round does not matter: a failure ends the epoch whatever round the others are in.
-                self._has_begun = True
-                self._machine.begin()
-            self.submit(LocalFailed(cause))
+        if not self._has_failed:
+            self._listener.on_error(error)
+            self._fail(cause)
 
-    # Events and effects ----------------------------------------------------------------------------------------------
+    # Events ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, event: Event) -> None:
-        """Handles an event, after those that came before it."""
-        with self._condition:
-            self._inbox.append(event)
-            self._handle_inbox()
+    def submit(self, event: Event, at_s: float | None = None) -> None:
+        """Handles an event of the trainer's end, after those that came before it. ``at_s`` is when it happened, if not now."""
+        self._add(_Entry(event, at_s, is_answered=True))
+
+    def _begin_machine(self, begin: _Begin) -> bool:
+        """False when it has begun before. What came before the beginning is handled after it."""
+        with self._lock:
+            if self._has_begun:
+                return False
+            self._has_begun = self._is_handling = True
+            self._inbox.appendleft(_Entry(begin))
+        self._handle_inbox()
+        return True
+
+    def _fail(self, cause: str) -> None:
+        self._has_failed = True
+        if not self._begin_machine(_Begin(failure=cause)):
+            self._add(_Entry(LocalFailed(cause)), is_first=True)
+
+    def _add(self, entry: _Entry, *, is_first: bool = False) -> None:
+        with self._lock:
+            if is_first:
+                self._inbox.appendleft(entry)
+            else:
+                self._inbox.append(entry)
+            if self._is_handling or not self._has_begun:
+                return
+            self._is_handling = True
+        self._handle_inbox()
 
     def _handle_inbox(self) -> None:
-        if self._is_handling or not self._has_begun:
-            return
-        self._is_handling = True
+        """Handles what waits, until nothing does: for the one thread that has set ``_is_handling``."""
         try:
-            while self._inbox and self._broken is None:
-                event = self._inbox.popleft()
-                if self._finish is not None and not isinstance(event, StepTaken):
-                    continue
+            while True:
+                with self._lock:
+                    if not self._inbox:
+                        self._is_handling = False
+                        return
+                    entry = self._inbox.popleft()
+                self._handle(entry)
+        except Exception as error:
+            # A defect of ours, of a rule, or a peer's message: this rank cannot go on, and no other must wait for it. What
+            # comes from now on stays in the inbox.
+            self._stop_engine()
+            self._listener.on_broken(error)
+
+    def _handle(self, entry: _Entry) -> None:
+        self._at_s = entry.at_s
+        match entry.event:
+            case _Begin() as begin:
+                self._handle_begin(begin)
+            case event if self._is_finished and not isinstance(event, StepTaken):
+                self._perform((), None, is_answer=entry.is_answered)
+            case event:
                 effects = self._machine.handle(event)
-                if isinstance(event, Counted):
-                    self._note_round()
-                self._perform(effects)
-        except OdbError as error:
-            # A defect of ours, of a rule, or a peer's message: this rank cannot go on, and no other must wait for it.
-            self._broken = error
-            self._channel.abort(describe(error))
-            self._engine.stop()
-        finally:
-            self._is_handling = False
-            self._condition.notify_all()
+                planned = self._make_round_note(effects) if isinstance(event, Counted) else None
+                self._perform(effects, planned, is_answer=entry.is_answered)
 
-    def _note_round(self) -> None:
-        state = self._machine.state
-        self._ledger.note_round(state)
-        self._extents.append((state.planned_steps, compute_round_start(state).read_samples))
+    def _handle_begin(self, begin: _Begin) -> None:
+        if begin.failure:
+            # Which round it begins with does not matter: a failure ends the epoch whatever round the others are in.
+            self._machine.begin()
+            self._handle(_Entry(LocalFailed(begin.failure)))
+            return
+        checkpoint = self._start.checkpoint
+        try:
+            effects = self._machine.begin(None if checkpoint is None else checkpoint.start, begin.carried)
+        except UsageError as error:  # the samples carried are not what they were
+            self.on_error(describe(error), error)
+        else:
+            self._perform(effects, None)
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
+    def _make_round_note(self, effects: Sequence[Effect]) -> RoundNote:
+        steps = next(effect.steps for effect in effects if isinstance(effect, Collate))
+        return RoundNote(tuple(map(make_note, steps)), compute_round_start(self._machine.state))
+
+    # Effects ---------------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect], planned: RoundNote | None, *, is_answer: bool = False) -> None:
+        """Performs the effects, the trainer's end its part of them; tells it nothing where there is nothing to tell."""
+        post: Post | None = None
         for effect in effects:
             match effect:
                 case Read(count):
-                    self._engine.read(count)
+                    if self._engine is not None:
+                        self._engine.read(count)
                 case Collate(round_, steps):
-                    self._counts.update((step.number, step.global_counts) for step in steps)
-                    self._engine.collate(round_, tuple(map(self._make_order, steps)))
+                    if self._engine is not None:
+                        self._engine.collate(round_, tuple(map(self._make_order, steps)))
                 case PostOffer() | PostCounts() | PostReport():
-                    self._channel.post(effect)
-                case Deliver(step):
-                    self._deliver(step)
+                    post = effect
+                case Deliver():
+                    pass  # the outline says how many are delivered
                 case Finish():
-                    self._finish = effect
-                    self._channel.finish()
-                    self._engine.stop()
+                    self._is_finished = True
+                    self._stop_engine()
                 case _:
                     assert_never(effect)
+        before, self._outline = self._outline, compute_outline(self._machine.state)
+        if is_answer or post is not None or planned is not None or self._outline != before:
+            self._listener.on_update(Update(self._outline, post, planned, is_answer))
 
     def _make_order(self, step: Step) -> BatchOrder:
-        places = tuple(self.quarantine.get_place(sample.position) for sample in step.group)
-        return BatchOrder(step.number, places, step.number >= self._skip_before)
-
-    def _deliver(self, step: Step) -> None:
-        if step.number >= self._skip_before:
-            self._queue.append(step)
-            return
-        # Trained on before the state was saved.
-        self._note_taken(step)
-        self._inbox.append(StepTaken())
-        if step.number + 1 == self._skip_before and self._ledger.compute_checkpoint() != self._start.checkpoint:
-            self.on_error(_CHANGED, OdbError(_CHANGED))
-
-    def _note_taken(self, step: Step) -> None:
-        self._batches.pop(step.number, None)
-        self._ledger.note_taken(step)
-        while self._extents and self._extents[0][0] <= step.number:
-            self._extents.popleft()
-        self._emitted_samples += step.global_counts.samples
+        with self._lock:
+            places = tuple(self._quarantine.get_place(sample.position) for sample in step.group)
+        return BatchOrder(step.number, places, step.number >= self._start.place.steps)
 
     def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
-        if self._trace is not None:
-            self._trace.record(rank, event, effects, time.monotonic() - self.metrics.started_s)
+        time_s = time.monotonic() if self._at_s is None else self._at_s
+        with self._lock:
+            if self._trace is not None:
+                self._trace.record(rank, event, effects, time_s - self._start.started_s)
 
-    # The consumer ----------------------------------------------------------------------------------------------------
+    def _stop_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.stop()
 
-    @property
-    def is_finished(self) -> bool:
-        """True when nothing more happens on this rank by itself."""
-        return self._finish is not None or self._broken is not None
-
-    def take(self) -> Taken | None:
-        """The next step; None when the epoch is complete. Waits for it.
-
-        Raises: JobError when the epoch has ended early, on this rank or another.
-        """
-        began = time.monotonic()
-        with self._condition:
-            while not self._is_available():
-                if self.is_finished or self._has_left:
-                    self._conclude()
-                    return None
-                self._condition.wait()
-            self.metrics.data_wait_s += time.monotonic() - began
-            if not self.metrics.steps:
-                self.metrics.first_step_s = time.monotonic() - self.metrics.started_s
-            return self._take()
-
-    def _is_available(self) -> bool:
-        """True when a step may be handed out: it is delivered, and its window's counts and whether it is the last are known."""
-        if not self._queue or self._has_left or self._broken is not None:
-            return False
-        number = self._queue[0].number
-        state = self._machine.state
-        if number >= state.step_limit:
-            return False
-        last_needed = max(self._get_window(number)[-1], number + 1)
-        return state.planned_steps > last_needed or state.phase in (Phase.DRAIN, Phase.DONE)
-
-    def _get_window(self, number: int) -> range:
-        first = number - number % self._accumulation_steps
-        return range(first, first + self._accumulation_steps)
-
-    def _take(self) -> Taken:
-        step = self._queue.popleft()
-        batch = self._batches.get(step.number)
-        window = self._get_window(step.number)
-        counts = self._sum_counts(window)
-        for number in [number for number in self._counts if number < window.start]:
-            del self._counts[number]
-        self._note_taken(step)
-        self._next_step = step.number + 1
-        self.metrics.count(step)
-        self.submit(StepTaken())
-        state = self._machine.state
-        is_last = state.phase in (Phase.DRAIN, Phase.DONE) and step.number + 1 >= min(
-            state.planned_steps, state.step_limit
-        )
-        return Taken(step, batch, counts, self._emitted_samples, is_last)
-
-    def _sum_counts(self, window: range) -> StepCounts:
-        """The counts of the steps of ``window`` that are known, those taken before a restart included."""
-        total = self._start.place.window if window.start < self._skip_before <= window[-1] else ZERO_COUNTS
-        for number in window:
-            if number >= self._skip_before:
-                total += self._counts.get(number, ZERO_COUNTS)
-        return total
-
-    @property
-    def is_exhausted(self) -> bool:
-        """True when the epoch is complete and the consumer has been told."""
-        return self._is_exhausted
-
-    def _conclude(self) -> None:
-        self._close_trace()
-        if self._has_left:
-            return
-        if self._broken is not None:
-            raise self._broken
-        if self._finish is not None and self._finish.outcome.kind is not OutcomeKind.COMPLETE:
-            raise self._make_error(self._finish) from self._failure
-        if self._machine.state.planned_steps < self._skip_before:
-            raise JobError(_CHANGED, rank=None, cause=_CHANGED)  # on all ranks: they count the same steps
-        self._is_exhausted = True
-
-    def _make_error(self, finish: Finish) -> JobError:
-        outcome = finish.outcome
-        who = "a rank that could not be named" if outcome.rank is None else f"rank {outcome.rank}"
-        match outcome.kind:
-            case OutcomeKind.STOPPED:
-                what = "left the loop before its end"
-            case OutcomeKind.FAILED:
-                what = "failed"
-            case OutcomeKind.MISMATCH:
-                what = "is configured differently"
-            case _:
-                what = "is lost"
-        return JobError(f"{who} {what}: {outcome.cause}", rank=outcome.rank, cause=outcome.cause)
-
-    def leave(self) -> None:
-        """The consumer takes no further step. Does not wait."""
-        with self._condition:
-            if self._has_left:
-                return
-            self._has_left = True
-            self._batches.clear()
-            self.submit(ConsumerStopped())
-
-    def wait(self, timeout_s: float) -> bool:
-        """True when the epoch has finished on this rank; waits for it."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self.is_finished, timeout_s)
-
-    def close(self) -> None:
-        """Ends the engine's epoch and the trace. After `leave` and `wait`, or at the end."""
-        with self._closing:
-            if not self._is_closed:
-                self._is_closed = True
-                self._engine.end()
-        self._close_trace()
-
-    def retire(self, timeout_s: float) -> None:
-        """Leaves, waits until all ranks know, and closes."""
-        self.leave()
-        self.wait(timeout_s)
-        self.close()
-
-    def _close_trace(self) -> None:
-        with self._condition:
+    def close_trace(self) -> None:
+        """Ends the trace."""
+        with self._lock:
             trace, self._trace = self._trace, None
         if trace is not None:
             trace.close()
-
-    def compute_place(self) -> Place:
-        """Where the epoch stands after the last taken step."""
-        with self._condition:
-            if self._next_step == self._skip_before and self._start.checkpoint is not None:
-                return self._start.place
-            checkpoint = self._ledger.compute_checkpoint()
-            window = self._get_window(self._next_step)
-            taken = range(window.start, self._next_step)
-            # What was read for the round decided its steps, the taken ones included.
-            extent = self._extents[0][1] if checkpoint.taken_steps else checkpoint.start.read_samples
-            known = self.quarantine.get_known(extent, checkpoint.start.is_ended)
-            return Place(
-                checkpoint=checkpoint,
-                window=self._sum_counts(taken) if taken else ZERO_COUNTS,
-                bad=self.quarantine.get_bad(known),
-                known=known,
-                base=self._start.place.base,
-            )

@@ -1,4 +1,4 @@
-"""Reading and collating, off the thread that trains. Here: in threads of this process."""
+"""Reading and collating, in threads of the process that holds the samples."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EngineSpec:
     """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
 
 
-class Listener(Protocol):
+class EngineListener(Protocol):
     """Who an engine reports to; called from its threads."""
 
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
@@ -94,34 +94,6 @@ class Listener(Protocol):
 
     def on_error(self, cause: str, error: BaseException) -> None:
         """Reading or collating failed, as ``cause`` says in a line; nothing more comes."""
-        ...
-
-
-class Engine(Protocol):
-    """Reads and collates for one epoch at a time."""
-
-    def begin(self, plan: ReadPlan, listener: Listener, read_ahead: int) -> None:
-        """Starts an epoch: opens the data set; nothing is reported before the first `read`."""
-        ...
-
-    def read(self, count: int) -> None:
-        """Asks for samples; does not wait."""
-        ...
-
-    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
-        """Asks for the batches of a round; does not wait."""
-        ...
-
-    def stop(self) -> None:
-        """Reads and collates no more. Does not wait."""
-        ...
-
-    def end(self) -> None:
-        """Ends the epoch: when it returns, nothing more is reported and nothing is read."""
-        ...
-
-    def close(self) -> None:
-        """Gives back workers that outlive an epoch."""
         ...
 
 
@@ -180,8 +152,8 @@ class Source:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
 
 
-class ThreadEngine:
-    """Reads in one thread and collates in another, both of this process."""
+class Engine:
+    """Reads in one thread and collates in another, for one epoch at a time."""
 
     def __init__(self, spec: EngineSpec) -> None:
         dataset, measure = _guard(spec)
@@ -190,8 +162,8 @@ class ThreadEngine:
         self._is_pinned = spec.options.is_pinned
         self._epoch: _Epoch | None = None
 
-    def begin(self, plan: ReadPlan, listener: Listener, read_ahead: int) -> None:
-        """Starts the two threads."""
+    def begin(self, plan: ReadPlan, listener: EngineListener, read_ahead: int) -> None:
+        """Starts the two threads; nothing is reported before the first `read`."""
         self.end()
         self._epoch = _Epoch(
             self._source, self._bench, plan, listener, read_ahead=read_ahead, is_pinned=self._is_pinned
@@ -208,12 +180,12 @@ class ThreadEngine:
             self._epoch.collate(round_, orders)
 
     def stop(self) -> None:
-        """Asks the threads to end."""
+        """Asks the threads to end. Does not wait."""
         if self._epoch is not None:
             self._epoch.stop()
 
     def end(self) -> None:
-        """Ends the threads and drops what is read."""
+        """Ends the threads and drops what is read: when it returns, nothing more is reported."""
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.end()
@@ -222,10 +194,6 @@ class ThreadEngine:
     def find_dead_worker(self) -> BaseProcess | None:
         """A worker that has ended by itself, and with an error. For a process that has no other children."""
         return next((worker for worker in self._source.workers if worker.exitcode), None)
-
-    def close(self) -> None:
-        """Ends the epoch."""
-        self.end()
 
 
 def _guard(spec: EngineSpec) -> tuple[Dataset[object], MeasureFn]:
@@ -255,7 +223,7 @@ class _Epoch:
         source: Source,
         bench: Workbench,
         plan: ReadPlan,
-        listener: Listener,
+        listener: EngineListener,
         *,
         read_ahead: int,
         is_pinned: bool,

@@ -1,25 +1,187 @@
-"""What an epoch begins with, hands out and counts, on one rank."""
+"""What an epoch begins with, hands out and counts, on one rank; and what the two ends of a loader tell each other of it.
+
+One end is where samples are read and batches formed: a `Driver` with its machine. The other, the `Outlet`, is where the model
+is trained: it holds the ready steps and the exchange. They may be two processes, so what goes from one to the other is values.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from operator import add
+from pathlib import Path
+from typing import Protocol
 
-from odb_ref.core.resume import Checkpoint
-from odb_ref.core.types import Step, StepCounts, compute_padded_tokens, compute_real_tokens
+from odb_ref.core.config import Config
+from odb_ref.core.effects import PostCounts, PostOffer, PostReport
+from odb_ref.core.events import Event
+from odb_ref.core.outline import Outline
+from odb_ref.core.resume import Checkpoint, RoundStart
+from odb_ref.core.types import Step, StepCounts, compute_counts, compute_padded_tokens
 from odb_ref.torch.costs import Resources, compute_costs
-from odb_ref.torch.engine import ReadPlan
 from odb_ref.torch.quarantine import Quarantine
-from odb_ref.torch.state import Place
+from odb_ref.torch.state import START, Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """Where an epoch begins on this rank, and what is particular to it."""
+
+    keys: Sequence[object] | None
+    """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set."""
+    place: Place = START
+    seed: int = 0
+    read_ahead: int = 1
+    max_bad: float = 0
+    tag: str = ""
+    quota_samples: int | None = None
+    trace: Path | None = None
+    epoch: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """None at the very beginning of an epoch."""
+        return self.place.checkpoint
+
+    def make_config(self, base: Config) -> Config:
+        """The configuration of the epoch."""
+        return replace(base, tag=self.tag, quota_samples=self.quota_samples)
+
+    def make_quarantine(self) -> Quarantine:
+        """Knows what was set aside before."""
+        return Quarantine(
+            self.get_key,
+            max_bad=self.max_bad,
+            total_samples=None if self.keys is None else len(self.keys),
+            bad=self.place.bad,
+            known_places=self.place.known,
+        )
+
+    def get_key(self, place: int) -> object:
+        """What the sampler calls the sample at a place of its order; of an iterable data set the place."""
+        return place if self.keys is None else self.keys[place]
+
+    def get_id(self, place: int) -> int:
+        """The key where it is a number, else the place."""
+        key = self.get_key(place)
+        return key if isinstance(key, int) else place
+
+
+@dataclass(frozen=True, slots=True)
+class StepNote:
+    """A planned step, without its samples."""
+
+    number: int
+    round: int
+    positions: tuple[int, ...]
+    local: StepCounts
+    padded_tokens: int
+    costs: tuple[int, ...]
+    global_counts: StepCounts
+
+    @property
+    def is_idle(self) -> bool:
+        """True when this rank has nothing to train on in this step."""
+        return not self.positions
+
+
+def make_note(step: Step) -> StepNote:
+    """What is to be known of a step where it is trained on."""
+    return StepNote(
+        step.number,
+        step.round,
+        tuple(sample.position for sample in step.group),
+        compute_counts(step.group),
+        compute_padded_tokens(step.group),
+        compute_costs(step.group),
+        step.global_counts,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundNote:
+    """A planned round: its steps, and where the next round begins."""
+
+    steps: tuple[StepNote, ...]
+    next_start: RoundStart
+
+
+Post = PostOffer | PostCounts | PostReport
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an event has led to, as far as the trainer's end has to know."""
+
+    outline: Outline
+    post: Post | None = None
+    planned: RoundNote | None = None
+    is_answer: bool = False
+    """True when the event came from the trainer's end: the oldest that was not answered."""
+
+
+class Listener(Protocol):
+    """The trainer's end, as the other end sees it; called from its threads, one update at a time."""
+
+    def on_update(self, update: Update) -> None:
+        """The machine has handled an event."""
+        ...
+
+    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
+        """The batches of a round, each with the number of its step. To be answered with `Collated` once they are ready."""
+        ...
+
+    def on_bad(self, place: int, cause: str) -> None:
+        """A sample was set aside; comes before any update on the samples behind it."""
+        ...
+
+    def on_error(self, error: BaseException) -> None:
+        """Reading or collating failed; the machine knows."""
+        ...
+
+    def on_broken(self, error: Exception) -> None:
+        """The machine cannot go on: a defect of ours, of a rule, or a peer's message. Nothing more comes."""
+        ...
+
+    def on_lost(self, cause: str, error: BaseException) -> None:
+        """The machine is gone, with the process that held it. Nothing more comes."""
+        ...
+
+
+class Backend(Protocol):
+    """The end where samples are read and batches formed, as the trainer's end sees it; for one epoch at a time."""
+
+    def begin(self, start: EpochStart, listener: Listener) -> None:
+        """Starts an epoch.
+
+        Raises: what starting a process raises.
+        """
+        ...
+
+    def submit(self, event: Event, at_s: float | None = None) -> None:
+        """Has the machine handle an event of the trainer's end; ``at_s`` is when it happened, if not now. Does not wait."""
+        ...
+
+    def conclude(self) -> None:
+        """Ends the trace: when it returns, it is complete."""
+        ...
+
+    def end(self) -> None:
+        """Ends the epoch: when it returns, nothing more is reported."""
+        ...
+
+    def close(self) -> None:
+        """Ends the epoch, and gives back workers that outlive one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A step as the consumer takes it."""
 
-    step: Step
+    step: StepNote
     batch: object
     window: StepCounts
     """Global counts of its accumulation window."""
@@ -27,34 +189,11 @@ class Taken:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochStart:
-    """Where an epoch begins. ``get_id`` names the sample at a place of the sampler's order."""
-
-    plan: ReadPlan
-    get_id: Callable[[int], int]
-    read_ahead: int
-    place: Place
-    quarantine: Quarantine
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """None at the very beginning of an epoch."""
-        return self.place.checkpoint
-
-
-def make_empty_start() -> EpochStart:
-    """The start of an epoch of which nothing is read."""
-    quarantine = Quarantine(lambda place: place, max_bad=0, total_samples=0)
-    return EpochStart(
-        plan=ReadPlan(keys=()), get_id=lambda place: place, read_ahead=1, place=Place(), quarantine=quarantine
-    )
-
-
 @dataclass(slots=True)
 class EpochMetrics:
     """Counters of one epoch on one rank."""
 
+    started_s: float
     steps: int = 0
     idle_steps: int = 0
     samples: int = 0
@@ -64,17 +203,16 @@ class EpochMetrics:
     """Amounts of further resources."""
     data_wait_s: float = 0.0
     first_step_s: float = 0.0
-    started_s: float = field(default_factory=time.monotonic)
 
-    def count(self, step: Step) -> None:
+    def count(self, step: StepNote) -> None:
         """Adds a step that was taken."""
         self.steps += 1
         self.idle_steps += step.is_idle
-        self.samples += len(step.group)
-        self.real_tokens += compute_real_tokens(step.group)
-        self.padded_tokens += compute_padded_tokens(step.group)
-        if costs := compute_costs(step.group):
-            self.costs = tuple(map(add, self.costs, costs)) if self.costs else costs
+        self.samples += step.local.samples
+        self.real_tokens += step.local.tokens
+        self.padded_tokens += step.padded_tokens
+        if step.costs:
+            self.costs = tuple(map(add, self.costs, step.costs)) if self.costs else step.costs
 
     def describe(self, budget_tokens: int, resources: Resources) -> dict[str, float]:
         """The counters by slash-prefixed name."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Self
 
-from odb_ref.core.errors import OdbError
-from odb_ref.core.types import compute_counts, compute_padded_tokens
-from odb_ref.torch.costs import compute_costs
-from odb_ref.torch.driver import Driver
 from odb_ref.torch.epoch import Taken
 from odb_ref.torch.info import TABLE, StepInfo, Weighting
 from odb_ref.torch.order import Beginning
+from odb_ref.torch.outlet import Outlet
 from odb_ref.torch.quarantine import BadSampleWarning
 from odb_ref.torch.reaper import REAPER
 from odb_ref.torch.session import LEAVE_S
@@ -23,7 +20,7 @@ class EpochIterator:
 
     def __init__(
         self,
-        driver: Driver,
+        outlet: Outlet,
         beginning: Beginning,
         *,
         world_size: int,
@@ -31,7 +28,7 @@ class EpochIterator:
         on_idle: OnIdle,
         len_bound: int | None,
     ) -> None:
-        self._driver = driver
+        self._outlet = outlet
         self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
@@ -44,27 +41,27 @@ class EpochIterator:
     def __next__(self) -> object:
         while True:
             try:
-                taken = self._driver.take()
-            except OdbError:
-                REAPER.submit(self._driver.close)
+                taken = self._outlet.take()
+            except Exception:
+                REAPER.submit(self._outlet.close)
                 raise
             if taken is None:
-                REAPER.submit(self._driver.close)
+                REAPER.submit(self._outlet.close)
             self._warn(taken)
             if taken is None:
                 raise StopIteration
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
-            info = self._driver.info = self._make_info(taken)
+            info = self._outlet.info = self._make_info(taken)
             if taken.batch is not None:
                 kept = max(16, 2 * self._weighting.accumulation_steps)
-                TABLE.put(taken.batch, info, owner=self._driver, kept=kept)
+                TABLE.put(taken.batch, info, owner=self._outlet, kept=kept)
             return taken.batch
 
     def _warn(self, taken: Taken | None) -> None:
         """Warns on the training thread: at most once an epoch of each kind."""
-        epoch = self._beginning.epoch
-        if what := self._driver.quarantine.take_warning():
+        epoch = self._beginning.start.epoch
+        if what := self._outlet.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=3)
         if taken is not None and taken.step.number == self._len_bound:
             what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"
@@ -74,21 +71,20 @@ class EpochIterator:
         step, counts = taken.step, taken.step.global_counts
         emitted = self._beginning.emitted_before + taken.emitted_samples
         total = self._beginning.total_samples
-        local = compute_counts(step.group)
         k = self._weighting.accumulation_steps
         return StepInfo(
-            loss_scale=self._weighting.compute_scale(local, taken.window, self._world_size),
+            loss_scale=self._weighting.compute_scale(step.local, taken.window, self._world_size),
             step=step.number,
             round=step.round,
-            epoch=self._beginning.epoch,
+            epoch=self._beginning.start.epoch,
             is_idle=step.is_idle,
             is_last=taken.is_last,
             is_window_end=taken.is_last or (step.number + 1) % k == 0,
-            local_samples=local.samples,
-            local_tokens=local.tokens,
-            local_supervised=local.supervised,
-            padded_tokens=compute_padded_tokens(step.group),
-            local_costs=compute_costs(step.group),
+            local_samples=step.local.samples,
+            local_tokens=step.local.tokens,
+            local_supervised=step.local.supervised,
+            padded_tokens=step.padded_tokens,
+            local_costs=step.costs,
             global_samples=counts.samples,
             global_tokens=counts.tokens,
             global_supervised=counts.supervised,
@@ -96,19 +92,19 @@ class EpochIterator:
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=self._world_size,
-            quarantined_samples=self._driver.quarantine.count,
+            quarantined_samples=self._outlet.quarantine.count,
         )
 
     def close(self) -> None:
         """Leaves the epoch."""
-        self._driver.leave()
+        self._outlet.leave()
 
     def __del__(self) -> None:
-        driver = self._driver
+        driver = self._outlet
         if not driver.is_exhausted:
             REAPER.submit(lambda: _abandon(driver))
 
 
-def _abandon(driver: Driver) -> None:
-    TABLE.drop(driver)
-    driver.retire(LEAVE_S)
+def _abandon(outlet: Outlet) -> None:
+    TABLE.drop(outlet)
+    outlet.retire(LEAVE_S)

@@ -20,16 +20,18 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Mode
+from odb_ref.torch.backend import ThreadBackend
 from odb_ref.torch.channel import Channel
 from odb_ref.torch.costs import CostFn, make_resources
-from odb_ref.torch.driver import Driver
-from odb_ref.torch.engine import Engine, EngineSpec, LoaderOptions, ThreadEngine
+from odb_ref.torch.engine import EngineSpec, LoaderOptions
+from odb_ref.torch.epoch import Backend, EpochStart
 from odb_ref.torch.info import LossScaling, Reduction, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator
 from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
 from odb_ref.torch.options import check_at_least_one, check_len_bound, choose, compute_trace_path, make_order
 from odb_ref.torch.order import Beginning, choose_place, make_beginning
-from odb_ref.torch.process_engine import ProcessEngine
+from odb_ref.torch.outlet import Outlet
+from odb_ref.torch.process_backend import ProcessBackend
 from odb_ref.torch.quarantine import OnBadSample, Quarantined, check_max_bad
 from odb_ref.torch.session import Session
 from odb_ref.torch.state import EpochState, StateDict
@@ -162,7 +164,7 @@ class ODBDataLoader:
         self.pin_memory = pin_memory
         self.token_budget = token_budget
         self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
-        self._settings = {"window_samples": window, "max_age_rounds": max_age_rounds, "ramp_rounds": ramp_rounds}
+        self._window, self._max_age_rounds, self._ramp_rounds = window, max_age_rounds, ramp_rounds
         self._mode = choose(Mode, mode, "mode")
         self._quota = quota
         self._rule = get_rule(policy) if isinstance(policy, str) else policy
@@ -205,9 +207,9 @@ class ODBDataLoader:
             timeout=timeout,
             is_pinned=pin_memory,
         )
-        self._make_config(0, 1, "")  # refuses what makes no sense before any process has started
+        self._make_config(0, 1)  # refuses what makes no sense before any process has started
         self._epoch = 0
-        self._driver: Driver | None = None
+        self._outlet: Outlet | None = None
         self._beginning: Beginning | None = None
         self._loaded: tuple[EpochState, ...] = ()
         self._session = Session()
@@ -237,29 +239,25 @@ class ODBDataLoader:
         session = self._session
         session.end_epoch(self._timeout_s)
         channel = session.get_channel(self._make_channel)
-        engine = session.get_engine(self._make_engine)
+        base = self._make_config(channel.rank, channel.world_size)
+        backend = session.get_backend(lambda: self._make_backend(base))
         try:
             beginning = self._begin(channel.rank, channel.world_size)
-            config = self._make_config(
-                channel.rank, channel.world_size, self._make_tag(beginning), beginning.emitted_before
-            )
-            trace = self._open_trace(config, beginning.epoch)
+            start = beginning.start
+            config = start.make_config(base)
+            if start.trace is not None:
+                # Refused here where it cannot be written, and not empty should this process be killed early.
+                TraceWriter(start.trace, config, driver="torch", epoch=start.epoch).close()
         except Exception as error:  # a state that does not fit, a sampler that raises: the others wait
-            session.refuse(self._make_config(channel.rank, channel.world_size, ""), engine, channel, error)
+            session.refuse(Outlet(base, backend, channel, EpochStart(keys=())), error)
             raise
-        self._epoch, self._loaded = beginning.epoch + 1, ()
-        driver = Driver(
-            config,
-            engine,
-            channel,
-            beginning.start,
-            accumulation_steps=self._weighting.accumulation_steps,
-            trace=trace,
-        )
-        self._driver, self._beginning = driver, beginning
-        session.begin(driver)
+        self._epoch, self._loaded = start.epoch + 1, ()
+        accumulation_steps = self._weighting.accumulation_steps
+        outlet = Outlet(config, backend, channel, start, accumulation_steps=accumulation_steps)
+        self._outlet, self._beginning = outlet, beginning
+        session.begin(outlet)
         return EpochIterator(
-            driver,
+            outlet,
             beginning,
             world_size=channel.world_size,
             weighting=self._weighting,
@@ -276,7 +274,7 @@ class ODBDataLoader:
         Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
         """
         rank, world_size = compute_place(self._process_group)
-        driver, beginning = self._driver, self._beginning
+        outlet, beginning = self._outlet, self._beginning
         state = EpochState(
             epoch=self._epoch,
             world_size=world_size,
@@ -287,8 +285,8 @@ class ODBDataLoader:
         if self._loaded:
             place = choose_place(self._order, rank, world_size, self._get_loaded(), state.settings)
             state = replace(state, place=place)
-        elif driver is not None and beginning is not None and not driver.is_exhausted:
-            state = replace(state, epoch=beginning.epoch, place=driver.compute_place())
+        elif outlet is not None and beginning is not None and not outlet.is_exhausted:
+            state = replace(state, epoch=beginning.start.epoch, place=outlet.compute_place())
         return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
@@ -307,7 +305,7 @@ class ODBDataLoader:
 
     def _describe(self) -> str:
         """What decides the batches."""
-        shared = json.loads(self._make_config(0, 1, "").shared_json)
+        shared = json.loads(self._make_config(0, 1).shared_json)
         return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})
 
     def _get_loaded(self) -> tuple[EpochState, ...]:
@@ -315,7 +313,7 @@ class ODBDataLoader:
         return self._loaded if self._loaded and self._loaded[0].epoch == self._epoch else ()
 
     def _begin(self, rank: int, world_size: int) -> Beginning:
-        return make_beginning(
+        beginning = make_beginning(
             self._order,
             self._epoch,
             rank,
@@ -323,9 +321,12 @@ class ODBDataLoader:
             loaded=self._get_loaded(),
             settings=self._describe(),
             quota=self._quota,
-            read_ahead=self._settings["window_samples"] // 2,
+            read_ahead=self._window // 2,
             max_bad=self._max_bad,
         )
+        path = self._trace
+        trace = None if path is None else compute_trace_path(path, rank, world_size, beginning.start.epoch)
+        return replace(beginning, start=replace(beginning.start, tag=self._make_tag(beginning), trace=trace))
 
     def close(self) -> None:
         """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
@@ -341,15 +342,15 @@ class ODBDataLoader:
     @property
     def step_info(self) -> StepInfo | None:
         """What belongs to the step that was handed out last; for idle steps that are None, which carry nothing."""
-        return None if self._driver is None else self._driver.info
+        return None if self._outlet is None else self._outlet.info
 
     def metrics(self) -> dict[str, float]:
         """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds."""
-        driver, channel = self._driver, self._session.channel
-        if driver is None or channel is None:
+        outlet, channel = self._outlet, self._session.channel
+        if outlet is None or channel is None:
             return {}
-        return driver.metrics.describe(self.token_budget, self._resources) | {
-            "odb/quarantined_samples": driver.quarantine.count,
+        return outlet.metrics.describe(self.token_budget, self._resources) | {
+            "odb/quarantined_samples": outlet.quarantine.count,
             "odb/exchange_s": channel.exchange_s,
             "odb/exchanges": channel.exchanges,
         }
@@ -357,11 +358,12 @@ class ODBDataLoader:
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
         """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
-        return () if self._driver is None else self._driver.quarantine.records
+        return () if self._outlet is None else self._outlet.quarantine.records
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
-    def _make_config(self, rank: int, world_size: int, tag: str, emitted_before: int = 0) -> Config:
+    def _make_config(self, rank: int, world_size: int) -> Config:
+        """What the epochs have in common: see `EpochStart.make_config`."""
         return Config(
             rank=rank,
             world_size=world_size,
@@ -369,20 +371,21 @@ class ODBDataLoader:
             limits=self._resources.limits,
             depth_steps=self._depth,
             mode=self._mode,
-            quota_samples=None if self._quota is None else max(1, self._quota - emitted_before),
+            quota_samples=self._quota,
             rule=self._rule,
-            tag=tag,
-            **self._settings,
+            window_samples=self._window,
+            max_age_rounds=self._max_age_rounds,
+            ramp_rounds=self._ramp_rounds,
         )
 
     def _make_tag(self, beginning: Beginning) -> str:
         weighting = " ".join(f"{key}={value}" for key, value in asdict(self._weighting).items())
-        return f"epoch={beginning.epoch} step={beginning.resume_step} order={self._order.description} {weighting}"
+        return f"epoch={beginning.start.epoch} step={beginning.resume_step} order={self._order.description} {weighting}"
 
     def _make_channel(self) -> Channel:
         return Channel(make_transport(self._process_group, self._transport, self._timeout_s))
 
-    def _make_engine(self) -> Engine:
+    def _make_backend(self, config: Config) -> Backend:
         spec = EngineSpec(
             dataset=self.dataset,
             measure=self._measure,
@@ -392,10 +395,4 @@ class ODBDataLoader:
             idle_sample=self._idle_sample,
             on_bad_sample=self._on_bad_sample,
         )
-        return ProcessEngine(spec) if self.num_workers else ThreadEngine(spec)
-
-    def _open_trace(self, config: Config, epoch: int) -> TraceWriter | None:
-        if self._trace is None:
-            return None
-        path = compute_trace_path(self._trace, config.rank, config.world_size, epoch)
-        return TraceWriter(path, config, driver="torch", epoch=epoch)
+        return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec)

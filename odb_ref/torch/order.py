@@ -10,7 +10,7 @@ from odb_ref.torch.engine import ReadPlan
 from odb_ref.torch.epoch import EpochStart
 from odb_ref.torch.quarantine import Quarantine
 from odb_ref.torch.sampler import ShardSampler
-from odb_ref.torch.state import EpochState, Generation, Place, join_states
+from odb_ref.torch.state import START, EpochState, Generation, Place, join_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,6 @@ class Order:
 class Beginning:
     """Where an epoch begins on this rank."""
 
-    epoch: int
     start: EpochStart
     total_samples: int | None
     """Samples of the whole epoch, on all ranks, those set aside included; None when unknown."""
@@ -107,44 +106,33 @@ def make_beginning(
         if quota is not None and before >= quota:
             keys = []  # met before the number of ranks changed: there is nothing left to read
 
-    def get_key(place: int) -> object:
-        return place if keys is None else keys[place]
-
-    def get_id(place: int) -> int:
-        key = get_key(place)
-        return key if isinstance(key, int) else place
-
-    quarantine = Quarantine(
-        get_key,
-        max_bad=max_bad,
-        total_samples=None if keys is None else len(keys),
-        bad=place.bad,
-        known_places=place.known,
-    )
-    seed = order.seed + 1_000_003 * epoch + 7_919 * rank
     return Beginning(
-        epoch=epoch,
         start=EpochStart(
-            plan=_make_plan(keys, place, quarantine, seed),
-            get_id=get_id,
-            read_ahead=read_ahead,
+            keys=keys,
             place=place,
-            quarantine=quarantine,
+            seed=order.seed + 1_000_003 * epoch + 7_919 * rank,
+            read_ahead=read_ahead,
+            max_bad=max_bad,
+            quota_samples=None if quota is None else max(1, quota - before),
+            epoch=epoch,
         ),
         total_samples=total,
         emitted_before=before,
     )
 
 
-def _make_plan(keys: Sequence[object] | None, place: Place, quarantine: Quarantine, seed: int) -> ReadPlan:
-    start = None if place.checkpoint is None else place.checkpoint.start
-    carried = () if start is None else tuple(map(quarantine.get_place, start.carried))
-    first = 0 if start is None or not start.read_samples else quarantine.get_place(start.read_samples - 1) + 1
+def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
+    """What is left to read of the epoch: first what was carried into the round it goes on with, then what follows."""
+    keys, place = start.keys, start.place
+    round_start = None if place.checkpoint is None else place.checkpoint.start
+    carried = () if round_start is None else tuple(map(quarantine.get_place, round_start.carried))
+    read_samples = 0 if round_start is None else round_start.read_samples
+    first = quarantine.get_place(read_samples - 1) + 1 if read_samples else 0
     bad = frozenset(place.bad)
     if keys is None:
-        return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=seed)
+        return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
     places = (*carried, *(p for p in range(first, len(keys)) if p not in bad))
-    return ReadPlan(keys=[keys[p] for p in places], places=places, seed=seed)
+    return ReadPlan(keys=[keys[p] for p in places], places=places, seed=start.seed)
 
 
 def choose_place(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> Place:
@@ -153,7 +141,7 @@ def choose_place(order: Order, rank: int, world_size: int, loaded: Sequence[Epoc
     Raises: UsageError when the states do not fit.
     """
     if not loaded:
-        return Place()
+        return START
     first = loaded[0]
     if first.order != order.description:
         raise UsageError(f"load_state_dict: saved with order {first.order!r}, this loader has {order.description!r}")

@@ -1,4 +1,4 @@
-"""What outlives an epoch of a loader: its exchange, its engine, and the epoch that is under way."""
+"""What outlives an epoch of a loader: its exchange, its backend, and the epoch that is under way."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.channel import Channel
-from odb_ref.torch.driver import Driver
-from odb_ref.torch.engine import Engine
-from odb_ref.torch.epoch import make_empty_start
+from odb_ref.torch.epoch import Backend
 from odb_ref.torch.info import TABLE
+from odb_ref.torch.outlet import Outlet
 from odb_ref.torch.reaper import REAPER
 
 LEAVE_S: Final = 5.0
@@ -28,8 +26,8 @@ class Session:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self._engine: Engine | None = None
-        self._driver: Driver | None = None
+        self._backend: Backend | None = None
+        self._outlet: Outlet | None = None
         self._is_closed = False
 
     @property
@@ -51,28 +49,28 @@ class Session:
             REAPER.watch(self)
         return self._channel
 
-    def get_engine(self, make: Callable[[], Engine]) -> Engine:
-        """The engine, made at first use."""
-        if self._engine is None:
-            self._engine = make()
-        return self._engine
+    def get_backend(self, make: Callable[[], Backend]) -> Backend:
+        """Where samples are read, made at first use."""
+        if self._backend is None:
+            self._backend = make()
+        return self._backend
 
-    def begin(self, driver: Driver) -> None:
+    def begin(self, outlet: Outlet) -> None:
         """Starts an epoch. The one before must have ended: see `end_epoch`."""
-        self._driver = driver
-        driver.begin()
+        self._outlet = outlet
+        outlet.begin()
 
-    def refuse(self, config: Config, engine: Engine, channel: Channel, error: Exception) -> None:
+    def refuse(self, outlet: Outlet, error: Exception) -> None:
         """Has an epoch that cannot begin on this rank fail on all of them. Spec: R7.2. Preserves: ABORT."""
-        self._driver = driver = Driver(config, engine, channel, make_empty_start())
-        driver.refuse(error)
+        self._outlet = outlet
+        outlet.refuse(error)
 
     def end_epoch(self, timeout_s: float) -> None:
         """Ends the epoch that is under way, if any, and waits until all ranks know."""
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            driver.retire(timeout_s)
-            TABLE.drop(driver)
+        outlet, self._outlet = self._outlet, None
+        if outlet is not None:
+            outlet.retire(timeout_s)
+            TABLE.drop(outlet)
 
     def close(self) -> None:
         """Ends everything: leaves the epoch, takes leave of the other ranks, ends workers."""
@@ -80,12 +78,12 @@ class Session:
             if self._is_closed:
                 return
             self._is_closed = True
-            channel, engine = self._channel, self._engine
+            channel, backend = self._channel, self._backend
             self.end_epoch(LEAVE_S)
             if channel is not None:
                 channel.close()
-            if engine is not None:
-                engine.close()
+            if backend is not None:
+                backend.close()
             if channel is not None:
                 channel.join(LEAVE_S)
 

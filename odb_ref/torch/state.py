@@ -74,6 +74,10 @@ class Place:
         return 0 if self.checkpoint is None else self.checkpoint.start.planned_steps + self.checkpoint.taken_steps
 
 
+START: Final = Place()
+"""The beginning of an epoch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochState:
     """One rank's place in an epoch."""
@@ -85,7 +89,7 @@ class EpochState:
     """The configuration that decides the batches, to know whether rounds can be formed again."""
     order: str
     """What decides the order of the samples; must not change."""
-    place: Place = Place()
+    place: Place = START
 
     def to_dict(self) -> StateDict:
         """Plain integers, strings, lists and dicts."""

@@ -13,7 +13,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Checkpoint, Ledger, Resumed, RoundStart, compute_round_start, resume
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import ZERO_COUNTS, Group, Sample, Step
+from odb_ref.core.types import Group, Sample
 
 CONFIG = Config(rank=0, world_size=1, budget_tokens=10, window_samples=4, ramp_rounds=0)
 START = RoundStart(
@@ -110,7 +110,7 @@ def test_what_was_read_and_not_carried_was_taken() -> None:
 
 
 def take(ledger: Ledger, number: int, *positions: int) -> None:
-    ledger.note_taken(Step(number, 0, make_group(*positions), ZERO_COUNTS))
+    ledger.note_taken(number, positions)
 
 
 def test_a_ledger_answers_with_the_round_of_the_last_taken_step() -> None:
@@ -119,8 +119,8 @@ def test_a_ledger_answers_with_the_round_of_the_last_taken_step() -> None:
     assert ledger.compute_checkpoint() == Checkpoint(start=RoundStart())
     first = replace(STATE, round=1, planned_steps=2, marks=(4,), window=(), is_ended=False)
     second = replace(STATE, round=2, planned_steps=3)
-    ledger.note_round(first)
-    ledger.note_round(second)
+    ledger.note_round(compute_round_start(first))
+    ledger.note_round(compute_round_start(second))
     take(ledger, 0, 1, 0)
     take(ledger, 1, 2)
     assert ledger.compute_checkpoint() == Checkpoint(start=RoundStart(), taken_steps=2, taken=(1, 0, 2))
@@ -135,7 +135,7 @@ def test_a_ledger_of_a_resumed_epoch_counts_from_its_start() -> None:
     ledger = Ledger(START)
     assert ledger.compute_checkpoint() == Checkpoint(start=START)
     for round_ in (3, 4):
-        ledger.note_round(replace(STATE, round=round_, planned_steps=4 + round_))
+        ledger.note_round(compute_round_start(replace(STATE, round=round_, planned_steps=4 + round_)))
     take(ledger, 6, 3)
     assert ledger.compute_checkpoint() == Checkpoint(start=START, taken_steps=1, taken=(3,))
     take(ledger, 7, 5)

@@ -28,7 +28,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, Offer, reduce_offers
-from odb_ref.core.resume import Checkpoint, Ledger
+from odb_ref.core.resume import Checkpoint, Ledger, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step, StepCounts
 
@@ -152,7 +152,7 @@ class World:
         effects = self.nodes[rank].machine.handle(event)
         self.nodes[rank].events.append((event, effects))
         if isinstance(event, Counted):
-            self.nodes[rank].ledger.note_round(self.nodes[rank].machine.state)
+            self.nodes[rank].ledger.note_round(compute_round_start(self.nodes[rank].machine.state))
         self._perform(rank, effects)
 
     # What can happen ------------------------------------------------------------------------------------------------
@@ -217,7 +217,8 @@ class World:
                 self.send(rank, Reported(tuple(reports)))
             case "take":
                 node.taken.append(node.queue.pop(0))
-                node.ledger.note_taken(node.taken[-1])
+                step = node.taken[-1]
+                node.ledger.note_taken(step.number, [sample.position for sample in step.group])
                 self.send(rank, StepTaken())
             case "stop":
                 node.is_stopped = True
