@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 ABORTED = "terminate called without an active exception"
-"""What torch may end a process with that has just taken part in a collective of gloo, all its work done: pytorch issue 190489."""
+"""What torch may say at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
 
 
 def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0) -> str:
