@@ -12,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import selectors
 import signal
 import threading
 import time
@@ -128,15 +129,18 @@ class _Reporter:
 
 
 def _is_orphaned(forked_from: int | None) -> bool:
-    """True when the training process is gone: whatever else has forked this process is not asked, a fork server stays."""
+    """True when the process that started this one is gone: a fork server, which may have forked it, is not asked."""
     if forked_from is not None:
         return os.getppid() != forked_from
     parent = multiprocessing.parent_process()
     return parent is None or not parent.is_alive()
 
 
-def _end_when_orphaned(forked_from: int | None) -> None:
+def _watch(backend: ThreadBackend | None, forked_from: int | None) -> None:
+    """Ends this process when the one that started it is gone; tells of workers that have died."""
     while not _is_orphaned(forked_from):
+        if backend is not None:
+            backend.check_workers()
         time.sleep(WATCH_S)
     os._exit(1)
 
@@ -152,7 +156,7 @@ class _WorkerInit:
     forked_from: int | None
 
     def __call__(self, worker_id: int) -> None:
-        threading.Thread(target=_end_when_orphaned, args=(self.forked_from,), name="odb-watch", daemon=True).start()
+        threading.Thread(target=_watch, args=(None, self.forked_from), name="odb-watch", daemon=True).start()
         if callable(self.init_fn):
             self.init_fn(worker_id)
 
@@ -171,12 +175,11 @@ def _serve(config: Config, spec: EngineSpec, connection: Link, other_end: Link |
         _Reporter(sender, 1).on_lost(describe(error), error)
         sender.close()
         return
+    threading.Thread(target=_watch, args=(backend, forked_from), name="odb-watch", daemon=True).start()
     epoch = 0
     while True:
         try:
-            while not connection.poll(WATCH_S) and not _is_orphaned(forked_from):
-                backend.check_workers()
-            message: object = ("close",) if _is_orphaned(forked_from) else connection.recv()
+            message: object = connection.recv()
         except (EOFError, ConnectionResetError):
             message = ("close",)
         match message:
@@ -302,14 +305,18 @@ class ProcessBackend:
             connection.close()
 
     def _receive(self, connection: Link, process: BaseProcess) -> None:
+        # What `Connection.poll` does, at less than half the price: every step pays it.
+        selector = selectors.DefaultSelector()
+        selector.register(connection, selectors.EVENT_READ)
         while True:
             try:
                 # A killed process does not end the connection before its workers end too: they hold copies of its end.
-                while not connection.poll(WATCH_S):
+                while not selector.select(WATCH_S):
                     if not process.is_alive() and not connection.poll():
                         raise EOFError
                 self._dispatch(connection.recv())
             except (EOFError, ConnectionResetError) as error:
+                selector.close()
                 if self._listener is not None:
                     process.join(1.0)
                     self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error)

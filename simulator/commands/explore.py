@@ -53,6 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
     parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
     parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
+    parser.add_argument(
+        "--lost-loaders", type=int, default=0, help="processes with a machine that are lost (default 0)"
+    )
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
     parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
     parser.add_argument("--free-urges", action="store_true", help="urge at any moment, for nothing")
@@ -107,6 +110,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         failures=options.failures,
         stops=options.stops,
         losses=options.losses,
+        lost_loaders=options.lost_loaders,
         is_single_reads=options.single_reads,
         is_eager_end=options.eager_end,
         is_urged_freely=options.free_urges,

@@ -17,7 +17,8 @@ class Bounds:
 
     With ``limits``, a sample uses 0 to 2 of each further resource. ``failures``, ``stops`` and ``losses`` bound how many
     reads or collations fail, how many consumers leave early and how many processes are killed. A read is answered whole, or
-    sample by sample with ``is_single_reads``. The source says that it has ended with its last sample when ``is_eager_end``
+    sample by sample with ``is_single_reads``. ``lost_loaders`` bounds how many processes that hold a machine are lost, to be
+    replaced by a stand-in (R7.6). The source says that it has ended with its last sample when ``is_eager_end``
     is true, else when asked for more than it has. A rank is urged at any moment after another's consumer has left, or with
     ``is_urged_freely`` at any moment, for nothing. A consumer leaves between two steps, or with ``is_left_inside`` also in
     the middle of one, whose collective then has no end. Each rank's queue holds as many steps more as its number with
@@ -39,6 +40,7 @@ class Bounds:
     failures: int = 0
     stops: int = 0
     losses: int = 0
+    lost_loaders: int = 0
     is_single_reads: bool = False
     is_eager_end: bool = False
     is_urged_freely: bool = False
@@ -49,7 +51,7 @@ class Bounds:
     def __post_init__(self) -> None:
         if not self.lengths:
             raise UsageError("an exploration needs at least one rank")
-        for name in ("failures", "stops", "losses"):
+        for name in ("failures", "stops", "losses", "lost_loaders"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
         for rank, shard in enumerate(self.lengths):

@@ -82,6 +82,9 @@ class RankChecks:
         Raises: Violation.
         """
         state = rank.state
+        if rank.is_cut:
+            self._check_handed_out(config, rank)
+            return
         steps = (*rank.taken, *rank.queue, *state.outbox, *state.plan)
         if rank.queue != state.queue:
             raise Violation("FREE", f"rank {config.rank}: the queue is not what was delivered")
@@ -96,16 +99,23 @@ class RankChecks:
         for number, step in enumerate(steps):
             if step.number != number:
                 raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
-            self._check_step(config, step)
+            # A stand-in adds nothing to the counts of a round that is never released (R7.6).
+            self._check_step(config, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
         self._check_age(config, rank, steps)
         self._check_fewest(config, rank)
 
-    def _check_step(self, config: Config, step: Step) -> None:
+    def _check_handed_out(self, config: Config, rank: Rank) -> None:
+        for number, step in enumerate((*rank.taken, *rank.queue)):
+            if step.number != number:
+                raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
+            self._check_step(config, step)
+
+    def _check_step(self, config: Config, step: Step, *, has_counts: bool = True) -> None:
         known = self.steps.setdefault((config.rank, step.number), step)
         if known.group != step.group:
             raise Violation("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
-        agreed = self.rounds.setdefault(step.number, (step.round, step.global_counts))
-        if agreed != (step.round, step.global_counts):
+        agreed = self.rounds.setdefault(step.number, (step.round, step.global_counts)) if has_counts else None
+        if agreed is not None and agreed != (step.round, step.global_counts):
             detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
             raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
         tokens = len(step.group) * max((sample.length for sample in step.group), default=0)
@@ -225,8 +235,9 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
                 _check_complete(bounds, ranks)
             case _:
                 pass
-    if causes and all(outcome.kind is OutcomeKind.COMPLETE for outcome in outcomes) and outcomes:
-        raise Violation("ABORT", f"a failure is forgotten: {causes[0][1]}")
+    due = [cause for rank in ranks for cause in (rank.causes[:-1] if rank.is_late else rank.causes)]
+    if due and all(outcome.kind is OutcomeKind.COMPLETE for outcome in outcomes) and outcomes:
+        raise Violation("ABORT", f"a failure is forgotten: {due[0]}")
 
 
 def _check_stopped(ranks: Sequence[Rank], outcome: Outcome) -> None:
@@ -242,7 +253,7 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     if any(rank.is_gone for rank in ranks):
         return
     planned = [
-        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.state.outbox) for sample in step.group)
+        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.outbox) for sample in step.group)
         for rank in ranks
     ]
     whole = [positions == list(range(len(shard))) for positions, shard in zip(planned, bounds.lengths, strict=True)]

@@ -16,7 +16,13 @@ def describe_rank(rank: Rank) -> str:
     words += [f"collating{rank.collating}"] if rank.collating is not None else []
     words.append(f"window{len(state.window)}")
     words.append(f"plan{len(state.plan)}/{len(state.outbox)}/{len(state.queue)}/{len(rank.taken)}")
-    flags = (("failed", bool(rank.causes)), ("left", rank.is_left), ("urged", rank.is_urged), ("gone", rank.is_gone))
+    flags = (
+        ("failed", bool(rank.causes)),
+        ("left", rank.is_left),
+        ("urged", rank.is_urged),
+        ("gone", rank.is_gone),
+        ("cut", rank.is_cut),
+    )
     words += [word for word, holds in flags if holds]
     words += [str(rank.finish.outcome.kind)] if rank.finish is not None else []
     return " ".join(words)

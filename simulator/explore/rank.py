@@ -31,6 +31,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer, reduce_offers
+from odb_ref.core.outline import compute_outline, make_stand_in
 from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts
@@ -49,6 +50,10 @@ class Violation(Exception):
         self.detail = detail
 
 
+def _stand_in(state: State) -> State:
+    return make_stand_in(compute_outline(state))
+
+
 @dataclass(frozen=True, slots=True)
 class Core:
     """The functions of the core that a world runs: the shipped ones, or those of a mutant."""
@@ -57,6 +62,7 @@ class Core:
     transition: Callable[[Config, State, Event], Transition] = machine.transition
     check: Callable[[Config, State, State], None] = check_transition
     reduce: Callable[[tuple[Offer, ...]], Offer] = reduce_offers
+    stand_in: Callable[[State], State] = _stand_in
 
 
 class Act(IntEnum):
@@ -77,6 +83,10 @@ class Act(IntEnum):
     """The rank's own process is gone."""
     ABANDON = 10
     """The consumer leaves in the middle of the step it has taken last."""
+    LOSE_LOADER = 11
+    """The process that holds the machine is gone, and the trainer's end has not noticed."""
+    STAND_IN = 12
+    """It has, and a stand-in goes on."""
 
 
 ACTS: Final = len(Act)
@@ -111,12 +121,33 @@ class Rank:
     is_lost: bool = False
     """The rank has learnt that a peer's process is gone."""
     is_gone: bool = False
+    # A lost loader process (R7.6).
+    is_cut: bool = False
+    """The process that held the machine is gone."""
+    is_replaced: bool = False
+    """A stand-in goes on."""
+    unanswered: tuple[Event, ...] = ()
+    """What the trainer's end has sent to a machine that is gone."""
+    held: tuple[Step, ...] = ()
+    """The steps that were planned and not delivered at the loss: the stand-in knows their numbers only."""
+    is_late: bool = False
+    """The loss came after an offer, whose agreement may end the epoch first, or after the last agreement."""
 
     @property
     def has_step(self) -> bool:
         """True when the consumer would get a step at once."""
         limit = self.finish.step_limit if self.finish is not None else None
+        if any(isinstance(event, Agreed | PeerLost) for event in self.unanswered):
+            return False  # it may lower the step limit
         return bool(self.queue) and (limit is None or self.queue[0].number < limit)
+
+    @property
+    def outbox(self) -> tuple[Step, ...]:
+        """The released steps that are not delivered, with what they hold."""
+        if not self.is_replaced:
+            return self.state.outbox
+        numbers = {step.number for step in self.state.outbox}
+        return tuple(step for step in self.held if step.number in numbers)
 
     @property
     def entered_steps(self) -> int:
@@ -138,9 +169,14 @@ def compute_acts(rank: Rank) -> tuple[Act, ...]:
         if rank.reading:
             acts += [Act.READ, Act.FAIL_READ]
         if rank.collating is not None:
-            acts += [Act.COLLATE, Act.FAIL_COLLATE]
-        if rank.post is not None:
-            acts.append(Act.ANSWER)
+            # The batches may be on their way when the process that made them is gone.
+            acts += [Act.COLLATE] if rank.is_cut else [Act.COLLATE, Act.FAIL_COLLATE]
+        if not rank.is_cut:
+            acts.append(Act.LOSE_LOADER)
+        elif not rank.is_replaced:
+            acts.append(Act.STAND_IN)
+        if rank.post is not None and not (rank.is_cut and rank.is_lost):
+            acts.append(Act.ANSWER)  # a driver drops what comes after `PeerLost`, also when the machine has not heard of it
         if not rank.is_urged:
             acts.append(Act.URGE)
         if not rank.is_lost:
@@ -185,7 +221,7 @@ class RankDriver:
                 return self._handle(replace(rank, collating=None), Collated(_known(rank.collating)))
             case Act.ANSWER:
                 after = self._handle(replace(rank, post=None), _to_event(answer))
-                if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT:
+                if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT and not rank.is_cut:
                     after = replace(after, windows=(*rank.windows, rank.state.read_samples))
                 return after
             case Act.TAKE:
@@ -206,8 +242,29 @@ class RankDriver:
                 return replace(rank, is_gone=True)
             case Act.ABANDON:
                 return self._handle(replace(rank, is_left=True, is_inside=True), ConsumerStopped())
+            case Act.LOSE_LOADER:
+                return replace(rank, is_cut=True, reading=0)
+            case Act.STAND_IN:
+                return self._replace(rank)
             case _:
                 assert_never(act)
+
+    def _replace(self, rank: Rank) -> Rank:
+        """The rank with a stand-in, which has handled what its machine has not."""
+        cause = f"the loader of rank {self.config.rank} is gone"
+        after = replace(
+            rank,
+            state=self.core.stand_in(rank.state),
+            collating=None,
+            causes=(*rank.causes, cause),
+            is_replaced=True,
+            unanswered=(),
+            held=(*rank.state.outbox, *rank.state.plan),
+            is_late=rank.state.phase in (Phase.OFFER, Phase.DRAIN),
+        )
+        for event in order_events(cause, rank.unanswered):
+            after = self._handle(after, event)
+        return after
 
     def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
         start = rank.state.read_samples
@@ -220,6 +277,8 @@ class RankDriver:
         return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(samples, is_ended)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
+        if rank.is_cut and not rank.is_replaced:
+            return replace(rank, unanswered=(*rank.unanswered, event))
         try:
             state, effects = self.core.transition(self.config, rank.state, event)
             self.core.check(self.config, rank.state, state)
@@ -236,6 +295,8 @@ class RankDriver:
 
     def _perform_one(self, rank: Rank, effect: Effect) -> Rank:
         match effect:
+            case Read() | Collate() if rank.is_replaced:
+                return rank
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
                 self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
@@ -252,7 +313,14 @@ class RankDriver:
             case Deliver():
                 self._require(len(rank.queue) < self.config.depth_steps, "FREE", "a Deliver into a full queue")
                 self._require(rank.finish is None, "STOP", "a Deliver after Finish")
-                return replace(rank, queue=(*rank.queue, effect.step))
+                step = effect.step
+                if rank.is_replaced:
+                    held = [item for item in rank.held if item.number == step.number]
+                    self._require(
+                        bool(held), "RELEASE", f"step {step.number} is delivered, and it holds no batch of it"
+                    )
+                    step = held[0]
+                return replace(rank, queue=(*rank.queue, step))
             case Finish():
                 self._require(rank.finish is None, "FREE", "a second Finish")
                 return replace(rank, finish=effect)
@@ -266,6 +334,11 @@ class RankDriver:
     def _require(self, holds: bool, property_: str, detail: str) -> None:
         if not holds:
             raise Violation(property_, f"rank {self.config.rank}: {detail}")
+
+
+def order_events(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]:
+    """What a stand-in handles first, in order. Spec: R7.6."""
+    return (LocalFailed(cause), *unanswered)
 
 
 def _known(round_: int | None) -> int:
@@ -337,7 +410,9 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     - N - taken steps: each step holds at least one sample on some rank;
     - samples not read, and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
-    - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone.
+    - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
+    - where loader processes may be lost: 3 while its own is not; then 1 until a stand-in goes on, which reads nothing, and 1
+      while an exchange has not answered.
 
     `compute_bound` is its value at the start. Spec: TERM.
     """
@@ -347,7 +422,7 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     return (
         (5 * (bounds.longest_shard + 1 - state.round) + weight if weight else 0)
         + (total - len(rank.taken))
-        + (len(bounds.lengths[config.rank]) - state.read_samples)
+        + (0 if rank.is_replaced else len(bounds.lengths[config.rank]) - state.read_samples)
         + (not state.is_ended)
         + (rank.reading > 0)
         + (rank.collating is not None)
@@ -355,9 +430,20 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
         + (not rank.is_urged)
         + (not rank.is_lost)
         + (not rank.is_gone)
+        + (_compute_loader_weight(rank) if bounds.lost_loaders else 0)
     )
 
 
+def _compute_loader_weight(rank: Rank) -> int:
+    if not rank.is_cut:
+        return 3
+    return 0 if rank.is_replaced else 1 + (rank.post is not None)
+
+
 def compute_bound(bounds: Bounds) -> int:
-    """No world makes more transitions: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all. Spec: TERM."""
-    return bounds.ranks * (5 * bounds.longest_shard + bounds.total_samples + 15) + bounds.total_samples
+    """No world makes more transitions: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all. Spec: TERM.
+
+    3 W more where loader processes may be lost.
+    """
+    each = 5 * bounds.longest_shard + bounds.total_samples + 15 + (3 if bounds.lost_loaders else 0)
+    return bounds.ranks * each + bounds.total_samples

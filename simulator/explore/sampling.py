@@ -48,6 +48,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         is_left_inside=draw.random() < 0.3,
         is_uneven_depth=draw.random() < 0.3,
         odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.05 else None,
+        lost_loaders=draw.choice((0, 0, 1, 2)),
     )
 
 
@@ -105,6 +106,8 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
     for i in range(len(lengths)):
         if len(lengths) > 1:
             yield replace(bounds, lengths=lengths[:i] + lengths[i + 1 :], odd_rank=None)
+    if bounds.lost_loaders:
+        yield replace(bounds, lost_loaders=bounds.lost_loaders - 1)
     if bounds.failures or bounds.stops or bounds.losses:
         yield replace(bounds, failures=0, stops=0, losses=0)
         yield replace(

@@ -5,6 +5,8 @@
 - A read or a collation ends, or fails, at any moment; a consumer leaves at any moment between steps, or inside one; a
   process is killed at any moment. Each rank is urged at any moment after another's consumer left, and learns of a killed
   process at any moment after.
+- A process that holds only a rank's machine is lost at any moment. What happens to the rank from then on waits for its
+  stand-in, which comes at any moment after.
 
 A world is a short tuple of small integers. They name what `Space` has met before: the states of ranks and of the exchange.
 The real core runs once for each different state of a rank and each event; a world then costs a few look-ups.
@@ -65,6 +67,7 @@ class Shared(NamedTuple):
     failures: int = 0
     stops: int = 0
     losses: int = 0
+    lost_loaders: int = 0
     """How much has gone wrong so far."""
     left: int = 0
     """The ranks whose consumers have left: a reason to urge each other rank."""
@@ -80,6 +83,8 @@ _LOSE: Final = int(Act.LOSE)
 _STOP: Final = int(Act.STOP)
 _DIE: Final = int(Act.DIE)
 _ABANDON: Final = int(Act.ABANDON)
+_LOSE_LOADER: Final = int(Act.LOSE_LOADER)
+_STAND_IN: Final = int(Act.STAND_IN)
 _FAILURES: Final = (int(Act.FAIL_READ), int(Act.FAIL_COLLATE))
 
 
@@ -168,6 +173,11 @@ class Space:
                 elif act == _DIE:
                     if shared.losses == bounds.losses:
                         continue
+                elif act == _LOSE_LOADER:
+                    if shared.lost_loaders == bounds.lost_loaders:
+                        continue
+                elif act == _STAND_IN:
+                    pass
                 elif shared.failures == bounds.failures:
                     continue
                 codes.append(i * ACTS + act)
@@ -220,7 +230,7 @@ class Space:
         """
         for code in codes:
             i, act = divmod(code, ACTS)
-            if act < _URGE or act == _LOSE or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
+            if act < _URGE or act in (_LOSE, _STAND_IN) or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
                 return False
         return True
 
@@ -302,6 +312,8 @@ class Space:
             return shared._replace(stops=shared.stops + 1, left=shared.left | bit)
         if act == _DIE:
             return shared._replace(losses=shared.losses + 1, gone=shared.gone | bit)
+        if act == _LOSE_LOADER:
+            return shared._replace(lost_loaders=shared.lost_loaders + 1)
         if act in _FAILURES:
             return shared._replace(failures=shared.failures + 1)
         return shared
