@@ -85,13 +85,16 @@ class _Sender:
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            while (message := self._messages.get()) is not None:
+        while (message := self._messages.get()) is not None:
+            try:
                 self._connection.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the training process is gone; then this one is about to end too
-        except Exception:  # what must be told cannot be: that this process is gone, can
-            traceback.print_exc()
+            except Exception as error:  # no shared memory left for a batch, say
+                self._send_loss(message[0], error)
+
+    def _send_loss(self, epoch: object, error: Exception) -> None:
+        try:
+            self._connection.send((epoch, "lost", describe(error), _format(error)))
+        except OSError:  # the training process is gone
             os._exit(1)
 
 

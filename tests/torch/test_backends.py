@@ -1,0 +1,270 @@
+"""The two ends of a loader: where the machine runs, what crosses between them, and what becomes of one without the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.core.config import Config  # noqa: E402
+from odb_ref.core.effects import Outcome, OutcomeKind, PostCounts, PostOffer  # noqa: E402
+from odb_ref.core.events import Agreed, Collated, Counted, Event, PeerLost, Reported, StepTaken  # noqa: E402
+from odb_ref.core.offer import NONE, Offer  # noqa: E402
+from odb_ref.core.outline import Outline  # noqa: E402
+from odb_ref.core.resume import RoundStart  # noqa: E402
+from odb_ref.core.state import Phase  # noqa: E402
+from odb_ref.core.trace import read_trace  # noqa: E402
+from odb_ref.core.types import ZERO_COUNTS, StepCounts  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, pop_step_info, process_backend  # noqa: E402
+from odb_ref.torch.channel import Channel  # noqa: E402
+from odb_ref.torch.epoch import EpochStart, Listener, RoundNote, StepNote, Update  # noqa: E402
+from odb_ref.torch.outlet import Outlet  # noqa: E402
+from odb_ref.torch.transport import LocalTransport  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
+CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16)
+
+
+# Where the machine runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A rule that leaves word which process asks it."""
+
+    path: Path
+    name: str = "telling"
+
+    def compute_target(self, agreement: Offer) -> int:
+        self.path.write_text(str(os.getpid()))
+        return agreement.groups_max
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_with_workers_the_machine_is_not_in_the_training_process(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "pid"
+    with ODBDataLoader(Numbers(0, 60), policy=Telling(path), num_workers=num_workers, **SETTINGS) as loader:
+        assert sum(len(batch["numbers"]) for batch in loader) == 60
+    assert (int(path.read_text()) == os.getpid()) == (num_workers == 0)
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A rule with a defect."""
+
+    name: str = "failing"
+
+    def compute_target(self, agreement: Offer) -> int:
+        raise KeyError("the rule's own")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
+    with (
+        ODBDataLoader(Numbers(0, 60), policy=Failing(), num_workers=num_workers, **SETTINGS) as loader,
+        pytest.raises((KeyError, process_backend.LoaderProcessError), match="the rule's own"),
+    ):
+        list(loader)
+
+
+# What crosses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_trace_is_complete_when_the_epoch_is_and_its_times_are_the_trainers(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "run.ndjson"
+    taken_s = []
+    began_s = time.monotonic()
+    with ODBDataLoader(Numbers(0, 100), num_workers=num_workers, trace=path, **SETTINGS) as loader:
+        for _ in loader:
+            taken_s.append(time.monotonic() - began_s)
+            time.sleep(0.01)
+        _, records = read_trace(path)
+        found = [
+            record.time_s for record in records if record.event is not None and record.event["kind"] == "step_taken"
+        ]
+    assert len(found) == len(taken_s) > 5
+    # The epoch's clock starts a little later than ours; what lies between two steps is the same on both.
+    offset_s = taken_s[0] - (found[0] or 0.0)
+    assert all(abs(mine - (theirs or 0.0) - offset_s) < 0.005 for mine, theirs in zip(taken_s, found, strict=True))
+
+
+class Unsendable:
+    """Cannot be pickled a second time: as a tensor for which there is no shared memory left."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("unable to write to file: no space left")
+
+
+def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_backend, "pack", lambda batch: Unsendable())
+    with (
+        ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS) as loader,
+        pytest.raises(JobError, match="no space left"),
+    ):
+        list(loader)
+
+
+def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(batch: object) -> object:
+        raise RuntimeError("cannot map the file")
+
+    loader = ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS)
+    with loader, pytest.raises(JobError, match="cannot map the file"):
+        batches = iter(loader)
+        monkeypatch.setattr(process_backend, "unpack", fail)
+        list(batches)
+
+
+def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
+    with ODBDataLoader(Numbers(0, 60), num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+        for _ in range(2):
+            assert sum(len(batch["numbers"]) for batch in loader) == 60
+            for process in multiprocessing.active_children():
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                process.join()
+
+
+def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
+    with ODBDataLoader(Numbers(0, 4000), num_workers=1, **SETTINGS) as loader:
+        with pytest.raises(JobError, match=r"rank 0 failed: the loader process exited unexpectedly"):
+            for batch in loader:
+                if pop_step_info(batch).step == 3:
+                    for process in multiprocessing.active_children():
+                        process.kill()
+        # And the next epoch has a new one.
+        assert sum(len(batch["numbers"]) for batch in loader) == 4000
+
+
+# The trainer's end by itself ---------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A backend that only writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.listener: Listener | None = None
+
+    def begin(self, start: EpochStart, listener: Listener) -> None:
+        self.listener = listener
+
+    def submit(self, event: Event, at_s: float | None = None) -> None:
+        self.events.append(event)
+
+    def conclude(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Wire(Channel):
+    """An exchange without a thread, that keeps what is posted."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalTransport(world_size=2))
+        self.posts: list[Any] = []
+
+    def open(self, submit: Any) -> PeerLost | None:
+        return None
+
+    def post(self, post: Any) -> None:
+        self.posts.append(post)
+
+
+def make_notes(count: int) -> tuple[StepNote, ...]:
+    counts = StepCounts(1, 5, 5)
+    return tuple(StepNote(number, 0, (number,), counts, 5, (), counts) for number in range(count))
+
+
+OFFERING = Outline(phase=Phase.OFFER, round=1, planned_steps=4, released_steps=4, delivered_steps=3)
+AGREEMENT = Offer(
+    round_min=1,
+    round_max=1,
+    fingerprint_min=CONFIG.fingerprint,
+    fingerprint_max=CONFIG.fingerprint,
+    ready_min=1,
+    failed_rank=NONE,
+    stop_rank=NONE,
+    stop_step=NONE,
+    samples_min=1,
+    samples_max=2,
+    groups_min=2,
+    groups_max=2,
+    due_max=0,
+)
+
+
+def begin() -> tuple[Outlet, Recorder, Wire]:
+    """A rank that has offered its second round; three of the four steps of its first are delivered."""
+    backend, wire = Recorder(), Wire()
+    outlet = Outlet(CONFIG, backend, wire, EpochStart(keys=range(9)))
+    outlet.begin()
+    planned = RoundNote(make_notes(4), RoundStart(round=1, planned_steps=4, read_samples=4))
+    outlet.on_update(Update(OFFERING, planned=planned))
+    outlet.on_collated(0, [(number, f"batch {number}") for number in range(4)])
+    outlet.on_update(Update(OFFERING, is_answer=True))
+    return outlet, backend, wire
+
+
+def test_between_an_answer_of_the_exchange_and_the_machines_word_nothing_is_handed_out() -> None:
+    """Checks: STOP. The agreement may lower the step limit, and only the machine knows."""
+    outlet, backend, _ = begin()
+    with ThreadPoolExecutor(2) as pool:
+        first = outlet.take()
+        assert first is not None
+        assert first.batch == "batch 0"
+        outlet.on_update(Update(replace(OFFERING, taken_steps=1, delivered_steps=4), is_answer=True))
+        answered = pool.submit(outlet.on_answer, Agreed(AGREEMENT))
+        while not isinstance(backend.events[-1], Agreed):
+            time.sleep(0.001)
+        second = pool.submit(outlet.take)
+        assert not wait([answered, second], 0.1).done
+        stopped = Outcome(OutcomeKind.STOPPED, 1, "its consumer left after 1 steps")
+        over = replace(OFFERING, phase=Phase.DONE, taken_steps=1, delivered_steps=4, step_limit=1, outcome=stopped)
+        outlet.on_update(Update(over, is_answer=True))
+        assert answered.result(5) is None
+        with pytest.raises(JobError, match="rank 1 left the loop"):
+            second.result(5)
+    assert [type(event) for event in backend.events] == [Collated, StepTaken, Agreed]
+
+
+def test_a_stand_in_answers_what_the_lost_machine_has_not() -> None:
+    """Checks: ABORT, RELEASE. It takes part in the round that is agreed, and says in the next that this rank has failed."""
+    outlet, _, wire = begin()
+    with ThreadPoolExecutor(1) as pool:
+        answered = pool.submit(outlet.on_answer, Agreed(AGREEMENT))
+        assert not wait([answered], 0.1).done
+        outlet.on_lost("the loader process exited unexpectedly", EOFError())
+        assert answered.result(5) is None
+        assert wire.posts == [PostCounts((ZERO_COUNTS, ZERO_COUNTS))]
+        # What is released is handed out, for the other ranks hand it out too.
+        assert [taken.batch for taken in (outlet.take() for _ in range(2)) if taken is not None] == [
+            "batch 0",
+            "batch 1",
+        ]
+        pool.submit(outlet.on_answer, Counted((ZERO_COUNTS, ZERO_COUNTS))).result(5)
+        offer = wire.posts[-1]
+        assert isinstance(offer, PostOffer)
+        assert (offer.offer.failed_rank, offer.offer.ready_min, offer.offer.round_min) == (0, 0, 2)
+        pool.submit(outlet.on_answer, Agreed(offer.offer)).result(5)
+        report = wire.posts[-1].report
+        assert report.cause == "the loader process exited unexpectedly"
+        pool.submit(outlet.on_answer, Reported((report, replace(report, rank=1, cause="")))).result(5)
+    assert [taken.batch for taken in (outlet.take() for _ in range(2)) if taken is not None] == ["batch 2", "batch 3"]
+    with pytest.raises(JobError, match="rank 0 failed: the loader process exited unexpectedly"):
+        outlet.take()
