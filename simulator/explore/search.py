@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.explore.bounds import Bounds
-from simulator.explore.rank import ACTS, Act, Core, Violation, compute_bound
+from simulator.explore.measure import compute_bound
+from simulator.explore.rank import ACTS, Act, Core, Violation
 from simulator.explore.world import Action, Space, World, decode
 
 

@@ -50,6 +50,14 @@ SMALL: Final[dict[str, Bounds]] = {
         lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=2, stops=1, is_urged_freely=True
     ),
     "three ranks": _bounds(3, 2, 0, failures=1, stops=1),
+    "lost loaders": Bounds(lengths=compute_lengths((3, 1), _MIXED), failures=1, stops=1, lost_loaders=1),
+    "lost loaders and killed processes": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=4, stops=1, losses=1, lost_loaders=1
+    ),
+    "lost loaders, quota": Bounds(
+        lengths=compute_lengths((4, 3), _MIXED), mode=Mode.QUOTA, quota_samples=5, failures=1, lost_loaders=1
+    ),
+    "three ranks, a lost loader": Bounds(lengths=compute_lengths((3, 2, 1), _MIXED), lost_loaders=1),
 }
 
 FULL: Final[dict[str, Bounds]] = {
@@ -65,6 +73,13 @@ FULL: Final[dict[str, Bounds]] = {
     ),
     "three ranks, a million states": _bounds(5, 3, 1, failures=2, stops=2, depth_steps=2),
     "three ranks, killed processes": _bounds(2, 1, 2, failures=1, stops=1, losses=2),
+    "three ranks, a lost loader and a stop": Bounds(
+        lengths=compute_lengths((3, 2, 1), _MIXED), stops=1, lost_loaders=1
+    ),
+    "three ranks, a lost loader, a failure and a stop": Bounds(
+        lengths=compute_lengths((2, 1, 1), _MIXED), failures=1, stops=1, lost_loaders=1
+    ),
+    "three ranks, two lost loaders": Bounds(lengths=compute_lengths((3, 2, 1), _MIXED), lost_loaders=2),
     "four ranks": _bounds(2, 1, 1, 0, failures=1, stops=1),
 }
 

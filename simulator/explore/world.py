@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from simulator.explore.bounds import Bounds
 from simulator.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
+from simulator.explore.measure import compute_measure
 from simulator.explore.rank import (
     ACTS,
     Act,
@@ -29,7 +30,6 @@ from simulator.explore.rank import (
     Violation,
     combine_posts,
     compute_acts,
-    compute_measure,
 )
 
 World = tuple[int, ...]
@@ -255,7 +255,7 @@ class Space:
         return self._answers[self._shared[world[0]].answer]
 
     def compute_measure(self, world: World) -> int:
-        """The termination measure of a world, see `rank.compute_measure`."""
+        """The termination measure of a world, see `measure.compute_measure`."""
         return sum(
             compute_measure(self.bounds, config, rank)
             for config, rank in zip(self._configs, self.get_ranks(world), strict=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import networkx
 import pytest
 
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
+from odb_ref.core.events import Agreed, Collated, ConsumerStopped, Counted, PeerLost, Reported, StepTaken, Urged
 from odb_ref.core.machine import transition
 from odb_ref.core.rules import OdbRule
+from odb_ref.core.state import Phase
 from simulator.cli import main
 from simulator.explore.bounds import Bounds, compute_lengths
 from simulator.explore.checks import compute_fewest_groups
-from simulator.explore.rank import ACTS, Act, compute_bound
+from simulator.explore.measure import compute_bound
+from simulator.explore.rank import ACTS, Act
 from simulator.explore.scenario import Scenario, read_scenario, replay, write_scenario
 from simulator.explore.search import Search, explore, make_space
 from simulator.explore.suites import FULL, SMALL
@@ -86,6 +91,41 @@ def test_a_rank_that_waits_for_a_fault_is_a_deadlock() -> None:
     faults = [int(Act.STOP), int(Act.FAIL_READ)]
     assert space.is_over(start, faults)
     assert not space.is_over(start, [*faults, int(Act.READ)])
+
+
+def test_loaders_are_lost_in_every_phase_and_with_every_event_unanswered() -> None:
+    """Spec: R7.6. Checks: ABORT, RELEASE."""
+    search = Search(replace(SMALL["lost loaders and killed processes"], failures=1))
+    result = search.run()
+    assert result.counterexample is None and result.is_complete
+    assert search.space is not None
+    phases, events, kinds = set(), set(), set()
+    for world in search.iterate_worlds():
+        for rank in search.space.get_ranks(world):
+            if rank.is_cut and not rank.is_replaced:
+                phases.add(rank.state.phase)
+                events |= {type(event) for event in rank.unanswered}
+            if rank.is_replaced and rank.finish is not None:
+                kinds.add(rank.finish.outcome.kind)
+    assert phases == set(Phase) - {Phase.DONE}
+    assert events == {StepTaken, Agreed, Counted, Reported, Collated, Urged, PeerLost, ConsumerStopped}
+    assert kinds == set(OutcomeKind) - {OutcomeKind.MISMATCH}
+
+
+def test_a_stand_in_asks_for_nothing_and_hands_out_what_its_rank_held() -> None:
+    """Spec: R7.6. Checks: RELEASE."""
+    search = Search(Bounds(lengths=((1,) * 4, (1,) * 4), budget_tokens=1, window_samples=2, lost_loaders=1))
+    search.run()
+    assert search.space is not None
+    handed_out = 0
+    for world in search.iterate_worlds():
+        for rank in search.space.get_ranks(world):
+            if rank.is_replaced:
+                assert rank.reading == 0 and rank.collating is None
+                steps = (*rank.taken, *rank.queue)
+                assert [len(step.group) for step in steps] == [1] * len(steps)
+                handed_out += any(step in rank.held for step in steps)
+    assert handed_out > 0
 
 
 def test_fewest_groups_tries_every_partition() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from odb_ref.core.rules import RULES
-from simulator.explore.rank import compute_bound
+from simulator.explore.measure import compute_bound
 from simulator.explore.sampling import make_random_bounds, run_random_schedule
 from tests.properties.worlds import WorldMachine
 

@@ -11,12 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
 from simulator.explore.bounds import Bounds, compute_lengths
-from simulator.explore.rank import ACTS, Act, Core, Violation, compute_bound
+from simulator.explore.measure import compute_bound
+from simulator.explore.rank import ACTS, Act, Core, Violation
 from simulator.explore.scenario import Scenario, encode_scenario
 from simulator.explore.search import make_space
 from simulator.explore.world import Action, Space, World, decode
 
-_FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE, Act.ABANDON})
+_FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})
 
 
 @st.composite
@@ -44,6 +45,7 @@ def bounds(draw: st.DrawFn) -> Bounds:
         is_urged_freely=draw(st.booleans()),
         is_left_inside=draw(st.booleans()),
         is_uneven_depth=draw(st.booleans()),
+        lost_loaders=draw(faults),
     )
 
 
