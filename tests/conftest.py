@@ -1,11 +1,15 @@
-"""How much Hypothesis tries: its default, without deadlines; few examples, always the same, while mutmut runs the tests.
+"""What is run: all tests, or one of two parts, which ``make test`` runs one after the other.
 
+How much Hypothesis tries: its default, without deadlines; few examples, always the same, while mutmut runs the tests.
 A deadline would measure how busy the machine is. Under mutmut (see tests/mutants/SURVIVORS.md) the suite runs some two
 thousand times, a mutant must meet the examples that the unmutated code met, and nobody reads a shrunk example.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import Phase, settings
 
 from tests.helpers.effort import IS_MUTATED
@@ -20,3 +24,22 @@ settings.register_profile(
     phases=(Phase.explicit, Phase.generate),
 )
 settings.load_profile("mutants" if IS_MUTATED else "odb")
+
+
+def is_alone(path: Path) -> bool:
+    """True for a file of tests that fork ranks by the dozen, measure time, or look for what is left on the machine."""
+    if path.name == "test_examples.py":
+        return False
+    return path.name == "test_real_runs.py" or path.parent.name in ("bench", "integrations", "torch")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "Only the tests that may share the machine with each other (see `-n`), or only the others. Default: all."
+    parser.addoption("--part", choices=["together", "alone"], help=text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    part = config.getoption("part")
+    if part is None or collection_path.is_dir():
+        return None  # for other options to say
+    return True if is_alone(collection_path) != (part == "alone") else None

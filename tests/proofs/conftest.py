@@ -31,7 +31,11 @@ def require_coq() -> None:
 def model() -> Model:
     """Answers a case, given as words, with the lines that the extracted model prints."""
     require_coq()
-    done = subprocess.run(["make", "-C", str(PROOFS), "extraction"], capture_output=True, text=True, check=False)
+    import fcntl
+
+    with (PROOFS / "_CoqProject").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process of pytest-xdist may want the same
+        done = subprocess.run(["make", "-C", str(PROOFS), "extraction"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
     def ask(case: str) -> list[str]:
