@@ -92,8 +92,8 @@ def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
 def train_and_go_on(rank: int, limit: int, folder: Path) -> None:
     """Leaves an epoch after ``limit`` steps and goes on with it in a new loader, which writes a trace."""
     from odb_ref.torch import ODBDataLoader
-    from tests.torch.data import Numbers
-    from tests.torch.test_state import SETTINGS, read
+    from tests.torch.data import Numbers, read
+    from tests.torch.test_state import SETTINGS
 
     shard = Numbers(100 * rank, (40, 18, 5)[rank])
     with ODBDataLoader(shard, shard="given", **SETTINGS) as loader:

@@ -13,6 +13,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
 
+from odb_ref.torch import ODBDataLoader, pop_step_info
+
 
 def make_sample(number: int, longest: int = 30) -> dict[str, Any]:
     """A sample whose content, length and mask are functions of its number."""
@@ -76,3 +78,16 @@ def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
         "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
     }
+
+
+def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
+    """Step number, sample numbers and loss scale of each step, at most ``limit`` steps."""
+    found: list[tuple[int, list[int], float]] = []
+    if limit == 0:
+        return found
+    for batch in loader:
+        info = pop_step_info(batch)
+        found.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
+        if len(found) == limit:
+            break
+    return found

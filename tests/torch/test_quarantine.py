@@ -26,7 +26,7 @@ from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError,
 from odb_ref.torch.channel import Channel  # noqa: E402
 from odb_ref.torch.quarantine import GuardedDataset, Quarantine  # noqa: E402
 from odb_ref.torch.transport import Transport  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")]
@@ -70,19 +70,6 @@ class Spoiled(Numbers):
 
 def get_numbers(rows: Iterable[list[int]]) -> list[int]:
     return sorted(number for row in rows for number in row)
-
-
-def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
-    """Step number, sample numbers and loss scale of each step, at most ``limit`` steps."""
-    found: list[tuple[int, list[int], float]] = []
-    if limit == 0:
-        return found
-    for batch in loader:
-        info = pop_step_info(batch)
-        found.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
-        if len(found) == limit:
-            break
-    return found
 
 
 GOOD = [number for number in range(COUNT) if number not in BAD]

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset  # noqa: E402
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -30,19 +30,6 @@ COUNT = 47
 
 def make_loader(**options: Any) -> ODBDataLoader:
     return ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options))
-
-
-def read(loader: ODBDataLoader, limit: int | None = None) -> list[tuple[int, list[int], float]]:
-    """Step number, sample numbers and loss scale of each step, at most ``limit`` steps."""
-    found: list[tuple[int, list[int], float]] = []
-    if limit == 0:
-        return found
-    for batch in loader:
-        info = pop_step_info(batch)
-        found.append((info.step, [] if info.is_idle else batch["numbers"], info.loss_scale))
-        if len(found) == limit:
-            break
-    return found
 
 
 def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
