@@ -18,7 +18,7 @@ from odb_ref.core.state import State
 from simulator.explore.bounds import Bounds
 from simulator.explore.rank import Core
 
-REBUILT = ("offer", "alignment", "grouping", "rules", "rounds", "resume", "machine")
+REBUILT = ("offer", "alignment", "grouping", "rules", "rounds", "resume", "machine", "outline")
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()
@@ -50,6 +50,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["rules"]
+        outline = modules["outline"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -59,7 +60,11 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
         def accept(config: Config, before: State, after: State) -> None:
             """Nothing: the world's own checks have to do."""
 
-        core = Core(machine.start, machine.transition, check_transition if has_invariants else accept, reduce)
+        def stand_in(state: State) -> State:
+            return outline.make_stand_in(outline.compute_outline(state))  # type: ignore[no-any-return]
+
+        check = check_transition if has_invariants else accept
+        core = Core(machine.start, machine.transition, check, reduce, stand_in)
         bounds = replace(mutant.bounds, rule=rules.RULES[mutant.bounds.rule.name])
         yield core, bounds
     finally:

@@ -43,6 +43,8 @@ CARRY = Bounds(lengths=((4,) * 5, (1,) * 8), budget_tokens=4, window_samples=3, 
 AGED = Bounds(lengths=((1, 9, 9, 9), (1,) * 8), budget_tokens=9, window_samples=2, max_age_rounds=1)
 # Samples use 0, 1, 2, 0 ... of the one further resource.
 LIMITS = Bounds(lengths=((1, 1, 1), (1,)), limits=(2,), window_samples=3)
+LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
+LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 
 MUTANTS = (
@@ -649,6 +651,80 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
         new="        step_limit=limit,",
         property="TERM",
         bounds=LOSS,
+    ),
+    # A lost loader process.
+    Mutant(
+        name="a stand-in takes what is planned for released",
+        module="outline",
+        old="released_steps = state.planned_steps - len(state.plan)",
+        new="released_steps = state.planned_steps",
+        property="RELEASE",
+        bounds=LOADER,
+    ),
+    Mutant(
+        name="a stand-in takes what is released for delivered",
+        module="outline",
+        old="delivered_steps=released_steps - len(state.outbox),",
+        new="delivered_steps=released_steps,",
+        property="FREE",
+        bounds=LOADER_WAITS,
+    ),
+    Mutant(
+        name="a stand-in takes every plan for collated",
+        module="outline",
+        old="is_collated=outline.is_collated,",
+        new="is_collated=True,",
+        property="FREE",
+        bounds=LOADER,
+    ),
+    Mutant(
+        name="a stand-in forgets how many samples are planned",
+        module="outline",
+        old="        global_samples=outline.global_samples,\n",
+        new="",
+        property="ALIGN",
+        bounds=replace(QUOTA, quota_samples=8, lost_loaders=1),
+    ),
+    Mutant(
+        name="a stand-in forgets the steps that wait for their sums",
+        module="outline",
+        old="aligned=((),) * outline.aligned_steps,",
+        new="aligned=(),",
+        property="TERM",
+        bounds=LOADER,
+    ),
+    Mutant(
+        name="a stand-in forgets the step limit",
+        module="outline",
+        old="        step_limit=outline.step_limit,\n",
+        new="",
+        property="FREE",
+        bounds=replace(LOADER_WAITS, stops=1),
+    ),
+    Mutant(
+        name="a stand-in begins anew",
+        module="outline",
+        old="        round=outline.round,\n",
+        new="",
+        property="ALIGN",
+        bounds=LOADER,
+    ),
+    Mutant(
+        name="a stand-in does not know what was taken",
+        module="outline",
+        old="        taken_steps=outline.taken_steps,\n",
+        new="",
+        property="ALIGN",
+        bounds=LOADER,
+        needs_invariants=True,
+    ),
+    Mutant(
+        name="a stand-in forgets how the epoch ended",
+        module="outline",
+        old="        outcome=outline.outcome,\n",
+        new="",
+        property="TERM",
+        bounds=LOADER,
     ),
 )
 

@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.events import Event, LocalFailed
+from simulator.explore import rank
+from simulator.explore.bounds import Bounds
 from simulator.explore.rank import Violation
 from simulator.explore.scenario import compute_scenario, replay
 from simulator.explore.search import Exploration, explore
@@ -60,6 +63,19 @@ def test_the_real_core_keeps_every_property_there(bounds: object) -> None:
     found = explore(bounds)  # type: ignore[arg-type]
     assert found.counterexample is None
     assert found.is_complete
+
+
+def tell_last(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]:
+    return (*unanswered, LocalFailed(cause))
+
+
+def test_a_stand_in_that_is_told_of_the_loss_last_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It offers an empty window, and the epoch is closed over what is lost. Spec: R7.6."""
+    bounds = Bounds(lengths=((1, 1), (1,)), budget_tokens=1, lost_loaders=1)
+    assert explore(bounds).counterexample is None
+    monkeypatch.setattr(rank, "order_events", tell_last)
+    found = explore(bounds).counterexample
+    assert found is not None and found.property in ("ABORT", "COVER"), found
 
 
 def test_table_names_every_mutant_once() -> None:
