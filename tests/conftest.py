@@ -28,7 +28,7 @@ settings.load_profile("mutants" if IS_MUTATED else "odb")
 
 def is_alone(path: Path) -> bool:
     """True for a file of tests that fork ranks by the dozen, measure time, or look for what is left on the machine."""
-    if path.name == "test_examples.py":
+    if path.name in ("test_examples.py", "test_orphans.py"):
         return False
     return path.name == "test_real_runs.py" or path.parent.name in ("bench", "integrations", "torch")
 
