@@ -27,9 +27,10 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, Offer, reduce_offers
 from odb_ref.core.outline import Outline, compute_outline, make_stand_in
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts
+from odb_ref.core.types import ZERO_COUNTS, Mode, Sample, Step, StepCounts
 from tests.spec.world import World, make_config, make_shards
 
+SAMPLE = Sample(0, 0, 8, 7)
 SHARDS = [[8] * 12, [8] * 9]
 
 
@@ -71,6 +72,29 @@ def test_outline_of_the_start_is_the_default() -> None:
     assert compute_outline(State()) == Outline()
     assert not Outline().is_ending
     assert Outline(outcome=Outcome(OutcomeKind.COMPLETE)).is_ending
+
+
+def make_steps(*numbers: int) -> tuple[Step, ...]:
+    return tuple(Step(number, 4, (), ZERO_COUNTS) for number in numbers)
+
+
+def test_every_field_is_kept() -> None:
+    """Spec: R7.6."""
+    outcome = Outcome(OutcomeKind.STOPPED, 1, "left")
+    state = State(
+        phase=Phase.DRAIN, round=5, is_ended=True, aligned=((), ()), plan=make_steps(7, 8, 9), is_collated=False,
+        planned_steps=10, global_samples=31, outbox=make_steps(5, 6), queue=make_steps(4), taken_steps=4, failure="broken",
+        is_stopped=True, is_urged=True, step_limit=6, outcome=outcome,
+    )  # fmt: skip
+    outline = Outline(
+        phase=Phase.DRAIN, round=5, aligned_steps=2, planned_steps=10, released_steps=7, delivered_steps=5, taken_steps=4,
+        is_collated=False, global_samples=31, failure="broken", is_stopped=True, is_urged=True, step_limit=6,
+        outcome=outcome,
+    )  # fmt: skip
+    assert compute_outline(state) == outline
+    assert make_stand_in(outline) == state
+    held = replace(state, window=(SAMPLE,), groups=((SAMPLE,),), read_samples=3, marks=(2,), wanted_samples=1)
+    assert compute_outline(replace(held, taken_samples=2, is_ended=False)) == outline
 
 
 @pytest.mark.parametrize("seed", range(6))
