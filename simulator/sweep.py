@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from threading import current_thread, main_thread
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from odb_ref.core.errors import InvariantError, OdbError, UsageError
@@ -140,23 +143,50 @@ def make_executor(workers: int) -> Executor:
         raise UsageError(f"--workers must be at least 1, got {workers}")
     if workers == 1:
         return Local()
-    # Not forked: a progress bar has a thread, and what a fork makes of its locks is luck.
-    context = get_context("spawn")
-    if sys.platform == "win32":
-        return ProcessPoolExecutor(workers, mp_context=context)
-    return _Pool(workers, mp_context=context, initializer=_end_quietly)
+    return ProcessPoolExecutor(workers) if sys.platform == "win32" else _Pool(workers)
 
 
 class _Pool(ProcessPoolExecutor):
     """Processes that Ctrl-C ends without a word, even while they start: who asked for them says what is to be said."""
 
+    def __init__(self, workers: int) -> None:
+        self._others = set(active_children())
+        # Not forked: a progress bar has a thread, and what a fork makes of its locks is luck.
+        super().__init__(workers, mp_context=get_context("spawn"), initializer=_end_quietly)
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """A future of a process, which is started here where there are too few; it inherits that the signal is held back."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _hold_back():
             return super().submit(fn, *args, **kwargs)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Also ends what has not heard of the signal: a process that starts while others die is not missed by a broken pool."""
+        if isinstance(error, KeyboardInterrupt):
+            for process in set(active_children()) - self._others:
+                process.terminate()
+        return super().__exit__(kind, error, traceback)
+
+
+@contextmanager
+def _hold_back() -> Iterator[None]:
+    """Ctrl-C comes when this is done: blocked for processes that are started here, and put off by a handler in this one,
+    since another thread that does not block it would have it raised here all the same."""
+    heard: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    is_handled = callable(handler) and current_thread() is main_thread()
+    if is_handled:
+        signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_handled:
+            signal.signal(signal.SIGINT, handler)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _end_quietly() -> None:

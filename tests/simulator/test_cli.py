@@ -35,11 +35,27 @@ def test_an_interrupted_run_says_no_more_than_it_must(
     assert err.count("\n") == lines
 
 
-def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(tmp_path: Path) -> None:
+INTERRUPTED_START = """
+import multiprocessing, os, time
+from multiprocessing.popen_spawn_posix import Popen
+launch = Popen._launch
+def launch_and_interrupt(self, process):
+    others = multiprocessing.active_children()
+    launch(self, process)
+    for pid in [other.pid for other in others] + [os.getpid()] * bool(others):
+        os.kill(pid, signal.SIGINT)  # the one that starts has not heard of it
+    time.sleep(bool(others))  # for the death of the others to be noticed
+Popen._launch = launch_and_interrupt
+"""
+
+
+@pytest.mark.parametrize("extra", ["", INTERRUPTED_START], ids=["at work", "while a worker starts"])
+def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path: Path) -> None:
     started = tmp_path / "started"
     program = (
         "import signal, sys, pathlib, simulator.sweep as sweep; from simulator.cli import main; own = sweep.run_grid\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
+        f"{extra}\n"
         "def tell(grid, executor, on_done=None):\n"
         "    executor.submit(sum, [1]).result()\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
@@ -70,8 +86,9 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(tmp_path: Path) -> N
     try:
         while not started.exists() and process.poll() is None:
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        if not extra:
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)  # less than the simulations take
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
