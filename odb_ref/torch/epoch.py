@@ -199,6 +199,8 @@ class EpochMetrics:
     samples: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
+    global_tokens: int = 0
+    """Real tokens of the steps on all ranks."""
     costs: tuple[int, ...] = ()
     """Amounts of further resources."""
     data_wait_s: float = 0.0
@@ -211,11 +213,13 @@ class EpochMetrics:
         self.samples += step.local.samples
         self.real_tokens += step.local.tokens
         self.padded_tokens += step.padded_tokens
+        self.global_tokens += step.global_counts.tokens
         if step.costs:
             self.costs = tuple(map(add, self.costs, step.costs)) if self.costs else step.costs
 
-    def describe(self, budget_tokens: int, resources: Resources) -> dict[str, float]:
+    def describe(self, budget_tokens: int, resources: Resources, world_size: int) -> dict[str, float]:
         """The counters by slash-prefixed name."""
+        budgets_tokens = max(1, self.steps * budget_tokens)
         costs = self.costs or (0,) * len(resources.limits)
         found: dict[str, float] = {f"odb/{name}": cost for name, cost in zip(resources.names, costs, strict=True)}
         return found | {
@@ -224,7 +228,8 @@ class EpochMetrics:
             "odb/samples": self.samples,
             "odb/tokens": self.real_tokens,
             "odb/padding_ratio": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0,
-            "odb/fill": self.real_tokens / (self.steps * budget_tokens) if self.steps else 0.0,
+            "odb/fill": self.real_tokens / budgets_tokens,
+            "odb/efficiency": self.global_tokens / (world_size * budgets_tokens),
             "odb/data_wait_s": self.data_wait_s,
             "odb/first_step_s": self.first_step_s,
         }

@@ -207,7 +207,8 @@ class ODBDataLoader:
             timeout=timeout,
             is_pinned=pin_memory,
         )
-        self._make_config(0, 1)  # refuses what makes no sense before any process has started
+        # Refuses what makes no sense before any process has started.
+        self._decisive = _describe(self._make_config(0, 1))
         self._epoch = 0
         self._outlet: Outlet | None = None
         self._beginning: Beginning | None = None
@@ -279,7 +280,7 @@ class ODBDataLoader:
             epoch=self._epoch,
             world_size=world_size,
             rank=rank,
-            settings=self._describe(),
+            settings=self._decisive,
             order=self._order.description,
         )
         if self._loaded:
@@ -303,11 +304,6 @@ class ODBDataLoader:
         self._loaded = tuple(map(EpochState.from_dict, states))
         self._epoch = self._loaded[0].epoch
 
-    def _describe(self) -> str:
-        """What decides the batches."""
-        shared = json.loads(self._make_config(0, 1).shared_json)
-        return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})
-
     def _get_loaded(self) -> tuple[EpochState, ...]:
         """The states to go on from; none when `set_epoch` has chosen another epoch since."""
         return self._loaded if self._loaded and self._loaded[0].epoch == self._epoch else ()
@@ -319,7 +315,7 @@ class ODBDataLoader:
             rank,
             world_size,
             loaded=self._get_loaded(),
-            settings=self._describe(),
+            settings=self._decisive,
             quota=self._quota,
             read_ahead=self._window // 2,
             max_bad=self._max_bad,
@@ -345,11 +341,14 @@ class ODBDataLoader:
         return None if self._outlet is None else self._outlet.info
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds."""
+        """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
+
+        ``odb/fill`` is the share of this rank's token budgets that held real tokens, ``odb/efficiency`` that of all ranks'.
+        """
         outlet, channel = self._outlet, self._session.channel
         if outlet is None or channel is None:
             return {}
-        return outlet.metrics.describe(self.token_budget, self._resources) | {
+        return outlet.metrics.describe(self.token_budget, self._resources, channel.world_size) | {
             "odb/quarantined_samples": outlet.quarantine.count,
             "odb/exchange_s": channel.exchange_s,
             "odb/exchanges": channel.exchanges,
@@ -396,3 +395,9 @@ class ODBDataLoader:
             on_bad_sample=self._on_bad_sample,
         )
         return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec)
+
+
+def _describe(config: Config) -> str:
+    """What decides the batches."""
+    shared = json.loads(config.shared_json)
+    return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})

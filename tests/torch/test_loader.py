@@ -18,6 +18,7 @@ from torch.utils.data import Sampler  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,6 +47,40 @@ def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers
     assert info.is_last
     assert info.progress == 1.0
     assert info.emitted_samples == 100
+
+
+def count_alike(rank: int, num_workers: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The counters, and the same as they follow from the steps."""
+    infos = []
+    shard = Numbers(100 * rank, 40 - 15 * rank)
+    with ODBDataLoader(shard, shard="given", num_workers=num_workers, **SETTINGS) as loader:
+        for batch in loader:
+            infos.append(pop_step_info(batch))
+        found = loader.metrics()
+    budgets = 60 * len(infos)
+    real = sum(info.local_tokens for info in infos)
+    expected = {
+        "odb/steps": len(infos),
+        "odb/idle_steps": sum(info.is_idle for info in infos),
+        "odb/samples": sum(info.local_samples for info in infos),
+        "odb/tokens": real,
+        "odb/padding_ratio": 1 - real / sum(info.padded_tokens for info in infos),
+        "odb/fill": real / budgets,
+        "odb/efficiency": sum(info.global_tokens for info in infos) / (2 * budgets),
+    }
+    return found, expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_counters_are_the_sums_over_the_steps(num_workers: int) -> None:
+    results = run_ranks(2, count_alike, num_workers)
+    assert not any(result.error for result in results), results
+    for result in results:
+        found, expected = result.value
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
+        assert min(found["odb/first_step_s"], found["odb/exchange_s"], found["odb/exchanges"]) > 0
+    assert results[0].value[0]["odb/efficiency"] == results[1].value[0]["odb/efficiency"]
+    assert results[1].value[0]["odb/idle_steps"] > 0
 
 
 def test_batches_do_not_depend_on_the_number_of_workers() -> None:
