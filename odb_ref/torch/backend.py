@@ -20,8 +20,8 @@ class ThreadBackend:
     def begin(self, start: EpochStart, listener: Listener) -> None:
         """Starts an epoch."""
         self.end()
-        self._driver = Driver(start.make_config(self._config), self._engine, start, listener)
-        self._driver.begin()
+        self._driver = Driver(start.make_config(self._config), start, listener)
+        self._driver.begin(self._engine)
 
     def submit(self, event: Event, at_s: float | None = None) -> None:
         """Has the machine handle an event."""

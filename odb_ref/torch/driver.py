@@ -49,17 +49,16 @@ class _Entry:
 
 
 class Driver:
-    """One epoch of one rank. Without an engine it reads and collates nothing: see `fail`."""
+    """One epoch of one rank: either `begin` or `fail` is its first call."""
 
-    def __init__(self, config: Config, engine: Engine | None, start: EpochStart, listener: Listener) -> None:
-        self._engine = engine
+    def __init__(self, config: Config, start: EpochStart, listener: Listener) -> None:
+        self._config = config
         self._start = start
         self._listener = listener
         self._quarantine = start.make_quarantine()
         self._machine = Machine(config, self._record)
+        self._engine: Engine | None = None
         self._trace: TraceWriter | None = None
-        if engine is not None and start.trace is not None:
-            self._trace = TraceWriter(start.trace, config, driver="torch", epoch=start.epoch)
         self._lock = threading.Lock()
         self._inbox: deque[_Entry] = deque()
         self._has_begun = False
@@ -69,20 +68,24 @@ class Driver:
         self._at_s: float | None = None
         self._outline: Outline | None = None
 
-    def begin(self) -> None:
-        """Starts the epoch: reads what was carried into its first round, or begins at once."""
-        if self._engine is None:
-            return
-        self._engine.begin(make_plan(self._start, self._quarantine), self, self._start.read_ahead)
-        checkpoint = self._start.checkpoint
+    def begin(self, engine: Engine) -> None:
+        """Starts the epoch: reads what was carried into its first round, or begins at once.
+
+        Raises: OSError when the trace cannot be written.
+        """
+        start, checkpoint = self._start, self._start.checkpoint
+        if start.trace is not None:
+            self._trace = TraceWriter(start.trace, self._config, driver="torch", epoch=start.epoch)
+        self._engine = engine
+        engine.begin(make_plan(start, self._quarantine), self, start.read_ahead)
         if checkpoint is not None and checkpoint.start.carried:
-            self._engine.read(len(checkpoint.start.carried))
+            engine.read(len(checkpoint.start.carried))
         else:
             self._begin_machine(_Begin())
 
     def fail(self, cause: str, outline: Outline | None) -> None:
-        """Begins as a rank that has failed: in the place of a driver that is lost, at the outline of its state, or of one that
-        could not begin.
+        """Begins as a rank that has failed, in the place of a driver that is lost, at the outline of its state; or of one that
+        could not begin. Reads and collates nothing.
 
         Spec: R7.2, R7.6. Preserves: ABORT.
         """
@@ -95,8 +98,6 @@ class Driver:
 
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Samples have been read."""
-        if self._has_failed:
-            return  # the epoch ends without them; one that failed before it began would not know their positions
         samples = tuple(self._make_sample(*item) for item in items)
         is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.place.base
         if is_empty and (fault := self._quarantine.find_emptiness()):
@@ -181,6 +182,8 @@ class Driver:
         match entry.event:
             case _Begin() as begin:
                 self._handle_begin(begin)
+            case SamplesRead() if self._has_failed:
+                pass  # the epoch ends without them; one that failed before it began would not know their positions
             case event if self._is_finished and not isinstance(event, StepTaken):
                 self._perform((), None, is_answer=entry.is_answered)
             case event:

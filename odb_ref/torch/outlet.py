@@ -172,7 +172,7 @@ class Outlet:
         with self._condition:
             self._failure = self._failure or error
             unanswered = tuple(self._unanswered)
-            stand_in = Driver(self._config, None, EpochStart(keys=()), self)
+            stand_in = Driver(self._config, EpochStart(keys=()), self)
             self._handle = stand_in.submit
             stand_in.fail(cause, self._outline)
             for event in unanswered:
@@ -226,8 +226,8 @@ class Outlet:
         outline = self._outline
         if outline is None or not self._is_delivered() or self._has_left or self._broken is not None:
             return False
-        # What the exchange has said may lower the limit (R7.4): until the machine has, nothing is handed out.
-        if any(isinstance(event, Agreed | Reported | PeerLost) for event in self._unanswered):
+        # Either may lower the limit (R7.4, R7.5): until the machine has answered, nothing is handed out.
+        if any(isinstance(event, Agreed | PeerLost) for event in self._unanswered):
             return False
         number = self._planned[0].number
         last_needed = max(self._get_window(number)[-1], number + 1)
