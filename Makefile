@@ -16,8 +16,9 @@ $(READY): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "odb-ref needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
-	# Python compiles what it imports: to compile all of torch, transformers and Ray takes a minute.
+	@# Compiled by all cores at once, not by pip on one: that is a minute.
 	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,accelerate,transformers,lightning,tensorboard,plots,dask,ray,bench,dev]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 demo: $(READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
