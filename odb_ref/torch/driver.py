@@ -24,7 +24,7 @@ from odb_ref.core.resume import Resumed, compute_round_start
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Sample, Step
 from odb_ref.torch.engine import Engine, ReadItem
-from odb_ref.torch.epoch import EpochStart, Listener, Post, RoundNote, Update, make_note
+from odb_ref.torch.epoch import EpochStart, Listener, Post, RoundNote, Update, make_round_note
 from odb_ref.torch.order import make_plan
 from odb_ref.torch.quarantine import QuarantineError
 from odb_ref.torch.workbench import BatchOrder, describe
@@ -207,7 +207,7 @@ class Driver:
 
     def _make_round_note(self, effects: Sequence[Effect]) -> RoundNote:
         steps = next(effect.steps for effect in effects if isinstance(effect, Collate))
-        return RoundNote(tuple(map(make_note, steps)), compute_round_start(self._machine.state))
+        return make_round_note(steps, compute_round_start(self._machine.state), len(self._config.limits))
 
     # Effects ---------------------------------------------------------------------------------------------------------
 

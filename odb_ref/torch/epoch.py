@@ -7,6 +7,7 @@ is trained: it holds the ready steps and the exchange. They may be two processes
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import add
@@ -87,25 +88,55 @@ class StepNote:
         return not self.positions
 
 
-def make_note(step: Step) -> StepNote:
-    """What is to be known of a step where it is trained on."""
-    return StepNote(
-        step.number,
-        step.round,
-        tuple(sample.position for sample in step.group),
-        compute_counts(step.group),
-        compute_padded_tokens(step.group),
-        compute_costs(step.group),
-        step.global_counts,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RoundNote:
-    """A planned round: its steps, and where the next round begins."""
+    """A planned round: its steps, and where the next round begins.
 
-    steps: tuple[StepNote, ...]
+    Few objects, however many its steps: taking many apart would hold the interpreter lock of the training process, and then
+    have its garbage collector look for more.
+    """
+
+    round: int
+    numbers: range
+    """The numbers of its steps."""
     next_start: RoundStart
+    positions: array[int]
+    """Of all its samples, step by step."""
+    rows: array[int]
+    """For each step: where its positions begin, the counts of this rank and of all ranks, padded tokens, further costs."""
+
+    def get(self, number: int) -> StepNote:
+        """A step by its number."""
+        width = len(self.rows) // len(self.numbers)
+        row = self.rows[width * (number - self.numbers.start) :][:width]
+        first, samples, tokens, supervised, padded_tokens = row[:5]
+        return StepNote(
+            number,
+            self.round,
+            tuple(self.positions[first : first + samples]),
+            StepCounts(samples, tokens, supervised),
+            padded_tokens,
+            tuple(row[8:]) if samples else (),
+            StepCounts(*row[5:8]),
+        )
+
+    def get_counts(self, number: int) -> StepCounts:
+        """What a step holds, on all ranks."""
+        first = len(self.rows) // len(self.numbers) * (number - self.numbers.start)
+        return StepCounts(*self.rows[first + 5 : first + 8])
+
+
+def make_round_note(steps: Sequence[Step], next_start: RoundStart, resources: int) -> RoundNote:
+    """What is to be known of a round where it is trained on; ``resources`` is the number of further costs of each sample."""
+    first = next_start.planned_steps - len(steps)
+    positions, rows = array("q"), array("q")
+    for step in steps:
+        local, total = compute_counts(step.group), step.global_counts
+        rows.extend((len(positions), local.samples, local.tokens, local.supervised, compute_padded_tokens(step.group)))
+        rows.extend((total.samples, total.tokens, total.supervised))
+        rows.extend(compute_costs(step.group) or (0,) * resources)
+        positions.extend(sample.position for sample in step.group)
+    return RoundNote(steps[0].round, range(first, first + len(steps)), next_start, positions, rows)
 
 
 Post = PostOffer | PostCounts | PostReport

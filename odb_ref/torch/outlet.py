@@ -61,20 +61,18 @@ class Outlet:
         self._outline: Outline | None = None
         self._unanswered: deque[Event] = deque()
         """Events the machine has not answered yet; a stand-in must hear of them."""
-        self._planned: deque[StepNote] = deque()
-        """Steps that were neither taken nor, after a restart, skipped."""
+        self._rounds: deque[RoundNote] = deque()
+        """The planned rounds, from the one that the last taken step or the accumulation window lies in."""
         self._batches: dict[int, object] = {}
-        self._counts: dict[int, StepCounts] = {}
         self._broken: Exception | None = None
         self._failure: BaseException | None = None
         self._ledger = Ledger(start.checkpoint.start if start.checkpoint else None)
         self._emitted_samples = start.checkpoint.start.global_samples if start.checkpoint else 0
         self._skip_before = start.place.steps
-        self._next_step = self._skip_before
+        self._next_step = start.checkpoint.start.planned_steps if start.checkpoint else 0
+        """The number of the next step to be taken or, after a restart, skipped."""
         self.quarantine = start.make_quarantine()
         """What was set aside."""
-        self._extents: deque[tuple[int, int]] = deque()
-        """For each round not all taken: the steps planned with it, and the samples read for it."""
         self.metrics = EpochMetrics(start.started_s)
         self.info: StepInfo | None = None
         """What belongs to the step that was handed out last."""
@@ -108,7 +106,8 @@ class Outlet:
             is_finished = self.is_finished
             self._outline = update.outline
             if update.planned is not None:
-                self._note_round(update.planned)
+                self._rounds.append(update.planned)
+                self._ledger.note_round(update.planned.next_start)
             self._skip()
             if update.post is not None:
                 self._channel.post(update.post)
@@ -116,31 +115,28 @@ class Outlet:
                 self._channel.finish()
             self._condition.notify_all()
 
-    def _note_round(self, planned: RoundNote) -> None:
-        self._ledger.note_round(planned.next_start)
-        self._extents.append((planned.next_start.planned_steps, planned.next_start.read_samples))
-        self._planned.extend(planned.steps)
-        self._counts.update((step.number, step.global_counts) for step in planned.steps)
-
     def _skip(self) -> None:
         """Takes the steps that were trained on before the state was saved."""
-        while self._is_delivered() and self._planned[0].number < self._skip_before:
-            step = self._planned.popleft()
-            self._note_taken(step)
+        while self._is_delivered() and self._next_step < self._skip_before:
+            self._note_taken(self._find_round(self._next_step).get(self._next_step))
             self._submit(StepTaken())
-            if step.number + 1 == self._skip_before and self._ledger.compute_checkpoint() != self._start.checkpoint:
+            if self._next_step == self._skip_before and self._ledger.compute_checkpoint() != self._start.checkpoint:
                 self._failure = self._failure or OdbError(_CHANGED)
                 self._submit(LocalFailed(_CHANGED))
 
     def _is_delivered(self) -> bool:
-        """True when the machine has delivered the first of the planned steps."""
-        outline = self._outline
-        return bool(self._planned) and outline is not None and self._planned[0].number < outline.delivered_steps
+        """True when the machine has delivered the next step."""
+        return self._outline is not None and self._next_step < self._outline.delivered_steps
+
+    def _find_round(self, number: int) -> RoundNote:
+        """The round of a step."""
+        return next(planned for planned in self._rounds if number in planned.numbers)
 
     def _note_taken(self, step: StepNote) -> None:
+        self._next_step = step.number + 1
         self._ledger.note_taken(step.number, step.positions)
-        while self._extents and self._extents[0][0] <= step.number:
-            self._extents.popleft()
+        while self._rounds[0].numbers.stop < self._get_window(self._next_step).start:
+            self._rounds.popleft()
         self._emitted_samples += step.global_counts.samples
 
     def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
@@ -229,7 +225,7 @@ class Outlet:
         # Either may lower the limit (R7.4, R7.5): until the machine has answered, nothing is handed out.
         if any(isinstance(event, Agreed | PeerLost) for event in self._unanswered):
             return False
-        number = self._planned[0].number
+        number = self._next_step
         last_needed = max(self._get_window(number)[-1], number + 1)
         return number < outline.step_limit and (outline.planned_steps > last_needed or outline.is_ending)
 
@@ -238,14 +234,10 @@ class Outlet:
         return range(first, first + self._accumulation_steps)
 
     def _take(self, now_s: float) -> Taken:
-        step = self._planned.popleft()
+        step = self._find_round(self._next_step).get(self._next_step)
         batch = self._batches.pop(step.number, None)
-        window = self._get_window(step.number)
-        counts = self._sum_counts(window)
-        for number in [number for number in self._counts if number < window.start]:
-            del self._counts[number]
+        counts = self._sum_counts(self._get_window(step.number))
         self._note_taken(step)
-        self._next_step = step.number + 1
         self.metrics.count(step)
         self._submit(StepTaken(), now_s)
         return Taken(step, batch, counts, self._emitted_samples, self._is_last(step.number))
@@ -259,9 +251,10 @@ class Outlet:
     def _sum_counts(self, window: range) -> StepCounts:
         """The counts of the steps of ``window`` that are known, those taken before a restart included."""
         total = self._start.place.window if window.start < self._skip_before <= window[-1] else ZERO_COUNTS
-        for number in window:
-            if number >= self._skip_before:
-                total += self._counts.get(number, ZERO_COUNTS)
+        for planned in self._rounds:
+            for number in window:
+                if number in planned.numbers and number >= self._skip_before:
+                    total += planned.get_counts(number)
         return total
 
     @property
@@ -317,14 +310,14 @@ class Outlet:
     def compute_place(self) -> Place:
         """Where the epoch stands after the last taken step."""
         with self._condition:
-            if self._next_step == self._skip_before and self._start.checkpoint is not None:
+            if self._next_step <= self._skip_before and self._start.checkpoint is not None:
                 return self._start.place
             checkpoint = self._ledger.compute_checkpoint()
             window = self._get_window(self._next_step)
             taken = range(window.start, self._next_step)
             # What was read for the round decided its steps, the taken ones included.
-            extent = self._extents[0][1] if checkpoint.taken_steps else checkpoint.start.read_samples
-            known = self.quarantine.get_known(extent, checkpoint.start.is_ended)
+            start = self._find_round(self._next_step - 1).next_start if checkpoint.taken_steps else checkpoint.start
+            known = self.quarantine.get_known(start.read_samples, checkpoint.start.is_ended)
             return Place(
                 checkpoint=checkpoint,
                 window=self._sum_counts(taken) if taken else ZERO_COUNTS,

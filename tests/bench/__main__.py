@@ -113,7 +113,7 @@ def run_benchmarks(
         figures["inside"] = inside.print_inside(explorer, simulator, curve)
     status = 0
     if "process" in parts:
-        figures["process"] = process.measure_process((256, 1024), speed.say)
+        figures["process"] = process.measure_process((256, 1024, 8192), speed.say)
         speed.say("")
         status |= process.print_process(figures["process"])
     if "failures" in parts:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ WORKERS: Final = 2
 STEP_S: Final = 0.05
 PYTHON_SHARE: Final = 0.5
 SAMPLES_PER_RANK: Final = 1500
+STEPS: Final = 120
+"""At most so many are taken, of windows that are larger than a shard would be."""
 SLOW_SAMPLE_S: Final = 0.004
 """What it takes to make a sample where the first step is timed: a short tokenization."""
 RAMPS: Final = (0, 3, 4)
@@ -46,9 +49,13 @@ class Clock:
     cpu_s: float = 0.0
     queued_s: float = 0.0
     """Ready to run, without a processor."""
+    longest_s: float = 0.0
+    """The longest wait of one stretch for the lock."""
+    _before_s: float = 0.0
 
     def start(self) -> None:
         """Begins a stretch."""
+        self._before_s = self.wall_s - self.cpu_s - self.queued_s
         self.wall_s -= time.monotonic()
         self.cpu_s -= time.thread_time()
         self.queued_s -= _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
@@ -58,6 +65,7 @@ class Clock:
         self.queued_s += _read_schedstat(Path("/proc/thread-self/schedstat"))[1]
         self.cpu_s += time.thread_time()
         self.wall_s += time.monotonic()
+        self.longest_s = max(self.longest_s, self.wall_s - self.cpu_s - self.queued_s - self._before_s)
 
     @property
     def blocked_s(self) -> float:
@@ -113,11 +121,12 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
         return _control(spec["control"], turns)
     from odb_ref.torch import ODBDataLoader, pop_step_info
 
-    lengths = compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]
+    samples = max(SAMPLES_PER_RANK, 2 * spec["window"])
+    lengths = tuple(islice(cycle(compute_shards(TRACE, [SAMPLES_PER_RANK] * ranks)[rank]), samples))
     clock, asking_cpu_s = Clock(), 0.0
     steps, first_round, round_ = 0, 0, 0
     with ODBDataLoader(
-        Texts(lengths, rank * SAMPLES_PER_RANK),
+        Texts(lengths, rank * samples),
         token_budget=BUDGET_TOKENS,
         window=spec["window"],
         num_workers=spec["workers"],
@@ -129,7 +138,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
         threads_before, waited_before = _read_threads(), loader.metrics()["odb/data_wait_s"]
         threads = dict(threads_before)
         began = time.monotonic()
-        while True:
+        while steps < STEPS:
             asking_cpu_s -= time.thread_time()
             batch = next(batches, None)
             asking_cpu_s += time.thread_time()
@@ -146,6 +155,7 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
         "steps": steps,
         "rounds": round_ - first_round,
         "lock_wait_s": clock.blocked_s,
+        "longest_s": clock.longest_s,
         "python_s": clock.wall_s,
         "data_wait_s": waited_s,
         "asking_cpu_s": asking_cpu_s,
@@ -169,7 +179,13 @@ def _control(kind: str, turns: int) -> Spec:
         _train(turns, clock)
     seconds = time.monotonic() - began
     is_over.set()
-    return {"seconds": seconds, "steps": steps, "lock_wait_s": clock.blocked_s, "python_s": clock.wall_s}
+    return {
+        "seconds": seconds,
+        "steps": steps,
+        "lock_wait_s": clock.blocked_s,
+        "longest_s": clock.longest_s,
+        "python_s": clock.wall_s,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +269,7 @@ def print_process(found: Spec) -> int:
     print_table(
         f"The process that trains, 2 ranks, steps of {STEP_S * 1000:g} ms, half of it Python: shares of the wall time "
         "(mean of ranks)",
-        ["", "steps", "waits for the lock", "of its Python time", "waits for data"],
+        ["", "steps", "waits for the lock", "of its Python time", "longest (ms)", "waits for data"],
         rows,
     )
     print_table(
@@ -287,7 +303,8 @@ def _show_shares(runs: list[Spec]) -> list[str]:
     python = _mean(runs, lambda item: item["lock_wait_s"] / item["python_s"])
     data = _mean(runs, lambda item: item["data_wait_s"] / item["seconds"]) if "data_wait_s" in runs[0] else None
     steps = str(runs[0]["steps"])
-    return [steps, f"{lock:.2%}", f"{python:.2%}", "-" if data is None else f"{data:.2%}"]
+    longest_s = _mean(runs, lambda item: item["longest_s"])
+    return [steps, f"{lock:.2%}", f"{python:.2%}", f"{longest_s * 1e3:.1f}", "-" if data is None else f"{data:.2%}"]
 
 
 def _show_costs(runs: list[Spec]) -> list[str]:

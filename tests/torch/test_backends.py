@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -25,10 +26,10 @@ from odb_ref.core.outline import Outline  # noqa: E402
 from odb_ref.core.resume import RoundStart  # noqa: E402
 from odb_ref.core.state import Phase  # noqa: E402
 from odb_ref.core.trace import read_trace  # noqa: E402
-from odb_ref.core.types import ZERO_COUNTS, StepCounts  # noqa: E402
+from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info, process_backend  # noqa: E402
 from odb_ref.torch.channel import Channel  # noqa: E402
-from odb_ref.torch.epoch import EpochStart, Listener, RoundNote, StepNote, Update  # noqa: E402
+from odb_ref.torch.epoch import EpochStart, Listener, StepNote, Update, make_round_note  # noqa: E402
 from odb_ref.torch.outlet import Outlet  # noqa: E402
 from odb_ref.torch.transport import LocalTransport  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
@@ -193,11 +194,6 @@ class Wire(Channel):
         self.posts.append(post)
 
 
-def make_notes(count: int) -> tuple[StepNote, ...]:
-    counts = StepCounts(1, 5, 5)
-    return tuple(StepNote(number, 0, (number,), counts, 5, (), counts) for number in range(count))
-
-
 OFFERING = Outline(phase=Phase.OFFER, round=1, planned_steps=4, released_steps=4, delivered_steps=3)
 AGREEMENT = Offer(
     round_min=1,
@@ -235,11 +231,28 @@ def begin() -> tuple[Outlet, Recorder, Wire]:
     backend, wire = Recorder(), Wire()
     outlet = Outlet(CONFIG, backend, wire, EpochStart(keys=range(9)))
     outlet.begin()
-    planned = RoundNote(make_notes(4), RoundStart(round=1, planned_steps=4, read_samples=4))
+    counts = StepCounts(1, 5, 5)
+    steps = tuple(Step(number, 0, (Sample(number, number, 5, 5),), counts) for number in range(4))
+    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4), 0)
     outlet.on_update(Update(OFFERING, planned=planned))
     outlet.on_collated(0, [(number, f"batch {number}") for number in range(4)])
     outlet.on_update(Update(OFFERING, is_answer=True))
     return outlet, backend, wire
+
+
+def test_a_round_as_it_crosses_says_of_each_step_what_it_holds() -> None:
+    groups = ((Sample(7, 3, 9, 4, (2, 1)), Sample(5, 0, 6, 6, (0, 3))), (), (Sample(2, 1, 5, 0, (4, 4)),))
+    totals = (StepCounts(3, 20, 11), StepCounts(1, 8, 2), StepCounts(2, 7, 3))
+    steps = tuple(Step(4 + i, 2, group, total) for i, (group, total) in enumerate(zip(groups, totals, strict=True)))
+    sent = make_round_note(steps, RoundStart(round=3, planned_steps=7, read_samples=4), 2)
+    note = pickle.loads(pickle.dumps(sent))
+    assert note == sent
+    assert [note.get(number) for number in note.numbers] == [
+        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10), 18, (2, 4), totals[0]),
+        StepNote(5, 2, (), ZERO_COUNTS, 0, (), totals[1]),
+        StepNote(6, 2, (1,), StepCounts(1, 5, 0), 5, (4, 4), totals[2]),
+    ]
+    assert [note.get_counts(number) for number in note.numbers] == list(totals)
 
 
 def test_between_an_answer_of_the_exchange_and_the_machines_word_nothing_is_handed_out() -> None:
