@@ -78,6 +78,9 @@ class ODBDataLoader:
     the first epoch ends with an error that says so. With ``mode="quota"`` all ranks stop together, at ``quota``
     samples or when one runs dry.
 
+    **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and
+    collates, so that none of it holds the interpreter lock of the process that trains; with 0, threads of this one do.
+
     **Idle steps.** A rank that has nothing left takes part in every step to the end: by default with a small batch of
     its own read again, with weight 0 (``on_idle="replay"``; ``idle_sample`` for a rank that never has a sample), with
     None for a batch (``"none"``), or not at all (``"skip"``, for DDP's Join; not with an accumulation window).

@@ -8,6 +8,7 @@ that the measure can tell: no other thread, and one other thread that runs Pytho
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -135,6 +136,8 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
     ) as loader:
         batches: Iterator[Any] = iter(loader)
         first_round = pop_step_info(next(batches)).round
+        # What the imports have left would be looked through once, for a tenth of a second, by whoever allocates next.
+        gc.collect()
         threads_before, waited_before = _read_threads(), loader.metrics()["odb/data_wait_s"]
         threads = dict(threads_before)
         began = time.monotonic()
