@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -43,7 +43,10 @@ CONCLUDE_S: Final = 5.0
 """How long the end of an epoch waits for its trace."""
 
 WATCH_S: Final = 0.5
-"""How often a loader process looks whether the training process and its own workers are still there."""
+"""How often a loader process looks whether the training process and its own workers are still there, and says that it is."""
+
+SILENCE_S: Final = 60.0
+"""After so long without a word a loader process is taken for lost: it is stopped, or was forked while a lock was held."""
 
 Link: TypeAlias = "Connection[object, object]"
 
@@ -139,13 +142,16 @@ def _is_orphaned(forked_from: int | None) -> bool:
     return parent is None or not parent.is_alive()
 
 
-def _watch(backend: ThreadBackend | None, forked_from: int | None) -> None:
-    """Ends this process when the one that started it is gone; tells of workers that have died."""
+def _watch(forked_from: int | None, look: Callable[[], object]) -> None:
+    """Ends this process when the one that started it is gone; has a look now and then."""
     while not _is_orphaned(forked_from):
-        if backend is not None:
-            backend.check_workers()
+        look()
         time.sleep(WATCH_S)
     os._exit(1)
+
+
+def _start_watch(forked_from: int | None, look: Callable[[], object] = lambda: None) -> None:
+    threading.Thread(target=_watch, args=(forked_from, look), name="odb-watch", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,32 +165,49 @@ class _WorkerInit:
     forked_from: int | None
 
     def __call__(self, worker_id: int) -> None:
-        threading.Thread(target=_watch, args=(None, self.forked_from), name="odb-watch", daemon=True).start()
+        _start_watch(self.forked_from)
         if callable(self.init_fn):
             self.init_fn(worker_id)
 
 
-def _serve(config: Config, spec: EngineSpec, connection: Link, other_end: Link | None, forked_from: int | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What a loader process starts with: its first epoch is not sent, so that starting one never waits for it."""
+
+    config: Config
+    spec: EngineSpec
+    connection: Link
+    other_end: Link | None
+    """A forked copy, which would hide that the training process is gone."""
+    forked_from: int | None
+    epoch: int
+    start: EpochStart
+
+
+def _serve(task: _Task) -> None:
     """The loader process: does what it is told until it is told to end, or the training process is gone."""
-    if other_end is not None:
-        other_end.close()  # a forked copy, which would hide that the training process is gone
+    if task.other_end is not None:
+        task.other_end.close()
+    connection, forked_from, spec = task.connection, task.forked_from, task.spec
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     sender = _Sender(connection)
     init_fn = _WorkerInit(spec.options.worker_init_fn, None if forked_from is None else os.getpid())
     try:
-        backend = ThreadBackend(config, replace(spec, options=replace(spec.options, worker_init_fn=init_fn)))
+        backend = ThreadBackend(task.config, replace(spec, options=replace(spec.options, worker_init_fn=init_fn)))
     except Exception as error:  # whatever a DataLoader refuses
-        _Reporter(sender, 1).on_lost(describe(error), error)
+        _Reporter(sender, task.epoch).on_lost(describe(error), error)
         sender.close()
         return
-    threading.Thread(target=_watch, args=(backend, forked_from), name="odb-watch", daemon=True).start()
-    epoch = 0
+
+    def look() -> None:
+        backend.check_workers()
+        sender.send(0, "alive")
+
+    _start_watch(forked_from, look)
+    message: object = ("begin", task.epoch, task.start)
+    epoch = task.epoch
     while True:
-        try:
-            message: object = connection.recv()
-        except (EOFError, ConnectionResetError):
-            message = ("close",)
         match message:
             case ("begin", int(epoch), EpochStart() as start):
                 reporter = _Reporter(sender, epoch)
@@ -206,6 +229,10 @@ def _serve(config: Config, spec: EngineSpec, connection: Link, other_end: Link |
                     backend.close()
                 sender.close()
                 return
+        try:
+            message = connection.recv()
+        except (EOFError, ConnectionResetError):
+            message = ("close",)
 
 
 # In the training process -------------------------------------------------------------------------------------------------
@@ -250,16 +277,25 @@ class ProcessBackend:
         self._is_traced = start.trace is not None
         self._concluded.clear()
         if self._connection is None:
-            self._start()
-        self._send(("begin", self._epoch, start))
+            self._start(start)
+        else:
+            self._send(("begin", self._epoch, start))
 
-    def _start(self) -> None:
+    def _start(self, start: EpochStart) -> None:
         ours, theirs = self._context.Pipe()
         is_forked = self._context.get_start_method() == "fork"
-        arguments = (self._config, self._spec, theirs, ours if is_forked else None, os.getpid() if is_forked else None)
+        task = _Task(
+            config=self._config,
+            spec=self._spec,
+            connection=theirs,
+            other_end=ours if is_forked else None,
+            forked_from=os.getpid() if is_forked else None,
+            epoch=self._epoch,
+            start=start,
+        )
         # Not a daemon: daemons may have no children. It ends with the training process all the same.
         process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
-            target=_serve, args=arguments, name="odb-loader", daemon=False
+            target=_serve, args=(task,), name="odb-loader", daemon=False
         )
         process.start()
         theirs.close()
@@ -302,8 +338,8 @@ class ProcessBackend:
         if process is not None:
             process.join(JOIN_S)
             if process.is_alive():
-                process.terminate()
-                process.join(JOIN_S)
+                process.kill()
+                process.join()
         if connection is not None:
             connection.close()
 
@@ -311,13 +347,20 @@ class ProcessBackend:
         # What `Connection.poll` does, at less than half the price: every step pays it.
         selector = selectors.DefaultSelector()
         selector.register(connection, selectors.EVENT_READ)
+        silence_s = 0.0
         while True:
             try:
+                if selector.select(WATCH_S):
+                    silence_s = 0.0
+                    self._dispatch(connection.recv())
+                    continue
                 # A killed process does not end the connection before its workers end too: they hold copies of its end.
-                while not selector.select(WATCH_S):
-                    if not process.is_alive() and not connection.poll():
-                        raise EOFError
-                self._dispatch(connection.recv())
+                if not process.is_alive() and not connection.poll():
+                    raise EOFError
+                silence_s += WATCH_S  # not by the clock: if the whole job is stopped for a while, nobody is lost
+                if silence_s >= SILENCE_S:
+                    process.kill()
+                    self._lose(f"the loader process was not heard of for {SILENCE_S:g} s", TimeoutError())
             except (EOFError, ConnectionResetError) as error:
                 selector.close()
                 if self._listener is not None:

@@ -157,6 +157,18 @@ def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
         assert sum(len(batch["numbers"]) for batch in loader) == 4000
 
 
+def test_a_loader_process_that_is_stopped_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_backend, "SILENCE_S", 1.5)
+    loader = ODBDataLoader(Numbers(0, 4000), num_workers=1, **SETTINGS)
+    with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process was not heard of for 1.5 s"):
+        for batch in loader:
+            if pop_step_info(batch).step == 3:
+                for process in multiprocessing.active_children():
+                    assert process.pid is not None
+                    os.kill(process.pid, signal.SIGSTOP)
+    assert not multiprocessing.active_children()
+
+
 # The trainer's end by itself ---------------------------------------------------------------------------------------------
 
 
