@@ -17,6 +17,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from tests.bench.data import Texts, collate, compute_shards
@@ -113,6 +114,8 @@ def _train(turns: int, clock: Clock) -> None:
     _spin(turns)
     clock.stop()
     time.sleep(STEP_S * (1 - PYTHON_SHARE))
+    if dist.is_initialized():
+        dist.barrier()  # as a model's collective: a faster rank waits for a slower one here, not for data
 
 
 def busy(spec: Spec, rank: int, ranks: int) -> Spec:
