@@ -175,10 +175,9 @@ def compute_acts(rank: Rank) -> tuple[Act, ...]:
             acts.append(Act.LOSE_LOADER)
         elif not rank.is_replaced:
             acts.append(Act.STAND_IN)
+        # A driver drops what comes after `PeerLost`, also when the machine has not heard of it.
         if rank.post is not None and not (rank.is_cut and rank.is_lost):
-            acts.append(
-                Act.ANSWER
-            )  # a driver drops what comes after `PeerLost`, also when the machine has not heard of it
+            acts.append(Act.ANSWER)
         if not rank.is_urged:
             acts.append(Act.URGE)
         if not rank.is_lost:
