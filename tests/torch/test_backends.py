@@ -27,7 +27,7 @@ from odb_ref.core.resume import RoundStart  # noqa: E402
 from odb_ref.core.state import Phase  # noqa: E402
 from odb_ref.core.trace import read_trace  # noqa: E402
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts  # noqa: E402
-from odb_ref.torch import JobError, ODBDataLoader, pop_step_info, process_backend  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, loader_process, pop_step_info, process_backend  # noqa: E402
 from odb_ref.torch.channel import Channel  # noqa: E402
 from odb_ref.torch.epoch import EpochStart, Listener, StepNote, Update, make_round_note  # noqa: E402
 from odb_ref.torch.outlet import Outlet  # noqa: E402
@@ -77,7 +77,7 @@ class Failing:
 def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
     with (
         ODBDataLoader(Numbers(0, 60), policy=Failing(), num_workers=num_workers, **SETTINGS) as loader,
-        pytest.raises((KeyError, process_backend.LoaderProcessError), match="the rule's own"),
+        pytest.raises((KeyError, loader_process.LoaderProcessError), match="the rule's own"),
     ):
         list(loader)
 
@@ -117,7 +117,7 @@ class Unsendable:
 
 
 def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_backend, "pack", lambda batch: Unsendable())
+    monkeypatch.setattr(loader_process, "pack", lambda batch: Unsendable())
     with (
         ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS) as loader,
         pytest.raises(JobError, match="no space left"),
