@@ -346,7 +346,11 @@ class ODBDataLoader:
     def metrics(self) -> dict[str, float]:
         """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
 
-        ``odb/fill`` is the share of this rank's token budgets that held real tokens, ``odb/efficiency`` that of all ranks'.
+        Of the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
+        ``odb/padding_ratio``, the share of the token budgets that held real tokens in ``odb/fill`` and, of all ranks, in
+        ``odb/efficiency``; ``odb/patches``, or ``odb/cost_0`` and so on. Besides: ``odb/data_wait_s``, what the training
+        thread has waited for steps; ``odb/first_step_s``, from the epoch's start to its first step; ``odb/exchanges`` and
+        ``odb/exchange_s``, the collectives that brought an answer, of all epochs; and ``odb/quarantined_samples``.
         """
         outlet, channel = self._outlet, self._session.channel
         if outlet is None or channel is None:
