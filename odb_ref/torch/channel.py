@@ -2,9 +2,9 @@
 
 A rank with nothing to post yet still takes part, at least every ``TICK_S``, saying so. An agreement counts only when every
 rank has posted; until then it is a *tick*. Ticks carry what must not wait for a slow trainer: that some rank has stopped or
-failed (the others are then urged, R5.9), and that a process is alive. So no collective lasts longer than a tick, however
-long a trainer takes for a step, an evaluation or a checkpoint, and a collective that outlasts the timeout means that a
-process is gone. When all ranks are ready, an agreement is a single collective.
+failed (the others are then urged, R5.9), and that a process is alive. So no collective lasts longer than a tick and the moment
+that a machine takes to answer, however long a trainer takes for a step, an evaluation or a checkpoint; one that outlasts the
+timeout means that a process is gone. When all ranks are ready, an agreement is a single collective.
 """
 
 from __future__ import annotations

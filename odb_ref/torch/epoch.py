@@ -192,7 +192,10 @@ class Backend(Protocol):
         ...
 
     def submit(self, event: Event, at_s: float | None = None) -> None:
-        """Has the machine handle an event of the trainer's end; ``at_s`` is when it happened, if not now. Does not wait."""
+        """Has the machine handle an event of the trainer's end; ``at_s`` is when it happened, if not now.
+
+        Does not wait for that.
+        """
         ...
 
     def conclude(self) -> None:
@@ -200,7 +203,7 @@ class Backend(Protocol):
         ...
 
     def end(self) -> None:
-        """Ends the epoch: when it returns, nothing more is reported."""
+        """Ends the epoch: what is reported from now on is of no account."""
         ...
 
     def close(self) -> None:

@@ -100,9 +100,9 @@ class EpochIterator:
         self._outlet.leave()
 
     def __del__(self) -> None:
-        driver = self._outlet
-        if not driver.is_exhausted:
-            REAPER.submit(lambda: _abandon(driver))
+        outlet = self._outlet
+        if not outlet.is_exhausted:
+            REAPER.submit(lambda: _abandon(outlet))
 
 
 def _abandon(outlet: Outlet) -> None:

@@ -99,8 +99,8 @@ class ODBDataLoader:
     iterator that raises and a worker that dies always fail.
 
     **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank
-    fails, leaves early or is lost; ``timeout_s`` bounds how long a rank that is gone goes unnoticed. A `close`, a
-    ``with`` or dropping the loader gives everything back.
+    fails, leaves early or is lost; ``timeout_s`` bounds how long a rank that is gone goes unnoticed (of a loader process
+    that is stopped, not gone: half a minute). A `close`, a ``with`` or dropping the loader gives everything back.
 
     **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``,
     which always holds, or a number of your own, beyond which a warning is given.

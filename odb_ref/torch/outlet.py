@@ -39,6 +39,7 @@ from odb_ref.torch.state import Place
 from odb_ref.torch.workbench import describe
 
 _CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
+_CLOSED: Final = "its consumer left, and its loader was closed before all ranks knew"
 
 
 class Outlet:
@@ -117,16 +118,12 @@ class Outlet:
 
     def _skip(self) -> None:
         """Takes the steps that were trained on before the state was saved."""
-        while self._is_delivered() and self._next_step < self._skip_before:
+        while self._next_step < self._skip_before and self._may_take():
             self._note_taken(self._find_round(self._next_step).get(self._next_step))
             self._submit(StepTaken())
             if self._next_step == self._skip_before and self._ledger.compute_checkpoint() != self._start.checkpoint:
                 self._failure = self._failure or OdbError(_CHANGED)
                 self._submit(LocalFailed(_CHANGED))
-
-    def _is_delivered(self) -> bool:
-        """True when the machine has delivered the next step."""
-        return self._outline is not None and self._next_step < self._outline.delivered_steps
 
     def _find_round(self, number: int) -> RoundNote:
         """The round of a step."""
@@ -177,6 +174,8 @@ class Outlet:
     # Events ----------------------------------------------------------------------------------------------------------
 
     def _submit(self, event: Event, at_s: float | None = None) -> None:
+        if self._is_closed and self.is_finished:
+            return  # it comes late, and the backend may have begun another epoch
         self._unanswered.append(event)
         self._handle(event, at_s)
 
@@ -214,20 +213,26 @@ class Outlet:
         return None
 
     def _is_over(self) -> bool:
-        """True when no step comes any more, and the machine knows of all that were taken: then the trace is complete."""
+        """True when no step comes any more; at the end of an epoch once the machine knows of all that were taken."""
         return self._has_left or self._broken is not None or (self.is_finished and not self._unanswered)
 
     def _is_available(self) -> bool:
         """True when a step may be handed out: it is delivered, and its window's counts and whether it is the last are known."""
         outline = self._outline
-        if outline is None or not self._is_delivered() or self._has_left or self._broken is not None:
+        if outline is None or not self._may_take():
+            return False
+        last_needed = max(self._get_window(self._next_step)[-1], self._next_step + 1)
+        return outline.planned_steps > last_needed or outline.is_ending
+
+    def _may_take(self) -> bool:
+        """True when the machine has delivered the next step and lets it be taken."""
+        outline = self._outline
+        if outline is None or self._has_left or self._broken is not None:
             return False
         # Either may lower the limit (R7.4, R7.5): until the machine has answered, nothing is handed out.
         if any(isinstance(event, Agreed | PeerLost) for event in self._unanswered):
             return False
-        number = self._next_step
-        last_needed = max(self._get_window(number)[-1], number + 1)
-        return number < outline.step_limit and (outline.planned_steps > last_needed or outline.is_ending)
+        return self._next_step < min(outline.delivered_steps, outline.step_limit)
 
     def _get_window(self, number: int) -> range:
         first = number - number % self._accumulation_steps
@@ -263,9 +268,10 @@ class Outlet:
         return self._is_exhausted
 
     def _conclude(self) -> None:
-        self._backend.conclude()
         if self._has_left:
             return
+        if not self._is_closed:
+            self._backend.conclude()
         if self._broken is not None:
             raise self._broken
         outline = self._outline
@@ -293,16 +299,20 @@ class Outlet:
             return self._condition.wait_for(lambda: self.is_finished, timeout_s)
 
     def close(self) -> None:
-        """Ends the backend's epoch. After `leave` and `wait`, or at the end."""
+        """Ends the backend's epoch, at the end or after `leave`. A stand-in tells the other ranks if they do not know yet."""
         with self._closing:
-            if not self._is_closed:
-                self._is_closed = True
-                self._backend.end()
-        with self._condition:
-            self._condition.notify_all()
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._backend.end()
+            with self._condition:
+                self._batches.clear()
+                if not self.is_finished:
+                    self.on_lost(_CLOSED, OdbError(_CLOSED))
+                self._condition.notify_all()
 
     def retire(self, timeout_s: float) -> None:
-        """Leaves, waits until all ranks know, and closes."""
+        """Leaves, waits until all ranks know, or for so long, and closes."""
         self.leave()
         self.wait(timeout_s)
         self.close()

@@ -33,7 +33,7 @@ JOIN_S: Final = 10.0
 CONCLUDE_S: Final = 5.0
 """How long the end of an epoch waits for its trace."""
 
-SILENCE_S: Final = 60.0
+SILENCE_S: Final = 30.0
 """After so long without a word a loader process is taken for lost: it is stopped, or was forked while a lock was held."""
 
 
@@ -56,6 +56,9 @@ class ProcessBackend:
         self._process: BaseProcess | None = None
         self._connection: Link | None = None
         self._receiver: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_spoilt = False
+        """True when the process is gone, or has lost a worker or anything else: the next epoch needs another."""
         self._epoch = 0
         self._listener: Listener | None = None
         self._is_traced = False
@@ -69,18 +72,21 @@ class ProcessBackend:
 
         Raises: what sending the data set to a process raises.
         """
-        if self._process is not None and not self._process.is_alive():
-            self.close()  # it died between two epochs
-        self._epoch += 1
-        self._listener = listener
-        self._is_traced = start.trace is not None
-        self._concluded.clear()
-        if self._connection is None:
+        with self._lock:
+            is_alive = self._process is not None and self._process.is_alive() and not self._is_spoilt
+            self._epoch += 1
+            self._listener = listener if is_alive else None
+            self._is_traced = start.trace is not None
+            self._concluded.clear()
+        if not is_alive:
+            self.close()  # what is left of one that was lost in an epoch, or died between two
+            self._listener = listener
             self._start(start)
         else:
             self._send(("begin", self._epoch, start))
 
     def _start(self, start: EpochStart) -> None:
+        self._is_spoilt = False
         ours, theirs = self._context.Pipe()
         is_forked = self._context.get_start_method() == "fork"
         task = Task(
@@ -103,10 +109,11 @@ class ProcessBackend:
         self._receiver.start()
 
     def _send(self, message: object) -> None:
-        if self._connection is not None:
+        connection = self._connection
+        if connection is not None:
             # When the process is gone the receiver says so.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._connection.send(message)
+            with contextlib.suppress(OSError):
+                connection.send(message)
 
     def submit(self, event: Event, at_s: float | None = None) -> None:
         """Sends an event to the machine."""
@@ -121,7 +128,7 @@ class ProcessBackend:
     def end(self) -> None:
         """Ends the epoch, and the process unless its workers persist."""
         self._listener = None
-        if self._is_persistent:
+        if self._is_persistent and not self._is_spoilt:
             self._send(("end",))
         else:
             self.close()
@@ -132,45 +139,48 @@ class ProcessBackend:
         self._send(("close",))
         process, connection, receiver = self._process, self._connection, self._receiver
         self._process = self._connection = self._receiver = None
-        if receiver is not None:
-            receiver.join(JOIN_S)
         if process is not None:
             process.join(JOIN_S)
             if process.is_alive():
                 process.kill()
                 process.join()
+        if receiver is not None:
+            receiver.join(JOIN_S)  # it ends with the process
         if connection is not None:
             connection.close()
 
     def _receive(self, connection: Link, process: BaseProcess) -> None:
         # What `Connection.poll` does, at less than half the price: every step pays it.
-        selector = selectors.DefaultSelector()
-        selector.register(connection, selectors.EVENT_READ)
-        silence_s = 0.0
-        while True:
-            try:
-                if selector.select(WATCH_S):
-                    silence_s = 0.0
-                    self._dispatch(connection.recv())
-                    continue
-                # A killed process does not end the connection before its workers end too: they hold copies of its end.
-                if not process.is_alive() and not connection.poll():
-                    raise EOFError
-                silence_s += WATCH_S  # not by the clock: if the whole job is stopped for a while, nobody is lost
-                if silence_s >= SILENCE_S:
-                    process.kill()
-                    self._lose(f"the loader process was not heard of for {SILENCE_S:g} s", TimeoutError())
-            except (EOFError, ConnectionResetError) as error:
-                selector.close()
-                if self._listener is not None:
-                    process.join(1.0)
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            # A forked one speaks at once, another must first load what it is to do, which may take any time.
+            silence_s, is_heard = 0.0, self._context.get_start_method() == "fork"
+            while not connection.closed:
+                try:
+                    if selector.select(WATCH_S):
+                        silence_s, is_heard = 0.0, True
+                        self._dispatch(connection.recv())
+                        continue
+                    # A killed process does not end the connection before its workers end too: they hold copies of its end.
+                    if not process.is_alive() and not connection.poll():
+                        raise EOFError
+                    # Not by the clock: if the whole job is stopped for a while, nobody is lost.
+                    silence_s += WATCH_S if is_heard else 0.0
+                    if silence_s >= SILENCE_S:
+                        process.kill()
+                        self._lose(f"the loader process was not heard of for {SILENCE_S:g} s", TimeoutError())
+                except (EOFError, ConnectionResetError) as error:
+                    if self._listener is not None:
+                        process.join(1.0)
                     self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error)
-                return
-            except Exception as error:  # a batch that cannot be rebuilt here
-                self._lose(describe(error), error)
+                    return
+                except Exception as error:  # a batch that cannot be rebuilt here
+                    self._lose(describe(error), error)
 
     def _lose(self, cause: str, error: BaseException) -> None:
-        listener, self._listener = self._listener, None
+        with self._lock:
+            self._is_spoilt = True
+            listener, self._listener = self._listener, None
         self._concluded.set()
         if listener is not None:
             listener.on_lost(cause, error)
@@ -202,6 +212,7 @@ class ProcessBackend:
                 self._arrived = []
                 listener.on_collated(round_, batches)
             case ("error", str(text)):
+                self._is_spoilt = True
                 listener.on_error(LoaderProcessError(text))
             case ("broken", error):
                 listener.on_broken(error if isinstance(error, OdbError) else LoaderProcessError(str(error)))

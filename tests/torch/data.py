@@ -49,6 +49,8 @@ class Numbers(Dataset[Any]):
                 raise ValueError(f"bad row {index}")
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "slow":
+                time.sleep(3)
             case "empty":
                 sample["input_ids"] = sample["input_ids"][:0]
             case "no_ids":

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 from odb_ref.core.config import Config  # noqa: E402
 from odb_ref.core.effects import Outcome, OutcomeKind, PostCounts, PostOffer  # noqa: E402
-from odb_ref.core.events import Agreed, Collated, Counted, Event, PeerLost, Reported, StepTaken  # noqa: E402
+from odb_ref.core.events import Agreed, Collated, Counted, Event, PeerLost, Reported, StepTaken, Urged  # noqa: E402
 from odb_ref.core.offer import NONE, Offer  # noqa: E402
 from odb_ref.core.outline import Outline  # noqa: E402
 from odb_ref.core.resume import RoundStart  # noqa: E402
@@ -33,6 +33,7 @@ from odb_ref.torch.epoch import EpochStart, Listener, StepNote, Update, make_rou
 from odb_ref.torch.outlet import Outlet  # noqa: E402
 from odb_ref.torch.transport import LocalTransport  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -312,3 +313,101 @@ def test_a_stand_in_answers_what_the_lost_machine_has_not() -> None:
     assert [taken.batch for taken in (outlet.take() for _ in range(2)) if taken is not None] == ["batch 2", "batch 3"]
     with pytest.raises(JobError, match="rank 0 failed: the loader process exited unexpectedly"):
         outlet.take()
+
+
+# One that comes or goes late ----------------------------------------------------------------------------------------------
+
+
+def close_too_early(rank: int, num_workers: int) -> None:
+    """Rank 1 is slow to read; rank 0 leaves meanwhile, and does not wait until rank 1 can know."""
+    data = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
+    settings = SETTINGS | {"ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
+    loader = ODBDataLoader(data, num_workers=num_workers, **settings)
+    for step, _ in enumerate(loader):
+        if rank == 0 and step == 2:
+            time.sleep(0.5)  # its window is full, and offered
+            break
+    if rank == 0:
+        loader._session.end_epoch(0.2)
+        time.sleep(4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same(num_workers: int) -> None:
+    """Checks: STOP, ABORT."""
+    results = run_ranks(2, close_too_early, num_workers)
+    assert not results[0].error, results
+    assert results[1].error == "JobError", results
+    assert results[1].rank == 0
+    assert "its consumer left" in results[1].text
+
+
+def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
+    """Checks: STOP. What was trained on before the state was saved is not taken once the consumer has left."""
+
+    def make() -> ODBDataLoader:
+        settings = SETTINGS | {"window": 2000, "ramp_rounds": 0, "depth": 1}
+        return ODBDataLoader(Numbers(0, 2000), num_workers=1, **settings)
+
+    with make() as loader:
+        batches = iter(loader)
+        for _ in range(400):
+            next(batches)
+        state = loader.state_dict()
+    with make() as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        outlet = loader._outlet
+        assert outlet is not None
+        while outlet._next_step < 10:
+            time.sleep(0.0005)
+        iterator.close()
+        assert outlet.wait(10)
+        assert 10 <= outlet._next_step < 400, "still skipping"
+        assert outlet._broken is None
+        assert outlet._outline is not None
+        assert outlet._outline.outcome is not None
+        assert outlet._outline.outcome.kind is OutcomeKind.STOPPED
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path: Path, num_workers: int) -> None:
+    trace = tmp_path / "run-{epoch}.ndjson"
+    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": bool(num_workers)}
+    with ODBDataLoader(Numbers(0, 300), trace=trace, **options, **SETTINGS) as loader:
+        first = iter(loader)
+        steps = len(list(first))
+        over = loader._outlet
+        second = iter(loader)
+        next(second)
+        assert next(first, None) is None
+        assert over is not None
+        over.on_answer(Urged())
+        assert 1 + len(list(second)) == steps
+        for epoch in range(2):
+            _, records = read_trace(tmp_path / f"run-{epoch}.ndjson")
+            kinds = [record.event["kind"] for record in records if record.event is not None]
+            assert kinds.count("step_taken") == steps
+
+
+class KillOnce(Numbers):
+    """Kills the worker that reads the bad sample, as long as there is a file that says so."""
+
+    word: Path
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad and self.word.exists():
+            self.word.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None:
+    """Persistent workers, one of which died: the next epoch has others."""
+    data = KillOnce(0, 300, bad=200)
+    data.word = tmp_path / "kill"
+    data.word.touch()
+    with ODBDataLoader(data, num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+        with pytest.raises(JobError, match="exited unexpectedly"):
+            list(loader)
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
