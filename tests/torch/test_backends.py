@@ -347,7 +347,7 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
 
     def make() -> ODBDataLoader:
         settings = SETTINGS | {"window": 2000, "ramp_rounds": 0, "depth": 1}
-        return ODBDataLoader(Numbers(0, 2000), num_workers=1, **settings)
+        return ODBDataLoader(Numbers(0, 5000), num_workers=1, **settings)
 
     with make() as loader:
         batches = iter(loader)
