@@ -12,6 +12,7 @@ import os
 import selectors
 import threading
 from dataclasses import replace
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
@@ -139,13 +140,13 @@ class ProcessBackend:
         self._send(("close",))
         process, connection, receiver = self._process, self._connection, self._receiver
         self._process = self._connection = self._receiver = None
-        if process is not None:
-            process.join(JOIN_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        # Two threads that wait for one process may both miss that it has ended: first the receiver, then this one.
+        if process is not None and not wait([process.sentinel], JOIN_S):
+            process.kill()
         if receiver is not None:
-            receiver.join(JOIN_S)  # it ends with the process
+            receiver.join(JOIN_S)
+        if process is not None:
+            process.join()
         if connection is not None:
             connection.close()
 
