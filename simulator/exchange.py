@@ -7,7 +7,7 @@ from typing import assert_never
 
 import simpy
 
-from odb_ref.core.effects import PostCounts, PostOffer, PostReport
+from odb_ref.core.effects import Post, PostCounts, PostOffer, PostReport
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Agreed, Counted, Reported
 from odb_ref.core.offer import reduce_offers
@@ -16,7 +16,6 @@ from simulator.costs import NetworkCost
 
 Process = Generator[simpy.Event, object, None]
 
-Post = PostOffer | PostCounts | PostReport
 Answer = Agreed | Counted | Reported
 
 

@@ -89,4 +89,7 @@ class Finish:
     step_limit: int
 
 
-Effect = Read | PostOffer | PostCounts | PostReport | Collate | Deliver | Finish
+Post = PostOffer | PostCounts | PostReport
+"""What takes part in an exchange. Spec: R6.2 to R6.4."""
+
+Effect = Read | Post | Collate | Deliver | Finish

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Final, assert_never
 
-from odb_ref.core.effects import PostCounts, PostOffer, PostReport
+from odb_ref.core.effects import Post, PostCounts, PostOffer, PostReport
 from odb_ref.core.errors import PeerError
 from odb_ref.core.events import Agreed, Counted, Event, PeerLost, Reported, Urged
 from odb_ref.core.offer import NONE, WIRE_SIZE, Offer
@@ -27,7 +27,6 @@ IDLE_TICK_S: Final = 0.5
 LINGER_S: Final = 0.5
 """How long a rank that has found out who is gone stays itself, for the others to find out the same."""
 
-Post = PostOffer | PostCounts | PostReport
 Submit = Callable[[Event], None]
 
 _LOWEST: Final = -(2**63) + 1

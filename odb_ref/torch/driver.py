@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
@@ -24,7 +24,7 @@ from odb_ref.core.resume import Resumed, compute_round_start
 from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Sample, Step
 from odb_ref.torch.engine import Engine, ReadItem
-from odb_ref.torch.epoch import EpochStart, Listener, Post, RoundNote, Update, make_round_note
+from odb_ref.torch.epoch import EpochStart, Listener, RoundNote, Update, make_round_note
 from odb_ref.torch.order import make_plan
 from odb_ref.torch.quarantine import QuarantineError
 from odb_ref.torch.workbench import BatchOrder, describe

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import PostCounts, PostOffer, PostReport
+from odb_ref.core.effects import Post
 from odb_ref.core.events import Event
 from odb_ref.core.outline import Outline
 from odb_ref.core.resume import Checkpoint, RoundStart
@@ -137,9 +137,6 @@ def make_round_note(steps: Sequence[Step], next_start: RoundStart, resources: in
         rows.extend(compute_costs(step.group) or (0,) * resources)
         positions.extend(sample.position for sample in step.group)
     return RoundNote(steps[0].round, range(first, first + len(steps)), next_start, positions, rows)
-
-
-Post = PostOffer | PostCounts | PostReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.events import (
     Agreed,
@@ -41,8 +41,6 @@ from odb_ref.core.rules import get_rule
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step, StepCounts
 
 FOLDER = Path(__file__).with_name("scenarios")
-
-Post = PostOffer | PostCounts | PostReport
 
 
 def show_group(group: Group) -> str:

@@ -19,6 +19,7 @@ from odb_ref.core.effects import (
     Effect,
     Finish,
     OutcomeKind,
+    Post,
     PostCounts,
     PostOffer,
     PostReport,
@@ -31,7 +32,6 @@ from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Step
 from tests.spec.world import Node, Shard, World
 
-Post = PostOffer | PostCounts | PostReport
 CAUSE = "loader process lost"
 
 
