@@ -2,31 +2,55 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEMO_READY := .venv/.ready-demo
+INSTALL := $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable
+# Compiled by all cores at once, not by pip on one: that is a minute.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 DEMO_OUT ?= demo-out
+SOAK_SEED ?= 0
+SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proofs bench mutants clean
+.PHONY: help setup demo quick test soak lint proofs bench mutants docs clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(READY) ## The virtual environment, with every extra the tests need
 
-$(READY): pyproject.toml .ci/constraints.txt
+.venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "odb-ref needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
-	@# Compiled by all cores at once, not by pip on one: that is a minute.
-	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[torch,accelerate,transformers,lightning,tensorboard,plots,dask,ray,bench,dev]'
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+
+$(READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
+	$(INSTALL) '.[torch,accelerate,transformers,lightning,tensorboard,plots,dask,ray,bench,docs,dev]'
+	$(COMPILE)
+	@touch $(DEMO_READY) $@
+
+$(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
+	$(INSTALL) '.[torch,plots]'
+	$(COMPILE)
 	@touch $@
 
-demo: $(READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
+demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
 	$(BIN)/odb-ref demo --out $(DEMO_OUT)
 
-test: $(READY) ## All tests: those that can on all cores, the others one by one
-	$(BIN)/pytest --part together -n logical --maxprocesses 8 --dist worksteal; together=$$?; \
-	  $(BIN)/pytest --part alone && exit $$together
+quick: $(READY) ## The fast loop: the tests of core, spec and repository, in under a minute
+	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal -m "not slow" tests/core tests/spec tests/repo
+
+test: $(READY) ## All tests: those that can on all cores, the others one by one; the slowest are listed
+	$(BIN)/pytest --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
+	  $(BIN)/pytest --part alone --durations 15 && exit $$together
+
+soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, wrong rules, proof mutants, tuning (SOAK_SEED=0 SOAK_RUNS=200)
+	$(BIN)/python -m tests.soak.swarm --seed $(SOAK_SEED) --runs $(SOAK_RUNS)
+	$(BIN)/python -m tests.soak.faults --seed $(SOAK_SEED) --runs $(SOAK_RUNS)
+	$(BIN)/python -m tests.soak.fuzz_check --seed $(SOAK_SEED) --runs 1000000
+	$(BIN)/python -m tests.mutants.deep
+	$(BIN)/python -m tests.explore.wrong_rules
+	$(BIN)/python -m tests.proofs.mutants
+	$(BIN)/python -m tests.simulator_answers.brute
 
 lint: $(READY) ## Format, lint and types
 	$(BIN)/ruff format --check .
@@ -40,10 +64,14 @@ proofs: ## Check the Coq development and audit it (installs Coq where apt-get an
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench
 
-mutants: $(READY) ## Mutation test of odb_ref/core with mutmut, and its score by module (half an hour)
+mutants: $(READY) ## Mutation test of odb_ref/core and odb_ref/trace with mutmut, and its score by module (half an hour)
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/python -m tests.mutants.score
 
+docs: $(READY) ## The documents as a site, docs/_build/html; a warning or a dead link is an error
+	$(BIN)/python docs/picture.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 clean: ## Remove what was made
-	rm -rf .venv $(DEMO_OUT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(DEMO_OUT) docs/_build docs/generated .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	$(MAKE) -C proofs clean

@@ -1,1 +1,56 @@
-"""odb-ref: online dynamic batching you can check. `odb_ref.core` is the protocol, `odb_ref.torch` the DataLoader."""
+"""odb-ref: online dynamic batching you can check. `odb_ref.core` is the protocol, `odb_ref.torch` the DataLoader.
+
+What a training script needs stands here too, and is imported when it is asked for: the core and the simulator need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from odb_ref.core.errors import JobError, OdbError, UsageError
+    from odb_ref.torch.checkpoint import JobState
+    from odb_ref.torch.from_dataloader import apply
+    from odb_ref.torch.info import StepInfo, pop_step_info
+    from odb_ref.torch.loader import ODBDataLoader
+    from odb_ref.torch.reading.costs import count_patches
+    from odb_ref.torch.reading.quarantine import BadSampleWarning
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadSampleWarning",
+    "JobError",
+    "JobState",
+    "ODBDataLoader",
+    "OdbError",
+    "StepInfo",
+    "UsageError",
+    "__version__",
+    "apply",
+    "count_patches",
+    "pop_step_info",
+]
+
+_CORE: Final = ("JobError", "OdbError", "UsageError")
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module("odb_ref.core.errors" if name in _CORE else "odb_ref.torch")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise ImportError(
+            f"odb_ref.{name} needs PyTorch, which is not installed: pip install 'odb-ref[torch]'"
+        ) from error
+    value: object = getattr(module, name)
+    globals()[name] = value  # the next time it is found at once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -203,7 +203,7 @@ Inductive marked : sys -> (nat -> list nat) -> Prop :=
 | marked_start : marked (start cfg) (fun _ => [])
 | marked_step : forall s l t m, marked s m -> step s l t -> marked t (remark s l t m).
 
-Lemma every_reachable_state_is_marked : forall s, reachable s -> exists m, marked s m.
+Theorem every_reachable_state_is_marked : forall s, reachable s -> exists m, marked s m.
 Proof. induction 1 as [|s l t R [m M] St]; [eexists; constructor|]. eexists. eapply marked_step; eauto. Qed.
 
 Lemma marked_reachable : forall s m, marked s m -> reachable s.

@@ -44,6 +44,12 @@ Proof.
     + destruct (failure_of rs0) as [o1|]; simpl; [|congruence]. intros E. injection E as _ <-. auto.
 Qed.
 
+Lemma one_or_each : forall (P : Prop) (Q : nat -> Prop) n, (forall r, r < n -> P \/ Q r) -> P \/ forall r, r < n -> Q r.
+Proof.
+  induction n as [|n IH]; intros E; [right; intros; lia|]. destruct IH as [C|A]; [intros r H; apply E; lia|auto|]. destruct (E n (Nat.lt_succ_diag_r n)) as [C|B]; [auto|].
+  right. intros r H. destruct (Nat.eq_dec r n) as [->|NE]; [exact B|apply A; lia].
+Qed.
+
 Section Coupled.
 Variable N : nat.
 Variable cfg : nat -> config.
@@ -68,11 +74,22 @@ Definition by_itself (s : sys) (l : label) : Prop :=
   | _ => True
   end.
 
+(** The step that rank [r]'s trainer is in has no end: a consumer left in the middle of it, before anybody had gone on. *)
+Definition broken (s : sys) (r : nat) : Prop :=
+  (forall p, p < N -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
+  exists q, q < N /\ stopped (rank_of s q) = true /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
+
+(** What happens by itself, when a step that a consumer left in the middle of it never ends. *)
+Definition calm (s : sys) (l : label) : Prop := unurged l /\ match l with LTrained r => ~ broken s r | _ => True end.
+
 Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
 
 Lemma can_rank : forall s r e t, r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
-  unurged (LRank r e) -> can unurged s.
-Proof. intros s r e t H M E U. eexists. eexists. split; [exact U|]. eapply StepRank; eauto. Qed.
+  unurged (LRank r e) -> can (calm s) s.
+Proof. intros s r e t H M E U. eexists. eexists. split; [split; [exact U|exact Logic.I]|]. eapply StepRank; eauto. Qed.
+
+Lemma calm_unurged : forall s, can (calm s) s -> can unurged s.
+Proof. intros s [l [t [[U _] St]]]. exists l, t. auto. Qed.
 
 (** ** No message contradicts the protocol *)
 
@@ -155,7 +172,7 @@ Proof.
   intros s r x q I H E. eapply step_number; [apply (g_core _ _ _ _ _ I r H)|apply history_numbered|]. unfold steps_of. rewrite E, nth_error_app2, Nat.sub_diag by lia. reflexivity.
 Qed.
 
-Lemma take_possible : forall s r, invariant s -> r < N -> running s r = false -> takeable (rank_of s r) -> can unurged s.
+Lemma take_possible : forall s r, invariant s -> r < N -> running s r = false -> takeable (rank_of s r) -> can (calm s) s.
 Proof.
   intros s r I H Ru [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx.
   assert (B : below (limit (rank_of s r)) (s_number x) = true).
@@ -171,19 +188,33 @@ Proof.
   intros m' E. injection E as <-. exact B.
 Qed.
 
+Lemma broken_or_not : forall s r, broken s r \/ ~ broken s r.
+Proof.
+  intros s r. set (n := length (taken (rank_of s r))).
+  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) N) as [[p [Hp Lp]]|Al].
+  { right. intros [B _]. apply Nat.ltb_lt in Lp. specialize (B p Hp). fold n in B. lia. }
+  destruct (dec_exists (fun q => stopped (rank_of s q) && running s q && (length (taken (rank_of s q)) =? n)) N) as [[q [Hq Eq]]|No].
+  - left. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. split; [|exists q; auto].
+    intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
+  - right. intros [_ [q [Hq [E1 [E2 E3]]]]]. specialize (No q Hq). rewrite E1, E2 in No. simpl in No. apply Nat.eqb_neq in No. apply No, E3.
+Qed.
+
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
 Lemma trainer_goes_on : forall s r, reachable s -> r < N -> running s r = true ->
   (forall i n l, h_kind (whole s) = NClosed (Stopped i n) l -> length (taken (rank_of s r)) <= l) ->
-  can unurged s \/ exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
+  can (calm s) s \/ (exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/ (broken s r /\ can unurged s).
 Proof.
   intros s r R H Ru Lr. destruct (reachable_second N cfg depth input ok s R) as [I S].
   destruct (min_exists (fun i => length (taken (rank_of s i))) N (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
-  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru)]; [exact Logic.I|]. intros i Hi. specialize (M i Hi). simpl in M. lia. }
+  { assert (Tr : forall i, i < N -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
+    destruct (broken_or_not s r) as [B|B].
+    - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru Tr)]. exact Logic.I.
+    - left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru Tr)]. split; [exact Logic.I|exact B]. }
   destruct (running s q) eqn:Rq.
-  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s q Hq Rq)]; [exact Logic.I|]. exact M. }
+  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s q Hq Rq); exact M]. split; [exact Logic.I|]. intros [B _]. specialize (B r H). lia. }
   destruct (takeableb (rank_of s q)) eqn:T; [left; apply (take_possible s q I Hq Rq); apply takeableb_spec, T|].
-  destruct (stopped (rank_of s q)) eqn:Sq; [right; exists q; auto|left].
+  destruct (stopped (rank_of s q)) eqn:Sq; [right; left; exists q; auto|left].
   pose proof (g_core _ _ _ _ _ I r H) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   assert (Rel : length (taken (rank_of s q)) < h_released (hist_of s r)).
   { rewrite <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
@@ -217,7 +248,7 @@ Definition finished (s : sys) (r : nat) : Prop :=
 Definition forsaken (s : sys) (r : nat) : Prop :=
   running s r = true /\ exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
 
-Lemma read_possible : forall s r, invariant s -> r < N -> wanted (rank_of s r) <> 0 -> can unurged s.
+Lemma read_possible : forall s r, invariant s -> r < N -> wanted (rank_of s r) <> 0 -> can (calm s) s.
 Proof.
   intros s r I H W. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
@@ -238,11 +269,11 @@ Qed.
 Definition phase_is (p : phase_name) (s : state) : bool :=
   match p, at_phase s with FILL, FILL | OFFER, OFFER | COUNT, COUNT | REPORT, REPORT | DRAIN, DRAIN | DONE, DONE => true | _, _ => false end.
 
-(** Every reachable state that is no end: a rank whose loader is not done, or a trainer that may still go on. *)
+(** Every reachable state that is not an end: a rank's loader is not done, or a trainer may still continue. *)
 Lemma free_lemma : forall s, reachable s ->
-  can unurged s \/ (exists r, r < N /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
+  can (calm s) s \/ (exists r, r < N /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
      (running s r = true -> exists q, q < N /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
-  (forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r)).
+  (forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s)))).
 Proof.
   intros s R. destruct (reachable_second N cfg depth input ok s R) as [I S]. pose proof (some_rank _ _ ok) as SR.
   destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) N) as [[r [H E]]|NG].
@@ -257,7 +288,7 @@ Proof.
     - split; [apply whole_when_current, G|auto]. }
   destruct (dec_exists (fun r => negb (pending s r)) N) as [[r [H E]]|AP].
   2:{ left. destruct (every_exchange_that_all_have_joined_completes s I) as [x X]; [intros r H; specialize (AP r H); apply negb_false_iff in AP; exact AP|].
-      eexists. eexists. split; [|apply (StepExchange N cfg depth input s x); [|exact X]]; [exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
+      eexists. eexists. split; [|apply (StepExchange N cfg depth input s x); [|exact X]]; [split; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
   destruct (dec_exists (fun r => phase_is FILL (rank_of s r)) N) as [[f [Hf Ef]]|NF].
   - unfold phase_is in Ef. destruct (at_phase (rank_of s f)) eqn:Pf; try discriminate. clear Ef.
     destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
@@ -272,8 +303,9 @@ Proof.
     { destruct (t_outbox _ _ (g_tight _ _ _ _ _ I f Hf) Ob) as [D|[l [D _]]]; [|congruence]. intros Q. rewrite Q in D. simpl in D. specialize (deep f Hf). lia. }
     assert (Tk : takeable (rank_of s f)) by (split; [exact Q|intros l L; congruence]).
     destruct (running s f) eqn:Ru; [|left; apply (take_possible s f I Hf Ru Tk)].
-    destruct (trainer_goes_on s f R Hf Ru) as [C|[q [Hq [Sq _]]]]; [|left; exact C|].
+    destruct (trainer_goes_on s f R Hf Ru) as [C|[[q [Hq [Sq _]]]|[[_ [q [Hq [Sq _]]]] _]]]; [|left; exact C| |].
     + intros i n l Hk. destruct (Cur f Hf) as [Wf _]. rewrite <- Wf in Hk. congruence.
+    + right. left. exists f. split; [exact Hf|]. split; [exact Pf|]. split; [exact Rd|]. split; [exact Ob|]. split; [exact Ur|]. split; [intros _; exists q; auto|intros Z; congruence].
     + right. left. exists f. split; [exact Hf|]. split; [exact Pf|]. split; [exact Rd|]. split; [exact Ob|]. split; [exact Ur|]. split; [intros _; exists q; auto|intros Z; congruence].
   - assert (Hk : exists o l, h_kind (whole s) = NClosed o l).
     { destruct (Cur r H) as [Wr [Pr|Wt]]; [rewrite Pr in E; discriminate|]. rewrite <- Wr.
@@ -287,18 +319,17 @@ Proof.
       apply (take_possible s d I Hd Rd). destruct (t_drain _ _ (g_tight _ _ _ _ _ I d Hd) Pd) as [Ob Li]. split.
       * destruct (t_outbox _ _ (g_tight _ _ _ _ _ I d Hd) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep d Hd). lia.
       * intros l' L. specialize (Li l' L). lia.
-    + assert (Each : forall q, q < N -> can unurged s \/ at_phase (rank_of s q) = DONE \/ (at_phase (rank_of s q) = DRAIN /\ forsaken s q)).
+    + assert (Each : forall q, q < N -> can (calm s) s \/ at_phase (rank_of s q) = DONE \/
+        (at_phase (rank_of s q) = DRAIN /\ (forsaken s q \/ (running s q = true /\ broken s q /\ can unurged s)))).
       { intros q Hq. destruct (Ph q Hq) as [P|P]; [|auto]. specialize (ND q Hq). unfold phase_is in ND. rewrite P in ND. simpl in ND. apply negb_false_iff in ND.
-        destruct (trainer_goes_on s q R Hq ND) as [C|F]; [|left; exact C|].
+        destruct (trainer_goes_on s q R Hq ND) as [C|[F|[B C]]]; [|left; exact C| |].
         - intros i n l' Hk'. destruct (t_drain _ _ (g_tight _ _ _ _ _ I q Hq) P) as [_ Li]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
           destruct (stopped (rank_of s q)) eqn:Sq.
           + destruct (k_stop _ _ _ _ _ _ Kq Sq) as [m [L1 L2]]. specialize (Li m L1). lia.
           + pose proof (k_free _ _ _ _ _ _ Kq Sq) as L1. destruct (Cur q Hq) as [Wq _]. rewrite Wq, Hk' in L1. specialize (Li l' L1). lia.
-        - right. right. split; [exact P|]. split; [exact ND|exact F]. }
-      assert (All : forall n, n <= N -> can unurged s \/ forall q, q < n -> at_phase (rank_of s q) = DONE \/ (at_phase (rank_of s q) = DRAIN /\ forsaken s q)).
-      { induction n as [|n IH]; intros Ln; [right; intros; lia|]. destruct (IH ltac:(lia)) as [C|A]; [auto|]. destruct (Each n ltac:(lia)) as [C|B]; [auto|].
-        right. intros q Hq. destruct (Nat.eq_dec q n) as [->|NE]; [exact B|apply A; lia]. }
-      destruct (All N ltac:(lia)) as [C|A]; auto.
+        - right. right. split; [exact P|]. left. split; [exact ND|exact F].
+        - right. right. split; [exact P|]. right. auto. }
+      destruct (one_or_each _ _ N Each) as [C|A]; auto.
 Qed.
 
 (** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers always goes on by itself, or every
@@ -306,29 +337,38 @@ Qed.
 Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < N -> stopped (rank_of s r) = false) ->
   can unurged s \/ forall r, r < N -> finished s r.
 Proof.
-  intros s R NS. destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [auto| |].
+  intros s R NS. destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unurged, C| |].
   - exfalso. destruct (running s r); [destruct (X eq_refl) as [q [Hq Sq]]; rewrite NS in Sq by exact Hq; discriminate|auto].
   - assert (D : forall r, r < N -> at_phase (rank_of s r) = DONE).
-    { intros r H. destruct (A r H) as [D|[_ [_ [q [Hq [Sq _]]]]]]; [exact D|]. rewrite NS in Sq by exact Hq. discriminate. }
+    { intros r H. destruct (A r H) as [D|[_ [[_ [q [Hq [Sq _]]]]|[_ [[_ [q [Hq [Sq _]]]] _]]]]]; [exact D| |]; rewrite NS in Sq by exact Hq; discriminate. }
     destruct (dec_exists (fun r => running s r) N) as [[r [H Ru]]|NR].
-    + destruct (trainer_goes_on s r R H Ru) as [C|[q [Hq [Sq _]]]]; [|auto|rewrite NS in Sq by exact Hq; discriminate].
+    + destruct (trainer_goes_on s r R H Ru) as [C|[[q [Hq [Sq _]]]|[_ C]]]; [|left; apply calm_unurged, C|rewrite NS in Sq by exact Hq; discriminate|auto].
       intros i n l Hk. exfalso. destruct (reachable_third N cfg depth input ok s R) as [_ O]. destruct (O _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
     + destruct (dec_exists (fun r => takeableb (rank_of s r)) N) as [[r [H T]]|NT].
-      * left. apply (take_possible s r I H (NR r H)). apply takeableb_spec, T.
+      * left. apply calm_unurged, (take_possible s r I H (NR r H)). apply takeableb_spec, T.
       * right. intros r H. split; [apply D, H|]. split; [apply NR, H|]. intros T. apply takeableb_spec in T. rewrite NT in T by exact H. discriminate.
 Qed.
 
 (** STOP: where consumers have left, ranks that are urged still end; a loader that is not done then waits only for a trainer
     that is inside a step which a consumer that has left never entered. *)
+Lemma urged_or_over : forall s, reachable s ->
+  (exists l t, by_itself s l /\ match l with LTrained r => ~ broken s r | _ => True end /\ step s l t) \/
+  forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s))).
+Proof.
+  intros s R. destruct (free_lemma s R) as [[l [t [[U B] St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [| |auto].
+  { left. exists l, t. split; [|split; [exact B|exact St]]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U. }
+  destruct (running s r) eqn:Ru; [|exfalso; auto]. destruct (X eq_refl) as [q [Hq Sq]]. left.
+  exists (LRank r Urged). eexists. split; [exists q; auto|]. split; [exact Logic.I|]. eapply StepRank; [exact H| |].
+  - simpl. unfold is_ending. rewrite Ph. auto.
+  - simpl. unfold is_ending. rewrite Ph. reflexivity.
+Qed.
+
 Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left : forall s, reachable s ->
   can (by_itself s) s \/ forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
 Proof.
-  intros s R. destruct (free_lemma s R) as [[l [t [U St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [| |auto].
-  { left. exists l, t. split; [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U. }
-  destruct (running s r) eqn:Ru; [|exfalso; auto]. destruct (X eq_refl) as [q [Hq Sq]]. left.
-  exists (LRank r Urged). eexists. split; [exists q; auto|]. eapply StepRank; [exact H| |].
-  - simpl. unfold is_ending. rewrite Ph. auto.
-  - simpl. unfold is_ending. rewrite Ph. reflexivity.
+  intros s R. destruct (urged_or_over s R) as [[l [t [B [_ St]]]]|A]; [left; exists l, t; auto|].
+  apply one_or_each. intros r H. destruct (A r H) as [D|[D [F|[_ [_ [l [t [U St]]]]]]]]; auto.
+  left. exists l, t. split; [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U.
 Qed.
 
 (** ** STOP, under lockstep (A5): a trainer leaves a step when every rank's consumer has taken it, or never. *)

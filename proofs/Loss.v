@@ -340,29 +340,28 @@ Proof.
   - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
 Qed.
 
-(** QUOTA, with losses: who closes COMPLETE. *)
-Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q quota, lossy_reachable u -> r < N -> q < N -> c_quota (cfg 0) = Some quota ->
-  is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
-  ended_as (rank_of u q) = Some Complete /\
-  length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\
-  (forall n, 0 < n < length (steps_of (rank_of u r)) -> samples_by n (rank_of u r) < quota) /\
-  (quota <= samples_by (length (steps_of (rank_of u r))) (rank_of u r) \/ exists i, i < N /\ dry u i).
+Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+  is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> has_planned_everything input u r.
 Proof.
-  intros u r q quota Ru Hr Hq Qt Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
+  intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything. destruct (f_rank _ _ F r H) as [[_ [X _]]|[L _]].
+  - rewrite X in *. apply (a_complete_rank_has_planned_its_whole_input N cfg depth input ok v r R H Jm Nq E O).
+  - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
+Qed.
+
+(** QUOTA, with losses: who closes COMPLETE. *)
+Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, lossy_reachable u -> r < N -> q < N ->
+  is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
+  ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time N cfg input u r.
+Proof.
+  intros u r q Ru Hr Hq Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]].
   2:{ exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate. }
   destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
-  destruct (quota_ranks_close_at_the_same_first_step N cfg depth input ok v r q quota R Hr Hq Qt Er Eq O) as [Q1 [Q2 [Q3 Q4]]].
-  repeat split; try assumption; try apply Q3. destruct Q4 as [Q4|[i [Hi [D1 D2]]]]; [auto|right]. exists i. split; [exact Hi|]. unfold dry.
-  destruct (f_rank _ _ F i Hi) as [[_ [-> _]]|[L _]]; [auto|]. rewrite (l_wanted _ _ L). split; [|exact D2].
-  pose proof (invariant_of N cfg depth input ok v R) as I. destruct (ended_outcome N cfg depth input ok v r R Hr Er) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
-  pose proof (g_core _ _ _ _ _ I i Hi) as K. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. pose proof (l_live _ _ L) as Lv. unfold is_ending in Lv.
-  assert (A : aligned (rank_of v i) = []).
-  { apply (k_aligned _ _ _ _ _ _ K). intros C. rewrite C in Ph. destruct (hist_cases N cfg depth input v i I Hi) as [[_ W]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]].
-    - rewrite W, Hk in Ph. destruct Ph; discriminate.
-    - rewrite W in Hk. unfold h_step in Hk. destruct (h_kind (System.hist_of cfg v i)) eqn:Z; [destruct Ph; discriminate| |discriminate|destruct Ph; discriminate].
-      destruct x; simpl in Hk; congruence. }
-  pose proof (l_window _ _ L) as W. rewrite D1, A in W. simpl in W. apply Permutation_sym, Permutation_nil in W. exact W.
+  destruct (quota_ranks_close_at_the_same_first_step N cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
+  split; [exact Q1|]. split; [exact Q2|]. unfold closes_in_time in *. rewrite Xr.
+  assert (D : (exists i, i < N /\ has_planned_everything input v i) -> exists i, i < N /\ has_planned_everything input u i).
+  { intros [i [Hi P]]. exists i. split; [exact Hi|]. unfold has_planned_everything in *. destruct (follows_frame u v i F Hi) as [-> _]. exact P. }
+  destruct (c_quota (cfg 0)); [destruct Q3 as [Q3 [Q4|Q4]]; auto|auto].
 Qed.
 
 (** AGE, with losses. *)
@@ -453,69 +452,6 @@ Proof.
       destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number N cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
       rewrite X1, X2, X3, X4. auto.
     + simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; auto]. exfalso. unfold is_ending in E. rewrite Pt in E. discriminate.
-Qed.
-
-(** A consumer on a rank that has not been told has a step to take. *)
-Lemma take_goes_on : forall u v r, reachable v -> follows u v -> r < N -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
-  can N cfg depth input unurged u.
-Proof.
-  intros u v r R F H Er Ru [NE L]. pose proof (invariant_of N cfg depth input ok v R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
-  pose proof (head_number N cfg depth input v r x q I H Q) as Nx.
-  assert (B : below (limit (rank_of v r)) (s_number x) = true).
-  { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  exists (LRank r StepTaken). eexists. split; [exact Logic.I|]. eapply StepRank; [exact H|exact Ru|]. rewrite Er. simpl. rewrite Q, B. reflexivity.
-Qed.
-
-(** ABORT, FREE: where peers are lost, some rank is still to be told by its driver, or the consumers can go on by themselves, or every
-    loader is done, but those that drain to a trainer inside a step which a consumer on a lost rank, or one that left, never entered. *)
-Theorem with_losses_every_rank_is_told_or_every_loader_ends : forall u, lossy_reachable u ->
-  (exists r, r < N /\ is_ending (rank_of u r) = false) \/ can N cfg depth input unurged u \/
-  forall r, r < N -> at_phase (rank_of u r) = DONE \/
-    (at_phase (rank_of u r) = DRAIN /\ running u r = true /\
-     exists q, q < N /\ (is_lost (rank_of u q) = true \/ stopped (rank_of u q) = true) /\ length (taken (rank_of u q)) < length (taken (rank_of u r))).
-Proof.
-  intros u Ru. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. pose proof (invariant_of N cfg depth input ok v R) as I. pose proof (some_rank _ _ ok) as SR.
-  destruct (dec_exists (fun r => negb (is_ending (rank_of u r))) N) as [[r [H E]]|AE]; [left; exists r; split; [exact H|apply negb_true_iff, E]|right].
-  assert (End : forall r, r < N -> is_ending (rank_of u r) = true) by (intros r H; specialize (AE r H); apply negb_false_iff, AE). clear AE.
-  assert (Each : forall r, r < N -> can N cfg depth input unurged u \/ at_phase (rank_of u r) = DONE \/
-    (at_phase (rank_of u r) = DRAIN /\ running u r = true /\
-     exists q, q < N /\ (is_lost (rank_of u q) = true \/ stopped (rank_of u q) = true) /\ length (taken (rank_of u q)) < length (taken (rank_of u r)))).
-  { intros r H. pose proof (End r H) as Er. unfold is_ending in Er. destruct (at_phase (rank_of u r)) eqn:P; try discriminate; auto.
-    destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_phase _ _ L) in P; discriminate]. rewrite Xr in P.
-    assert (Ev : is_ending (rank_of v r) = true) by (unfold is_ending; rewrite P; reflexivity).
-    destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current N cfg depth input ok v r R H Ev) as [Wr _].
-    destruct (ended_outcome N cfg depth input ok v r R H Ev) as [o [l [Hk _]]].
-    assert (Ll : length (taken (rank_of v r)) < l).
-    { destruct (stopped (rank_of v r)) eqn:S.
-      - destruct (k_stop _ _ _ _ _ _ Kr S) as [m [L1 L2]]. specialize (Li m L1). lia.
-      - pose proof (k_free _ _ _ _ _ _ Kr S) as L1. rewrite Wr, Hk in L1. specialize (Li l L1). lia. }
-    destruct (running u r) eqn:Run.
-    2:{ left. apply (take_goes_on u v r R F H Xr Run). split.
-        - destruct (t_outbox _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
-        - intros l' L. specialize (Li l' L). lia. }
-    destruct (min_exists (fun i => length (taken (rank_of u i))) N SR) as [q [Hq M]]. simpl in M.
-    destruct (le_lt_dec (length (taken (rank_of u r))) (length (taken (rank_of u q)))) as [Lq|Lq].
-    { left. exists (LTrained r). eexists. split; [exact Logic.I|]. apply StepTrained; [exact H|exact Run|]. intros i Hi. specialize (M i Hi). lia. }
-    destruct (running u q) eqn:Rq.
-    { left. exists (LTrained q). eexists. split; [exact Logic.I|]. apply StepTrained; [exact Hq|exact Rq|exact M]. }
-    destruct (is_lost (rank_of u q)) eqn:Lost; [right; right; split; [reflexivity|]; split; [reflexivity|]; exists q; auto|].
-    destruct (stopped (rank_of u q)) eqn:Stop; [right; right; split; [reflexivity|]; split; [reflexivity|]; exists q; auto|]. left.
-    destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
-    destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Xq Rq); apply takeableb_spec, T|exfalso].
-    pose proof (End q Hq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current N cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
-    pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.
-    assert (Rel : length (taken (rank_of v q)) < length (released_of (rank_of v q))).
-    { rewrite (k_released _ _ _ _ _ _ Kq), Wq, <- Wr, <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }
-    unfold takeableb, below in T. rewrite L1 in T. replace (length (taken (rank_of v q)) <? l) with true in T by (symmetry; apply Nat.ltb_lt; lia). rewrite andb_true_r in T.
-    destruct (queue (rank_of v q)) as [|x ys] eqn:Q; [|discriminate].
-    assert (Oq : outbox (rank_of v q) <> []) by (intros O; unfold released_of in Rel; rewrite Q, O, !app_length in Rel; simpl in Rel; lia).
-    destruct (t_outbox _ _ (g_tight _ _ _ _ _ I q Hq) Oq) as [D|[l' [D1 D2]]]; rewrite Q in *; simpl in *; [specialize (deep q Hq); lia|]. rewrite L1 in D1. injection D1 as <-. lia. }
-  assert (All : forall n, n <= N -> can N cfg depth input unurged u \/ forall r, r < n -> at_phase (rank_of u r) = DONE \/
-    (at_phase (rank_of u r) = DRAIN /\ running u r = true /\
-     exists q, q < N /\ (is_lost (rank_of u q) = true \/ stopped (rank_of u q) = true) /\ length (taken (rank_of u q)) < length (taken (rank_of u r)))).
-  { induction n as [|n IH]; intros Ln; [right; intros; lia|]. destruct (IH ltac:(lia)) as [C|A]; [auto|]. destruct (Each n ltac:(lia)) as [C|B]; [auto|].
-    right. intros r Hr. destruct (Nat.eq_dec r n) as [->|NE]; [exact B|apply A; lia]. }
-  destruct (All N ltac:(lia)) as [C|A]; auto.
 Qed.
 
 End Loss.

@@ -149,28 +149,53 @@ Proof.
   unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
 Qed.
 
-(** COVER: when a rank closes, join mode, its trainer has been given each of its samples exactly once. *)
+(** Every sample of rank [i]'s input is in its steps, each exactly once. *)
+Definition has_planned_everything (s : sys) (i : nat) : Prop := Permutation (samples_of (steps_of (rank_of s i))) (input i).
+
+Lemma closed_not_counting : forall s i o l, reachable s -> i < N -> h_kind (whole s) = NClosed o l -> at_phase (rank_of s i) <> COUNT.
+Proof.
+  intros s i o l R H Hk Ph. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I i H)) as K. unfold kind_ok in K. rewrite Ph in K.
+  assert (K' : exists t, h_kind (hist_of s i) = NCount t) by (first [exact K|destruct K as [? K]; eauto|eauto]). destruct K' as [t K'].
+  destruct (hist_cases N cfg depth input s i I H) as [[_ W]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]]; [congruence|].
+  rewrite W in Hk. unfold h_step in Hk. rewrite K' in Hk. destruct x; simpl in Hk; congruence.
+Qed.
+
+Lemma dry_has_planned : forall s i o l, reachable s -> i < N -> h_kind (whole s) = NClosed o l -> dry s i -> has_planned_everything s i.
+Proof.
+  intros s i o l R H Hk [D1 D2]. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) i H) as K.
+  assert (Rd : read (rank_of s i) = length (input i)).
+  { apply (k_ended _ _ _ _ _ _ K). destruct (k_window _ _ _ _ _ _ K) as [W|W]; [exact W|]. rewrite D1, D2 in W. simpl in W. lia. }
+  pose proof (k_cons _ _ _ _ _ _ K) as C. rewrite D1, Rd, firstn_all, (k_aligned _ _ _ _ _ _ K) in C by (apply (closed_not_counting s i o l R H Hk)).
+  simpl in C. rewrite app_nil_r in C. exact C.
+Qed.
+
+(** COVER: in join mode a rank that is COMPLETE, whether its consumer is still there or not, has planned its whole input. *)
+Theorem a_complete_rank_has_planned_its_whole_input : forall s r, reachable s -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> has_planned_everything s r.
+Proof.
+  intros s r R H Jm Nq En O. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. apply (dry_has_planned s r Complete l R H Hk).
+  destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|congruence|apply Q, H]. unfold quota_met, is_quota_met in Q. rewrite Nq in Q. discriminate.
+Qed.
+
+(** COVER: and when it is done and its consumer is still there, all of that has been handed out. *)
 Theorem join_mode_covers : forall s r, reachable s -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of s r) = DONE -> ended_as (rank_of s r) = Some Complete -> stopped (rank_of s r) = false ->
   Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r).
 Proof.
-  intros s r R H Jm Nq P O St. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  intros s r R H Jm Nq P O St. pose proof (invariant_of N cfg depth input ok s R) as I.
   assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite P; reflexivity).
+  pose proof (a_complete_rank_has_planned_its_whole_input s r R H Jm Nq En O) as C.
   destruct (ended_current s r R H En) as [Wh _]. destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
   pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
-  assert (D : dry s r).
-  { destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|congruence|apply Q, H]. unfold quota_met, is_quota_met in Q. rewrite Nq in Q. discriminate. }
-  destruct D as [D1 D2]. assert (Rd : read (rank_of s r) = length (input r)).
-  { apply (k_ended _ _ _ _ _ _ K). destruct (k_window _ _ _ _ _ _ K) as [W|W]; [exact W|]. rewrite D1, D2 in W. simpl in W. lia. }
   destruct (history_complete (cfg 0) (results s) l Hk) as [Hl Hr].
   pose proof (k_steps _ _ _ _ _ _ K) as Ks. apply (f_equal (@length shared_step)) in Ks. rewrite map_length in Ks.
-  pose proof (k_released _ _ _ _ _ _ K) as Kr. fold (whole s) in Hr, Hl. rewrite Hr, <- Ks in Kr. unfold steps_of, released_of in *. rewrite !app_length in *.
+  pose proof (k_released _ _ _ _ _ _ K) as Kr. fold (whole s) in Hr, Hl. rewrite Hr, <- Ks in Kr. unfold has_planned_everything, steps_of, released_of in *. rewrite !app_length in *.
   assert (Pl : plan (rank_of s r) = []) by (destruct (plan (rank_of s r)); [reflexivity|simpl in *; lia]).
   assert (Ob : outbox (rank_of s r) = []).
   { destruct (t_done _ _ (g_tight _ _ _ _ _ I r H) P) as [X|[l' [X1 X2]]]; [exact X|]. rewrite (k_free _ _ _ _ _ _ K St), Hk in X1. injection X1 as <-.
     destruct (outbox (rank_of s r)); [reflexivity|]. simpl in *. lia. }
-  pose proof (k_cons _ _ _ _ _ _ K) as C. unfold steps_of in C. rewrite Pl, Ob, D1, (k_aligned _ _ _ _ _ _ K), Rd, firstn_all in C by (rewrite P; discriminate).
-  simpl in C. rewrite !app_nil_r in C. exact C.
+  rewrite Pl, Ob, !app_nil_r in C. exact C.
 Qed.
 
 (** RELEASE: a released step is one of which every rank holds its own batch, collated and ready. *)
@@ -221,16 +246,21 @@ Qed.
 
 Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).
 
-(** QUOTA: ranks that close complete have made the same steps, and these are the first whose samples reach the quota, unless
-    a rank has run dry before. *)
-Theorem quota_ranks_close_at_the_same_first_step : forall s r q quota, reachable s -> r < N -> q < N -> c_quota (cfg 0) = Some quota ->
+(** QUOTA: ranks that close complete have made the same steps. Where there is a quota, these are the first whose samples reach it,
+    unless a rank has planned its whole input before; where there is none, a rank has planned its whole input. *)
+Definition closes_in_time (s : sys) (r : nat) : Prop :=
+  let steps := length (steps_of (rank_of s r)) in
+  let some_rank_is_dry := exists i, i < N /\ has_planned_everything s i in
+  match c_quota (cfg 0) with
+  | Some quota => (forall n, 0 < n < steps -> samples_by n (rank_of s r) < quota) /\ (quota <= samples_by steps (rank_of s r) \/ some_rank_is_dry)
+  | None => some_rank_is_dry
+  end.
+
+Theorem quota_ranks_close_at_the_same_first_step : forall s r q, reachable s -> r < N -> q < N ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true -> ended_as (rank_of s r) = Some Complete ->
-  ended_as (rank_of s q) = Some Complete /\
-  length (steps_of (rank_of s q)) = length (steps_of (rank_of s r)) /\
-  (forall n, 0 < n < length (steps_of (rank_of s r)) -> samples_by n (rank_of s r) < quota) /\
-  (quota <= samples_by (length (steps_of (rank_of s r))) (rank_of s r) \/ exists i, i < N /\ dry s i).
+  ended_as (rank_of s q) = Some Complete /\ length (steps_of (rank_of s q)) = length (steps_of (rank_of s r)) /\ closes_in_time s r.
 Proof.
-  intros s r q quota R Hr Hq Qt Er Eq O. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  intros s r q R Hr Hq Er Eq O. destruct (reachable_second N cfg depth input ok s R) as [I S].
   destruct (ended_current s r R Hr Er) as [Wr _]. destruct (ended_current s q R Hq Eq) as [Wq _].
   destruct (ended_outcome s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
   rewrite O in O1. injection O1 as <-. rewrite Hk in Hk2. injection Hk2 as <- <-.
@@ -240,10 +270,13 @@ Proof.
   assert (Lq : length (steps_of (rank_of s q)) = length (h_steps (whole s))) by (rewrite <- Sq, map_length; reflexivity).
   assert (X : forall n, samples_by n (rank_of s r) = planned_samples (whole s) n).
   { intros n. unfold samples_by, planned_samples. rewrite <- Sr, firstn_map, map_map. reflexivity. }
-  split; [exact O2|]. split; [congruence|]. split.
+  split; [exact O2|]. split; [congruence|].
+  assert (Cl : quota_met cfg (whole s) = true \/ exists i, i < N /\ has_planned_everything s i).
+  { destruct (n_closed _ _ _ S l Hk) as [Q|[[_ [i [Hi Q]]]|Q]]; [left; exact Q|right; exists i|right; exists r]; (split; [assumption|]); eapply dry_has_planned; eauto. }
+  unfold closes_in_time. unfold quota_met, is_quota_met in Cl. destruct (c_quota (cfg 0)) as [quota|] eqn:Qt; [split|].
   - intros n Hn. rewrite X. rewrite Lr in Hn. destruct (n_first _ _ _ S n) as [Z|Z]; [lia|lia|]. unfold is_quota_met in Z. rewrite Qt in Z. apply Nat.leb_gt in Z. exact Z.
-  - destruct (n_closed _ _ _ S l Hk) as [Q|[[_ Q]|Q]]; [left|right; exact Q|right; exists r; split; [exact Hr|apply Q, Hr]].
-    unfold quota_met, is_quota_met in Q. rewrite Qt in Q. apply Nat.leb_le in Q. rewrite X, Lr. unfold planned_samples. rewrite firstn_all. exact Q.
+  - destruct Cl as [Q|Q]; [left|right; exact Q]. apply Nat.leb_le in Q. rewrite X, Lr. unfold planned_samples. rewrite firstn_all. exact Q.
+  - destruct Cl as [Q|Q]; [discriminate|exact Q].
 Qed.
 
 (** BUDGET, for the whole system. *)

@@ -268,7 +268,7 @@ Proof.
   - apply (k_aligned _ _ _ _ _ _ K). rewrite P. discriminate.
 Qed.
 
-Theorem every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s -> tight depth s -> admissible c c0 inp s e ->
+Lemma every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s -> tight depth s -> admissible c c0 inp s e ->
   transition c rank depth s e = Some t -> core (next_hist c0 h e) t /\ tight depth t.
 Proof.
   intros s e t K T A E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.

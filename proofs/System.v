@@ -419,7 +419,7 @@ Qed.
 Lemma steady_message : forall s t, posted t = posted s -> message t = message s.
 Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
 
-Theorem every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
+Lemma every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
 Proof.
   intros s l t I S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk].
   - pose proof (may_admissible s r e I H M) as A.

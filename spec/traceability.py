@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -196,8 +197,12 @@ def compute_rung(sources: Sources, name: str) -> str:
     return ", ".join(rungs) or "assumed"
 
 
-def _cell(items: list[str]) -> str:
-    return "<br>".join(items) or "none"
+def _list(title: str, items: list[str], otherwise: str) -> list[str]:
+    """A heading and a line for each item, wrapped so that the page can be read as text."""
+    if not items:
+        return [f"- {title}: {otherwise}"]
+    wrapped = [textwrap.fill(item, 116, initial_indent="  - ", subsequent_indent="    ") for item in items]
+    return [f"- {title}:", *wrapped]
 
 
 def _owners(claims: list[Claim]) -> list[str]:
@@ -218,27 +223,24 @@ def render(sources: Sources) -> str:
         "implementer or no test, and when a docstring names an id that does not exist.",
         "",
         "## Properties",
-        "",
-        "| property | rung | rests on | kept by | tests | models | theorems |",
-        "|---|---|---|---|---|---|---|",
     ]
     for name, rules in sources.properties.items():
         code = sources.invariants[name] + _owners([claim for claim in sources.code if name in claim.properties])
         tests = _owners([claim for claim in sources.tests if _is_evidence(claim, name)])
-        theorems = [f"`{theorem}`" for theorem in sources.theorems[name]]
-        cells = [
-            ", ".join(rules),
-            _cell(code or ["the rules"]),
-            _cell(tests),
-            _cell(sources.models[name]),
-            _cell(theorems),
-        ]
-        lines.append(f"| {name} | {compute_rung(sources, name)} | {' | '.join(cells)} |")
-    lines += ["", "## Rules", "", "| rule | implemented by | tests |", "|---|---|---|"]
+        theorems = [", ".join(f"`{theorem}`" for theorem in sources.theorems[name])]
+        lines += ["", f"### {name}", "", f"{compute_rung(sources, name)[:1].upper()}{compute_rung(sources, name)[1:]}."]
+        lines += [textwrap.fill(f"Rests on {', '.join(rules)}.", 116), ""]
+        lines += _list("Kept by", code, "the rules")
+        lines += _list("Tests", tests, "none")
+        lines += _list("Models", sources.models[name], "none")
+        lines += _list("Theorems", [item for item in theorems if item], "none")
+    lines += ["", "## Rules"]
     for rule in sorted(sources.rules, key=_order):
         code = _owners([claim for claim in sources.code if rule in claim.rules])
         tests = _owners([claim for claim in sources.tests if rule in claim.rules])
-        lines.append(f"| {rule} | {_cell(code)} | {_cell(tests)} |")
+        lines += ["", f"### {rule}", ""]
+        lines += _list("Implemented by", code, "none")
+        lines += _list("Tests", tests, "none")
     return "\n".join(lines) + "\n"
 
 

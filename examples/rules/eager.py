@@ -1,6 +1,6 @@
 """A target rule of one's own, and a right one: as many steps as the middle between the fewest and the most groups.
 
-    odb-ref verify --rule examples/rules/eager.py:EagerRule
+    odb-ref verify --policy examples/rules/eager.py:EagerRule
 
 finds nothing against it.
 """

@@ -1,6 +1,6 @@
 """A target rule that is subtly wrong: it leaves its bounds on few agreements only.
 
-    odb-ref verify --rule examples/rules/hasty.py:HastyRule
+    odb-ref verify --policy examples/rules/hasty.py:HastyRule
 
 refutes it in seconds. The idea is sound: a rank that is about to run dry will idle, so hurry while it still has samples.
 But where every group of the fullest rank is already a single sample, one step more than groups is one step more than

@@ -1,6 +1,6 @@
 """A target rule that is wrong in a way no single agreement shows: it remembers.
 
-    odb-ref verify --rule examples/rules/smooth.py:SmoothRule
+    odb-ref verify --policy examples/rules/smooth.py:SmoothRule
 
 refutes it: each answer lies within the bounds, but depends on the answers before. A job that resumes starts without that
 memory and forms other batches, and ranks that share a process, as in a simulation, stop agreeing.

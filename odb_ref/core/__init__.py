@@ -1,4 +1,7 @@
-"""The DGAP protocol core: pure, typed, without I/O, clock, threads or randomness.
+"""The protocol core: pure, typed, without I/O, clock, threads or randomness.
+
+It answers the Distributed Group Alignment Problem (DGAP): how ranks that form different numbers of batches agree on one
+number of steps, round after round.
 
 Read `machine` first: the table of phases and how a round goes are at its top.
 """

@@ -13,12 +13,12 @@ from odb_ref.core.types import Group, compute_padded_tokens
 
 
 def is_due(group: Group, due_before: int) -> bool:
-    """True when the group holds a sample that was read before position ``due_before``. Spec: R4.3."""
-    return any(sample.position < due_before for sample in group)
+    """Returns True when the group holds a sample that was read before position ``due_before``. Spec: R4.3."""
+    return due_before > 0 and any([sample.position < due_before for sample in group])
 
 
 def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tuple[Group, ...], Group]:
-    """Exactly ``target`` groups to emit, fullest first and idle (empty) last, and the samples carried, by position.
+    """Returns exactly ``target`` groups to emit, fullest first and idle (empty) last, and the samples carried, by position.
 
     Due groups are emitted before any other, then the fullest (most padded tokens); ties fall to the order of ``groups``.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
@@ -40,7 +40,7 @@ def _fullest_first(groups: list[Group]) -> tuple[Group, ...]:
 
 
 def _split(groups: tuple[Group, ...], target: int) -> list[Group]:
-    """Halve the group with the most padded tokens until there are ``target`` groups, or only singles."""
+    """Halves the group with the most padded tokens until there are ``target`` groups, or only singles."""
     heap = [(-_compute_splittable_tokens(group), order, group) for order, group in enumerate(groups)]
     heapq.heapify(heap)
     order = len(heap)

@@ -5,22 +5,51 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Final, TypeVar
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import OdbRule, TargetRule
 from odb_ref.core.types import Mode, Sample
 
+DEPTH_STEPS: Final = 8
+MAX_AGE_ROUNDS: Final = 4
+RAMP_ROUNDS: Final = 3
+"""The defaults, for whoever passes them on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Terms:
+    """What an epoch's end, carrying and limits depend on, beside budget, window and rule: written once, here.
+
+    ``limits`` bounds, beside the padded tokens, what a batch may use of each further resource (``Sample.costs``).
+    ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
+    (halved once for each round still to go), so that the first step comes early.
+    """
+
+    limits: tuple[int, ...] = ()
+    mode: Mode = Mode.JOIN
+    quota_samples: int | None = None
+    max_age_rounds: int = MAX_AGE_ROUNDS
+    ramp_rounds: int = RAMP_ROUNDS
+
+    def apply(self, what: _HasTerms) -> _HasTerms:
+        """Returns ``what`` on these terms.
+
+        Raises: UsageError when they make no sense for it.
+        """
+        return replace(what, **{item.name: getattr(self, item.name) for item in fields(Terms)})
+
+
+_HasTerms = TypeVar("_HasTerms", bound=Terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Terms):
     """What a rank must know before an epoch. All but ``rank`` enters the fingerprint that the ranks compare.
 
-    ``window_samples`` is how many samples a rank holds when it forms groups; the first ``ramp_rounds`` windows are smaller
-    (halved once for each round still to go), so that the first step comes early. ``limits`` bounds, beside the padded
-    tokens, what a batch may use of each further resource (``Sample.costs``). ``depth_steps`` bounds the queue
-    between the loader and its consumer. ``max_age_rounds`` bounds for how many rounds a sample may be carried. ``tag``
-    holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
+    ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
+    loader and its consumer. ``tag`` holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
 
     Raises: UsageError when a value makes no sense.
     """
@@ -28,13 +57,8 @@ class Config:
     rank: int
     world_size: int
     budget_tokens: int
-    limits: tuple[int, ...] = ()
     window_samples: int
-    depth_steps: int = 8
-    mode: Mode = Mode.JOIN
-    quota_samples: int | None = None
-    max_age_rounds: int = 4
-    ramp_rounds: int = 3
+    depth_steps: int = DEPTH_STEPS
     rule: TargetRule = field(default_factory=OdbRule)
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)
@@ -78,7 +102,7 @@ class Config:
             raise UsageError(f"quota_samples must be at least 1, got {self.quota_samples}")
 
     def check_samples(self, samples: Iterable[Sample]) -> None:
-        """Nothing when every sample is one that this configuration can group.
+        """Checks that this configuration can group every sample.
 
         Raises: UsageError when a length or a cost makes no sense, or there is not one cost for each limit. Spec: R1.1.
         """
@@ -90,5 +114,5 @@ class Config:
                 raise UsageError(f"sample {sample.id}: costs {sample.costs}, expected {costs}, none negative")
 
     def compute_window_samples(self, round_: int) -> int:
-        """The size of the window of ``round_``, at least 1. Spec: R2.3."""
+        """Returns the size of the window of ``round_``, at least 1. Spec: R2.3."""
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))

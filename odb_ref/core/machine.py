@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Final, assert_never
 
@@ -70,25 +69,34 @@ from odb_ref.core.events import (
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart, resume
-from odb_ref.core.rounds import Transition, compute_due_before, compute_round_target, post_when_ready
-from odb_ref.core.state import Phase, State
+from odb_ref.core.rounds import (
+    Transition,
+    compute_due_before,
+    compute_round_target,
+    compute_wanted_samples,
+    count_planned_steps,
+    post_when_ready,
+)
+from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Step, StepCounts, compute_counts
 
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 
 
 def start(config: Config) -> Transition:
-    """The first state of an epoch, and its effects: the first read. Spec: R5.0."""
+    """Returns the first state of an epoch, and its effects: the first read. Spec: R5.0."""
     return resume(config, RoundStart(), ())
 
 
 def transition(config: Config, state: State, event: Event) -> Transition:
-    """The state after ``event``, and the effects to perform, in order.
+    """Returns the state after ``event``, and the effects to perform, in order.
 
     Raises: UsageError when the event is illegal in this state, PeerError when a message contradicts the protocol,
     RuleError when the target rule leaves its bounds. The caller's state is unchanged in each case. Spec: R5.
     """
     match event:
+        case StepTaken():  # the first, since it is the most frequent
+            return _take(config, state)
         case SamplesRead():
             return post_when_ready(config, _read(config, state, event))
         case Collated():
@@ -99,8 +107,6 @@ def transition(config: Config, state: State, event: Event) -> Transition:
             return _count(config, state, event.counts)
         case Reported():
             return _report(config, state, event.reports)
-        case StepTaken():
-            return _take(config, state)
         case ConsumerStopped():
             return _stop(config, state)
         case LocalFailed():
@@ -173,8 +179,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
     aligned, carried = align(state.groups, target, compute_due_before(config, released))
-    room = config.compute_window_samples(released.round + 1) - len(carried)
-    wanted = 0 if released.is_ended else max(0, room)
+    wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)
     counting = replace(
         released,
         phase=Phase.COUNT,
@@ -195,9 +200,7 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
     if len(counts) != len(state.aligned):
         raise PeerError(f"counts of round {state.round}, field counts: {len(counts)} steps, not {len(state.aligned)}")
     totals = tuple(accumulate((count.samples for count in counts), initial=state.global_samples))
-    steps = len(counts)
-    if config.quota_samples is not None:
-        steps = next((i for i, total in enumerate(totals[1:], 1) if total >= config.quota_samples), steps)
+    steps = count_planned_steps(config, totals[1:])
     plan = tuple(
         Step(state.planned_steps + i, state.round, group, count)
         for i, (group, count) in enumerate(zip(state.aligned[:steps], counts, strict=False))
@@ -218,7 +221,7 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
 
 
 def _return_samples(window: Group, groups: tuple[Group, ...]) -> Group:
-    """The window with the samples of ``groups`` back in it, by position."""
+    """Returns the window with the samples of ``groups`` back in it, by position."""
     if not groups:
         return window
     return tuple(sorted(chain(window, *groups), key=lambda sample: sample.position))
@@ -229,37 +232,45 @@ def _return_samples(window: Group, groups: tuple[Group, ...]) -> Group:
 
 def _deliver(config: Config, state: State) -> tuple[State, tuple[Effect, ...]]:
     """Moves released steps from the outbox into the queue while there is room. Spec: R6.6."""
-    room = config.depth_steps - len(state.queue)
-    steps = tuple(step for step in state.outbox[:room] if step.number < state.step_limit)
+    steps = _list_deliverable(config, state)
     if not steps:
         return state, ()
     state = replace(state, outbox=state.outbox[len(steps) :], queue=state.queue + steps)
     return state, tuple(map(Deliver, steps))
 
 
+def _list_deliverable(config: Config, state: State, *, taken: int = 0) -> tuple[Step, ...]:
+    """Returns the first steps of the outbox: those for which the queue has room when so many are ``taken`` from it."""
+    if not state.outbox:
+        return ()
+    room = config.depth_steps - len(state.queue) + taken
+    return tuple([step for step in state.outbox[:room] if step.number < state.step_limit])
+
+
 def _take(config: Config, state: State) -> Transition:
     """Spec: R5.6."""
     if not state.queue or state.queue[0].number >= state.step_limit:
         raise UsageError("StepTaken, but no step is there to take")
+    steps = _list_deliverable(config, state, taken=1)
     taken = replace(
         state,
-        queue=state.queue[1:],
+        outbox=state.outbox[len(steps) :],
+        queue=state.queue[1:] + steps,
         taken_steps=state.taken_steps + 1,
         taken_samples=state.taken_samples + len(state.queue[0].group),
     )
-    taken, delivered = _deliver(config, taken)
     if taken.phase is Phase.DRAIN:
         taken, effects = _finish_when_drained(taken)
     else:
         taken, effects = post_when_ready(config, taken)
-    return taken, (*delivered, *effects)
+    return taken, (*map(Deliver, steps), *effects)
 
 
 # Ending ------------------------------------------------------------------------------------------------------------
 
 
 def _drain(config: Config, state: State, outcome: Outcome, step_limit: int) -> Transition:
-    """The outcome is known: only released steps below ``step_limit`` are still handed out. Spec: R7.1."""
+    """Goes to DRAIN: the outcome is known, and only released steps below ``step_limit`` are still handed out. Spec: R7.1."""
     limit = min(step_limit, state.step_limit)
     draining, delivered = _deliver(config, replace(state, phase=Phase.DRAIN, outcome=outcome, step_limit=limit))
     draining, finish = _finish_when_drained(draining)
@@ -283,7 +294,7 @@ def _report(config: Config, state: State, reports: tuple[Report, ...]) -> Transi
 
 
 def compute_failure(reports: tuple[Report, ...]) -> Outcome:
-    """What the reports of all ranks say went wrong, the same on every rank. Spec: R7.2, R7.3."""
+    """Returns what the reports of all ranks say went wrong, the same on every rank. Spec: R7.2, R7.3."""
     for report in reports:
         if report.cause:
             return Outcome(OutcomeKind.FAILED, report.rank, report.cause)
@@ -297,12 +308,30 @@ def compute_failure(reports: tuple[Report, ...]) -> Outcome:
 
 
 def _describe_difference(theirs: str, reference: str) -> str:
-    other, base = json.loads(theirs), json.loads(reference)
+    other, base = _read_settings(theirs), _read_settings(reference)
     return "; ".join(
         f"{key} is {other.get(key)!r}, rank 0 has {base.get(key)!r}"
         for key in sorted(base.keys() | other.keys())
         if other.get(key) != base.get(key)
     )
+
+
+def _read_settings(shared_json: str) -> dict[str, object]:
+    """Returns the settings by name; those of a tag that is a JSON object count one by one."""
+    try:
+        settings: object = json.loads(shared_json)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"reports, field config: not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise PeerError(f"reports, field config: not an object: {shared_json[:80]!r}")
+    try:
+        inner: object = json.loads(str(settings.get("tag")))
+    except (ValueError, RecursionError):
+        return settings
+    if isinstance(inner, dict):
+        del settings["tag"]
+        settings |= inner
+    return settings
 
 
 def _stop(config: Config, state: State) -> Transition:
@@ -316,7 +345,7 @@ def _stop(config: Config, state: State) -> Transition:
 
 
 def _lose(state: State, event: PeerLost) -> Transition:
-    """Without its exchange a rank can only end, and no step not yet taken can be trained on. Spec: R5.10, R7.5."""
+    """Ends the rank: without its exchange no step that is not taken can be trained on. Spec: R5.10, R7.5."""
     if state.phase in _ENDING:
         return state, ()
     limit = min(state.step_limit, state.taken_steps)
@@ -354,19 +383,20 @@ class Machine:
         self._observer = observer
 
     def begin(self, round_start: RoundStart | None = None, carried: Group = ()) -> tuple[Effect, ...]:
-        """The first effects of the epoch, or of its rest from ``round_start`` on, with the samples carried into it.
+        """Returns the first effects of the epoch, or of its rest from ``round_start`` on, with the samples carried into it.
 
         Raises: UsageError when it has begun, or when ``carried`` does not match.
         """
         if self.state != State():
             raise UsageError("begin: the epoch has begun")
         self.state, effects = resume(self.config, round_start or RoundStart(), carried)
+        check_transition(self.config, State(), self.state)
         if self._observer is not None:
             self._observer(self.config.rank, None if round_start is None else Resumed(round_start, carried), effects)
         return effects
 
     def handle(self, event: Event) -> tuple[Effect, ...]:
-        """The effects of ``event``, to be performed in order.
+        """Returns the effects of ``event``, to be performed in order.
 
         Raises: as `transition`, and InvariantError when the new state breaks an invariant; the state is then unchanged.
         """

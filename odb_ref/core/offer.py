@@ -62,12 +62,12 @@ class Offer:
     """The most groups that hold a sample due by age, on any rank."""
 
     def to_wire(self) -> tuple[int, ...]:
-        """The offer as integers whose reduction is an elementwise maximum (MIN fields are negated). Spec: R3.2."""
+        """Returns the offer as integers whose reduction is an elementwise maximum (MIN fields are negated). Spec: R3.2."""
         return tuple(sign * getattr(self, name) for name, sign in _WIRE)
 
     @classmethod
     def from_wire(cls, values: Sequence[int]) -> Offer:
-        """The offer of ``values``, `WIRE_SIZE` integers.
+        """Returns the offer of ``values``, `WIRE_SIZE` integers.
 
         Raises: PeerError when the size is wrong.
         """
@@ -81,12 +81,12 @@ WIRE_SIZE: Final = len(_WIRE)
 
 
 def combine(left: Offer, right: Offer) -> Offer:
-    """The combination of two offers: associative, commutative, idempotent."""
+    """Returns the combination of two offers: associative, commutative, idempotent."""
     return Offer.from_wire(tuple(map(max, left.to_wire(), right.to_wire())))
 
 
 def reduce_offers(offers: Iterable[Offer]) -> Offer:
-    """The agreement of ``offers``: what every rank learns of a round, whatever transport carried it.
+    """Returns the agreement of ``offers``: what every rank learns of a round, whatever transport carried it.
 
     Raises: UsageError when there is none.
     """

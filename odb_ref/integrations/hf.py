@@ -1,5 +1,7 @@
 """`ODBTrainer`: the Hugging Face Trainer on an `ODBDataLoader`, with the exact gradient of the whole accumulation window.
 
+::
+
     trainer = ODBTrainer(
         model, args, train_dataset=dataset, data_collator=collator, odb=ODBOptions(token_budget=16_384)
     )
@@ -20,7 +22,7 @@ What the Trainer's own loop makes different from a plain one:
   Nor does the Trainer's ``train_samples_per_second``, which it computes from the former.
 - Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples.
 
-Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; going on with another number of ranks needs
+Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; resuming with another number of ranks needs
 all of these files on every rank. DataParallel, sequence, context and tensor parallelism, and ``auto_find_batch_size`` are
 refused. Run and tested with DDP; FSDP and DeepSpeed take the same path through the Trainer but were not run.
 """
@@ -42,8 +44,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
-from odb_ref.torch.adopt import ADOPTED
-from odb_ref.torch.measure import IGNORE_INDEX
+from odb_ref.torch.from_dataloader import ADOPTED
 
 STEP_INFO: Final = "odb_step_info"
 """The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
@@ -87,14 +88,13 @@ class ODBOptions:
 class TrainerSteps:
     """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole accumulation windows."""
 
-    def __init__(self, loader: ODBDataLoader, accumulation_steps: int, labels: LabelCheck | None) -> None:
+    def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
         self.loader = loader
         self.first_epoch = loader.epoch
         """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
         self.newest: StepInfo | None = None
         """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
         self._accumulation_steps = accumulation_steps
-        self._labels = labels
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch to read next, counted from the one in which training started."""
@@ -108,41 +108,12 @@ class TrainerSteps:
                 raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
             if is_first and info.step % k:
                 raise UsageError(
-                    f"the checkpoint was saved {info.step} steps into its epoch, which is no multiple of "
-                    f"gradient_accumulation_steps={k}: go on with the number it was saved with"
+                    f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
+                    f"gradient_accumulation_steps={k}: resume with the number it was saved with"
                 )
             is_first = False
-            if self._labels is not None:
-                self._labels.check(batch, info)
             batch[STEP_INFO] = self.newest = info
             yield batch
-
-
-@dataclass(frozen=True, slots=True)
-class LabelCheck:
-    """Compares a batch's labels with the count its weight rests on, which was made before the data collator saw the samples."""
-
-    is_shifted: bool
-
-    def check(self, batch: Mapping[str, object], info: StepInfo) -> None:
-        """Nothing when they agree.
-
-        Raises: UsageError when the data collator has changed how many tokens carry loss.
-        """
-        labels = batch.get("shift_labels")
-        if labels is None:
-            labels = batch.get("labels")
-            if isinstance(labels, Tensor) and self.is_shifted:
-                labels = labels[..., 1:]
-        if info.is_idle or not isinstance(labels, Tensor):
-            return
-        found = int((labels != IGNORE_INDEX).sum())
-        if found != info.local_supervised:
-            raise UsageError(
-                f"the data collator made labels with {found} supervised tokens from samples with {info.local_supervised}, so "
-                "weights would not be exact: pass ODBOptions(loader={'supervised_fn': ...}), or causal_shift for labels that "
-                "the model does not shift"
-            )
 
 
 class ODBTrainer(Trainer):  # type: ignore[misc]
@@ -172,7 +143,8 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
     # Loader and steps ------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> TrainerSteps:
-        """The steps of this rank, over the data set and data collator that the Trainer has prepared for its own loader.
+        """Returns the steps of this rank, over the data set and data collator that the Trainer has prepared for its own
+        loader.
 
         Raises: UsageError as the class does.
         """
@@ -195,9 +167,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         )
         if self._states:
             loader.load_state_dict(self._states)
-        is_counted = options.get("loss_scaling", "exact") == "exact" and options.get("supervised_fn") is None
-        labels = LabelCheck(options.get("causal_shift") is not False) if is_counted else None
-        self._steps = TrainerSteps(loader, k, labels)
+        self._steps = TrainerSteps(loader, k)
         return self._steps
 
     def _check_settings(self) -> None:
@@ -227,7 +197,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps
     ) -> tuple[int, int, int, int, float, int, int]:
-        """The Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
+        """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
 
         Raises: UsageError without ``max_steps`` and `ODBOptions.updates_per_epoch`.
         """
@@ -256,7 +226,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[object], None]:
-        """The batches of an accumulation window, without a token count: their weights are known already."""
+        """Returns the batches of an accumulation window, without a token count: their weights are known already."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         if not batches:
             self.control.should_epoch_stop = True  # else the loop asks on, as often as an epoch might have updates
@@ -269,7 +239,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, object]:
-        """The Trainer's loss; in training the mean over the batch's supervised tokens times its weight.
+        """Returns the Trainer's loss; in training the mean over the batch's supervised tokens times its weight.
 
         Raises: UsageError when the Trainer has counted tokens of a training batch on its own.
         """

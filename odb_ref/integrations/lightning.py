@@ -110,7 +110,7 @@ class LightningLoader:
             )
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss of the batch being trained on, weighed; once for each batch.
+        """Returns the loss of the batch being trained on, weighed; once for each batch.
 
         Raises: UsageError when there is no such batch, or its loss was scaled before.
         """
@@ -132,7 +132,7 @@ class LightningLoader:
             )
 
     def gather_state(self) -> dict[str, object]:
-        """All ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
+        """Returns all ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
         own = self._place or self.loader.state_dict()
         if not dist.is_initialized():
             return {_RANKS: [own]}
@@ -149,7 +149,7 @@ class LightningLoader:
         """
         states = state.get(_RANKS)
         if not isinstance(states, Sequence):
-            raise UsageError("this is no state of a LightningLoader")
+            raise UsageError("this is not a state of a LightningLoader")
         self.loader.load_state_dict(states)
         self._loaded = list(states)
         self._place, self._begun = None, None
@@ -194,16 +194,16 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         self._loader.end_step()
 
     def state_dict(self) -> dict[str, object]:
-        """For Lightning's checkpoint."""
+        """Returns the state for Lightning's checkpoint."""
         return self._loader.gather_state()
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
-        """From Lightning's checkpoint."""
+        """Takes the state from Lightning's checkpoint."""
         self._loader.load_gathered_state(state_dict)
 
 
 def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:
-    """The mean loss of the batch being trained on, weighed: what ``training_step`` returns, called once in it.
+    """Returns the mean loss of the batch being trained on, weighed: what ``training_step`` returns, called once in it.
 
     Preserves: WEIGHT.
 

@@ -6,27 +6,28 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
-from odb_ref.torch import ODBDataLoader, StepInfo, pop_step_info
+from odb_ref.torch import ODBDataLoader, StepInfo
+from odb_ref.torch.batches import Batch
 
 
-def read_windows(loader: ODBDataLoader, accumulation_steps: int) -> Iterator[tuple[object, StepInfo]]:
-    """The batches of an epoch, each with its information, which a framework would lose on the batch's way to the device.
+def read_windows(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Iterator[tuple[Batch, StepInfo]]:
+    """Yields the batches of an epoch, each with its information, which a framework would lose on the batch's way to the
+    device.
 
     Frameworks count the micro-steps of a window themselves, and what the end of an epoch does to their counting differs. So an
-    epoch whose last window is not full goes on with idle replays of its last batch until it is: all ranks alike.
+    epoch whose last window is not full continues with idle replays of its last batch until it is: all ranks alike.
 
     The loader's epoch is concluded before its last batch is handed out: a framework that stops after that batch does not leave
     the epoch early, and a state saved then stands at the start of the next one. Spec: R10.
 
     Raises: JobError as the loader does.
     """
-    iterator = iter(loader)
-    for batch in iterator:
-        info = pop_step_info(batch)
+    steps = loader.steps()
+    for batch, info in steps:
         if not info.is_last:
             yield batch, info
             continue
-        next(iterator, None)
+        next(steps, None)
         missing = -(info.step + 1) % accumulation_steps
         fillers = [copy.copy(batch) for _ in range(missing)]
         yield batch, replace(info, is_window_end=not missing)
@@ -35,7 +36,7 @@ def read_windows(loader: ODBDataLoader, accumulation_steps: int) -> Iterator[tup
 
 
 def _make_idle(info: StepInfo, step: int, *, is_window_end: bool) -> StepInfo:
-    """What belongs to an idle replay after the last step of an epoch."""
+    """Returns what belongs to an idle replay after the last step of an epoch."""
     return replace(
         info,
         step=step,

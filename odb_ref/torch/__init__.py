@@ -1,15 +1,17 @@
 """The torch adapter: `ODBDataLoader` and `pop_step_info`, over a standard DataLoader and public torch API only."""
 
 from odb_ref.core.errors import JobError, OdbError, UsageError
-from odb_ref.torch.adopt import apply
-from odb_ref.torch.costs import count_patches
+from odb_ref.torch.checkpoint import JobState
+from odb_ref.torch.from_dataloader import apply
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
-from odb_ref.torch.quarantine import BadSampleWarning
+from odb_ref.torch.reading.costs import count_patches
+from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 __all__ = [
     "BadSampleWarning",
     "JobError",
+    "JobState",
     "ODBDataLoader",
     "OdbError",
     "StepInfo",

@@ -45,7 +45,7 @@ class LossScaling(StrEnum):
     """Whatever it is: every step weighs 1, idle steps 0."""
 
 
-class Reduction(StrEnum):
+class LossReduction(StrEnum):
     """How the trainer's loss function combines the tokens of a batch."""
 
     MEAN = "mean"
@@ -57,12 +57,25 @@ class Weighting:
     """How to weigh a step's loss; a value of the loader's configuration, equal on all ranks."""
 
     scaling: LossScaling = LossScaling.EXACT
-    reduction: Reduction = Reduction.MEAN
+    reduction: LossReduction = LossReduction.MEAN
     accumulation_steps: int = 1
     is_divided_by_steps: bool = False
 
+    @property
+    def needs_supervised(self) -> bool:
+        """True when the weights depend on how many tokens carry loss."""
+        match self.scaling:
+            case LossScaling.EXACT:
+                return True
+            case LossScaling.SAMPLES:
+                return self.reduction is LossReduction.SUM
+            case LossScaling.NONE:
+                return False
+
     def compute_scale(self, local: StepCounts, window: StepCounts, world_size: int) -> float:
-        """The factor for the loss of a batch with counts ``local``, in an accumulation window with counts ``window``."""
+        """Returns the factor for the loss of a batch with counts ``local``, in an accumulation window with counts
+        ``window``.
+        """
         if not local.samples:
             return 0.0
         factor = float(self.accumulation_steps if self.is_divided_by_steps else 1)
@@ -71,12 +84,12 @@ class Weighting:
                 return 1.0
             case LossScaling.EXACT:
                 share = world_size / window.supervised if window.supervised else 0.0
-                return factor * share * (local.supervised if self.reduction is Reduction.MEAN else 1)
+                return factor * share * (local.supervised if self.reduction is LossReduction.MEAN else 1)
             case LossScaling.SAMPLES:
                 if not local.supervised:
                     return 0.0  # its batch has no mean
                 share = local.samples * world_size / window.samples
-                return factor * (share / local.supervised if self.reduction is Reduction.SUM else share)
+                return factor * (share / local.supervised if self.reduction is LossReduction.SUM else share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +130,8 @@ class StepInfo:
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 
     def scale(self, loss: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """The loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has no mean.
+        """Returns the loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has
+        no mean.
 
         That is where it holds no supervised token: an idle step, or prompts only. With ``logits``, or any other output of the
         model, a zero weight leaves the loss out of the graph, so that its own gradient does not matter. Spec: R4.5.
@@ -142,6 +156,8 @@ class StepInfoTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.uses = 0
+        """How often anybody has asked for what belongs to a batch."""
         self._watched: dict[int, tuple[weakref.ref[object], StepInfo]] = {}
         self._kept: deque[tuple[object, StepInfo, int]] = deque()
 
@@ -163,11 +179,12 @@ class StepInfoTable:
             self._kept = deque(entry for entry in self._kept if entry[2] != id(owner))
 
     def pop(self, batch: object) -> StepInfo:
-        """The information of ``batch``, once.
+        """Returns the information of ``batch``, once.
 
         Raises: UsageError when there is none.
         """
         with self._lock:
+            self.uses += 1
             entry = self._watched.get(id(batch))
             if entry is not None and entry[0]() is batch:
                 del self._watched[id(batch)]
@@ -177,7 +194,7 @@ class StepInfoTable:
                     del self._kept[index]
                     return info
         raise UsageError(
-            "pop_step_info: this object is no batch of an ODBDataLoader, or its information was taken before; "
+            "pop_step_info: this object is not a batch of an ODBDataLoader, or its information was taken before; "
             "call it once, before the batch is moved to a device or changed"
         )
 
@@ -186,8 +203,42 @@ TABLE: Final = StepInfoTable()
 
 
 def pop_step_info(batch: object) -> StepInfo:
-    """What belongs to a batch that an `ODBDataLoader` has just yielded; call it once, before the batch is moved or replaced.
+    """Returns what belongs to a batch that an `ODBDataLoader` has just yielded; call it once, before the batch is moved or
+    replaced.
 
     Raises: UsageError when the object is no such batch.
     """
     return TABLE.pop(batch)
+
+
+class Reminders:
+    """What a loader warns of only once: above all, of a trainer that never asks what belongs to its batches."""
+
+    def __init__(self) -> None:
+        self._uses = TABLE.uses
+        self._is_reminded = False
+        self._told: set[str] = set()
+
+    def begin(self) -> None:
+        """Starts an epoch."""
+        self._uses = TABLE.uses
+
+    def note_use(self) -> None:
+        """The trainer has asked in another way than by `pop_step_info`."""
+        self._uses = -1
+
+    def check_use(self, steps: int, *, is_over: bool) -> str:
+        """Returns what to warn of after so many steps of the epoch whose loss is to be scaled; usually empty."""
+        if self._is_reminded or TABLE.uses > self._uses or not (steps >= _KEPT or (is_over and steps)):
+            return ""
+        self._is_reminded = True
+        return (
+            f"the losses of {steps} batches were to be scaled, and pop_step_info was called for none: "
+            "info = pop_step_info(batch), then info.scale(loss).backward(); with loss_scaling='none' there is nothing to scale"
+        )
+
+    def is_new(self, text: str) -> bool:
+        """Returns True when this was not warned of before."""
+        is_new = text not in self._told
+        self._told.add(text)
+        return is_new

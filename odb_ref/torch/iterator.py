@@ -1,34 +1,55 @@
-"""The iterator over one epoch: batches to the trainer, with what belongs to each."""
+"""The iterators over one epoch: batches to the trainer, with what belongs to each."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, Self, cast
 
-from odb_ref.torch.epoch import Taken
-from odb_ref.torch.info import TABLE, StepInfo, Weighting
-from odb_ref.torch.order import Beginning
-from odb_ref.torch.outlet import Outlet
-from odb_ref.torch.quarantine import BadSampleWarning
-from odb_ref.torch.reaper import REAPER
-from odb_ref.torch.session import LEAVE_S
-from odb_ref.torch.workbench import OnIdle
+from odb_ref.torch.batches import Batch
+from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
+from odb_ref.torch.plan.order import Beginning
+from odb_ref.torch.reading.collator import OnIdle
+from odb_ref.torch.reading.quarantine import BadSampleWarning
+from odb_ref.torch.runtime.cleanup import CLEANUP
+from odb_ref.torch.runtime.notes import Taken
+from odb_ref.torch.runtime.session import LEAVE_S
+from odb_ref.torch.runtime.trainer_side import TrainerSide
 
 
-class EpochIterator:
-    """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks."""
+@dataclass(slots=True)
+class LastStep:
+    """What belongs to the step that an epoch's iterator has handed out last; the loader shows it too."""
+
+    info: StepInfo | None = None
+
+
+class EpochIterator(Generic[Batch]):
+    """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks.
+
+    It keeps its loader alive. When that is closed, or begins another epoch, the next batch is a UsageError that says so.
+    """
 
     def __init__(
         self,
-        outlet: Outlet,
+        loader: object,
+        trainer_side: TrainerSide,
         beginning: Beginning,
         *,
         world_size: int,
         weighting: Weighting,
         on_idle: OnIdle,
         len_bound: int | None,
+        reminders: Reminders,
+        last: LastStep,
     ) -> None:
-        self._outlet = outlet
+        self._last = last
+        self._reminders = reminders
+        self._loader: object = loader
+        self._is_over = False
+        self._scaled_steps = 0
+        self._trainer_side = trainer_side
         self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
@@ -38,34 +59,51 @@ class EpochIterator:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> object:
-        while True:
+    def __next__(self) -> Batch:
+        batch, info = self.read()
+        if batch is not None:
+            kept = max(16, 2 * self._weighting.accumulation_steps)
+            TABLE.put(batch, info, owner=self._trainer_side, kept=kept)
+        self._scaled_steps += not info.is_idle and info.loss_scale != 1.0
+        return batch
+
+    def read(self) -> tuple[Batch, StepInfo]:
+        """Returns the next batch, and what belongs to it.
+
+        Raises: StopIteration when the epoch is complete, JobError when it has ended early.
+        """
+        while not self._is_over:
             try:
-                taken = self._outlet.take()
+                taken = self._trainer_side.take()
             except Exception:
-                REAPER.submit(self._outlet.close)
+                CLEANUP.submit(self._trainer_side.close)
                 raise
             if taken is None:
-                REAPER.submit(self._outlet.close)
+                self._is_over = True
+                CLEANUP.submit(self._trainer_side.close)
             self._warn(taken)
             if taken is None:
-                raise StopIteration
+                break
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:
                 continue
-            info = self._outlet.info = self._make_info(taken)
-            if taken.batch is not None:
-                kept = max(16, 2 * self._weighting.accumulation_steps)
-                TABLE.put(taken.batch, info, owner=self._outlet, kept=kept)
-            return taken.batch
+            info = self._last.info = self._make_info(taken)
+            # What collate_fn has made; None only with on_idle="none", which the caller's type must then allow.
+            return cast(Batch, taken.batch), info
+        raise StopIteration
 
     def _warn(self, taken: Taken | None) -> None:
         """Warns on the training thread: at most once an epoch of each kind."""
         epoch = self._beginning.start.epoch
-        if what := self._outlet.quarantine.take_warning():
-            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=3)
+        if what := self._trainer_side.bad_samples.take_warning():
+            warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)
+        while self._trainer_side.doubts:
+            if self._reminders.is_new(what := self._trainer_side.doubts.popleft()):
+                warnings.warn(what, RuntimeWarning, stacklevel=4)
+        if what := self._reminders.check_use(self._scaled_steps, is_over=taken is None):
+            warnings.warn(f"epoch {epoch}: {what}", RuntimeWarning, stacklevel=4)
         if taken is not None and taken.step.number == self._len_bound:
             what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"
-            warnings.warn(what, RuntimeWarning, stacklevel=3)
+            warnings.warn(what, RuntimeWarning, stacklevel=4)
 
     def _make_info(self, taken: Taken) -> StepInfo:
         step, counts = taken.step, taken.step.global_counts
@@ -92,19 +130,33 @@ class EpochIterator:
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=self._world_size,
-            quarantined_samples=self._outlet.quarantine.count,
+            quarantined_samples=self._trainer_side.bad_samples.count,
         )
 
     def close(self) -> None:
         """Leaves the epoch."""
-        self._outlet.leave()
+        self._trainer_side.leave()
 
     def __del__(self) -> None:
-        outlet = self._outlet
-        if not outlet.is_exhausted:
-            REAPER.submit(lambda: _abandon(outlet))
+        trainer_side = self._trainer_side
+        if not trainer_side.is_exhausted:
+            CLEANUP.submit(lambda: _abandon(trainer_side))
 
 
-def _abandon(outlet: Outlet) -> None:
-    TABLE.drop(outlet)
-    outlet.retire(LEAVE_S)
+class StepIterator(Iterator[tuple[Batch, StepInfo]]):
+    """The steps of one epoch of one rank: each a batch, and what belongs to it. Dropping it before its end leaves the epoch."""
+
+    def __init__(self, epoch: EpochIterator[Batch]) -> None:
+        self._epoch = epoch
+
+    def __next__(self) -> tuple[Batch, StepInfo]:
+        return self._epoch.read()
+
+    def close(self) -> None:
+        """Leaves the epoch."""
+        self._epoch.close()
+
+
+def _abandon(trainer_side: TrainerSide) -> None:
+    TABLE.drop(trainer_side)
+    trainer_side.retire(LEAVE_S)

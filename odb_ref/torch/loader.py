@@ -2,53 +2,63 @@
 
 from __future__ import annotations
 
-import json
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import Final, Generic, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
-from odb_ref.core.config import Config
+from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import TargetRule, get_rule
-from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Mode
-from odb_ref.torch.backend import ThreadBackend
-from odb_ref.torch.channel import Channel
-from odb_ref.torch.costs import CostFn, make_resources
-from odb_ref.torch.engine import EngineSpec, LoaderOptions
-from odb_ref.torch.epoch import Backend, EpochStart
-from odb_ref.torch.info import LossScaling, Reduction, StepInfo, Weighting
-from odb_ref.torch.iterator import EpochIterator
-from odb_ref.torch.measure import LengthFn, Measure, SupervisedCounter, get_length
-from odb_ref.torch.options import check_at_least_one, check_len_bound, choose, compute_trace_path, make_order
-from odb_ref.torch.order import Beginning, choose_place, make_beginning
-from odb_ref.torch.outlet import Outlet
-from odb_ref.torch.process_backend import ProcessBackend
-from odb_ref.torch.quarantine import OnBadSample, Quarantined, check_max_bad
-from odb_ref.torch.session import Session
-from odb_ref.torch.state import EpochState, StateDict
-from odb_ref.torch.transport import compute_place, make_transport
-from odb_ref.torch.workbench import CollateFn, OnIdle
+from odb_ref.torch.arguments import check_functions, check_integer, check_seconds, check_transport, make_loader_options
+from odb_ref.torch.batches import Batch
+from odb_ref.torch.exchange.collectives import compute_place
+from odb_ref.torch.exchange.exchange import Exchange
+from odb_ref.torch.exchange.rendezvous import make_transport
+from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
+from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
+from odb_ref.torch.options import check_len_bound, choose, compute_trace_path, make_order
+from odb_ref.torch.plan.order import Beginning
+from odb_ref.torch.plan.schedule import Schedule
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.plan.state import StateDict
+from odb_ref.torch.reading.collator import CollateFn, OnIdle
+from odb_ref.torch.reading.costs import CostFn, make_resources
+from odb_ref.torch.reading.counting import make_counting
+from odb_ref.torch.reading.measure import LengthFn
+from odb_ref.torch.reading.pipeline import PipelineSpec
+from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined, check_max_bad
+from odb_ref.torch.runtime.messages import Backend
+from odb_ref.torch.runtime.process_backend import ProcessBackend
+from odb_ref.torch.runtime.session import Session
+from odb_ref.torch.runtime.thread_backend import ThreadBackend
+from odb_ref.torch.runtime.trainer_side import TrainerSide
+from odb_ref.torch.shared import SharedSettings, describe_decisive
+from odb_ref.trace.format import TraceWriter
 
 Element = TypeVar("Element")
 
+_REPLACED: Final = (
+    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in zip or nested "
+    "loops, make two loaders)"
+)
 
-class ODBDataLoader:
+
+class ODBDataLoader(Generic[Batch]):
     """Batches under a token budget, formed online, with the same number of steps on every rank.
 
     ::
 
         loader = ODBDataLoader(dataset, token_budget=16_384, collate_fn=collate, num_workers=4, shuffle=True)
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             info.scale(compute_loss(model, batch)).backward()
             if info.is_window_end:
                 optimizer.step()
@@ -58,12 +68,12 @@ class ODBDataLoader:
     Batches are the same for the same seed, data and world size, whatever the timing and the number of workers
     (REPLAY).
 
-    **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. ``window`` is how
-    many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready
-    ahead. ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn``
-    those that carry loss (default: labels other than -100, without the first when ``causal_shift``). ``policy`` is
-    the target rule, ``max_age_rounds`` bounds how often a sample may be put off, ``ramp_rounds`` how many first
-    windows are smaller, for an early first step.
+    **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. ``window`` is how many
+    samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
+    ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that
+    carry loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries
+    another number fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how
+    often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has
     the fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a
@@ -79,7 +89,14 @@ class ODBDataLoader:
     samples or when one runs dry.
 
     **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and
-    collates, so that none of it holds the interpreter lock of the process that trains; with 0, threads of this one do.
+    collates, so that none of it holds the interpreter lock of the process that trains; with 0 the thread that asks for a
+    batch does, as with a DataLoader, and a rank then takes part only while it asks.
+    Where starting a process takes seconds (``spawn``, ``forkserver``) these outlive the epoch, unless data set, ``collate_fn``
+    or another function has changed meanwhile, or ``persistent_workers=False``. A sample of any size takes memory, and neither
+    a descriptor nor shared memory, while it is held.
+
+    **Randomness.** What ``dataset[i]`` and ``collate_fn`` draw from `random`, `numpy.random` and torch (CPU) follows from seed,
+    epoch, rank and the number of the sample or step, and disturbs nobody else's drawing (R12).
 
     **Idle steps.** A rank that has nothing left takes part in every step to the end: by default with a small batch of
     its own read again, with weight 0 (``on_idle="replay"``; ``idle_sample`` for a rank that never has a sample), with
@@ -98,14 +115,14 @@ class ODBDataLoader:
     unknown), which above 0 always allows ten; so does a rank none of whose several samples is good. A ``collate_fn`` or an
     iterator that raises and a worker that dies always fail.
 
-    **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank
-    fails, leaves early or is lost; ``timeout_s`` bounds how long a rank that is gone goes unnoticed (of a loader process
-    that is stopped, not gone: half a minute). A `close`, a ``with`` or dropping the loader gives everything back.
+    **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
+    leaves early or is lost: does not answer for ``timeout_s`` (its loader process: ``loader_timeout_s``, doing nothing). One
+    that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` gives everything back.
 
     **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``,
     which always holds, or a number of your own, beyond which a warning is given.
 
-    **State, metrics, traces.** See `state_dict`, `metrics` and `odb_ref.core.trace`: ``trace=PATH`` writes one file
+    **State, metrics, traces.** See `state_dict`, `metrics` and `odb_ref.trace.format`: ``trace=PATH`` writes one file
     for each rank. Ranks are those of ``process_group`` or ``device_mesh``, else all; peers outside of it (tensor
     parallel) get the same batches.
 
@@ -122,16 +139,16 @@ class ODBDataLoader:
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
         window: int = 1024,
-        depth: int = 8,
+        depth: int = DEPTH_STEPS,
         mode: str = "join",
         quota: int | None = None,
         policy: str | TargetRule = "odb",
-        max_age_rounds: int = 4,
-        ramp_rounds: int = 3,
+        max_age_rounds: int = MAX_AGE_ROUNDS,
+        ramp_rounds: int = RAMP_ROUNDS,
         length_fn: Callable[[Element], int] | None = None,
         supervised_fn: Callable[[Element], int] | None = None,
         causal_shift: bool = True,
-        collate_fn: Callable[[list[Element]], object] | None = None,
+        collate_fn: Callable[[list[Element]], Batch] | None = None,
         shuffle: bool = False,
         sampler: Iterable[object] | None = None,
         shard: str = "auto",
@@ -139,7 +156,7 @@ class ODBDataLoader:
         generator: torch.Generator | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
+        persistent_workers: bool | None = None,
         multiprocessing_context: object = None,
         worker_init_fn: Callable[[int], None] | None = None,
         pin_memory: bool = False,
@@ -156,33 +173,40 @@ class ODBDataLoader:
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
         timeout_s: float = 60.0,
+        loader_timeout_s: float = 60.0,
+        log_wait_s: float = 30.0,
         len_bound: int | str | None = None,
         trace: str | Path | None = None,
     ) -> None:
+        check_functions(collate_fn=collate_fn, length_fn=length_fn, supervised_fn=supervised_fn, cost_fn=cost_fn)
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
         # What the data set yields is what these functions take: past this point samples are opaque.
         self.collate_fn = cast(CollateFn, collate_fn or default_collate)
         self.num_workers = num_workers
         self.pin_memory = pin_memory
-        self.token_budget = token_budget
+        self.token_budget = check_integer(token_budget, "token_budget", 1)
         self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
-        self._window, self._max_age_rounds, self._ramp_rounds = window, max_age_rounds, ramp_rounds
-        self._mode = choose(Mode, mode, "mode")
-        self._quota = quota
+        self._window = check_integer(window, "window", 1)
+        self._terms = Terms(
+            limits=self._resources.limits,
+            max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
+            ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),
+            mode=choose(Mode, mode, "mode"),
+            quota_samples=None if quota is None else check_integer(quota, "quota", 1),
+        )
         self._rule = get_rule(policy) if isinstance(policy, str) else policy
         self._on_idle = choose(OnIdle, on_idle, "on_idle")
         self._idle_sample = idle_sample
         self._on_bad_sample = choose(OnBadSample, on_bad_sample, "on_bad_sample")
-        self._max_bad = check_max_bad(max_bad_samples)
         self._weighting = Weighting(
             scaling=choose(LossScaling, loss_scaling, "loss_scaling"),
-            reduction=choose(Reduction, loss_reduction, "loss_reduction"),
-            accumulation_steps=check_at_least_one(accumulation_steps, "accumulation_steps"),
+            reduction=choose(LossReduction, loss_reduction, "loss_reduction"),
+            accumulation_steps=check_integer(accumulation_steps, "accumulation_steps", 1),
             is_divided_by_steps=trainer_divides_loss,
         )
         # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
-        self._depth = max(check_at_least_one(depth, "depth"), accumulation_steps + 1)
+        self._depth = max(check_integer(depth, "depth", 1), accumulation_steps + 1)
         if self._on_idle is OnIdle.SKIP and accumulation_steps > 1:
             raise UsageError(
                 "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
@@ -192,31 +216,41 @@ class ODBDataLoader:
         self._len_bound = check_len_bound(len_bound, self._order)
         if process_group is not None and device_mesh is not None:
             raise UsageError("process_group and device_mesh exclude each other")
-        self._process_group = device_mesh.get_group() if device_mesh is not None else process_group
-        self._transport = transport
-        self._timeout_s = timeout_s
-        if timeout_s <= 0:
-            raise UsageError(f"timeout_s must be positive, got {timeout_s}")
+        self.process_group = device_mesh.get_group() if device_mesh is not None else process_group
+        self._transport = check_transport(transport)
+        self._timeout_s = check_seconds(timeout_s, "timeout_s", is_zero_allowed=False)
+        self._log_wait_s = check_seconds(log_wait_s, "log_wait_s", is_zero_allowed=False)
         self._trace = trace
-        length = cast(LengthFn, length_fn or get_length)
-        supervised = cast(LengthFn, supervised_fn or SupervisedCounter(length, causal_shift))
-        self._measure = self._resources.make_measure(Measure(length, supervised, is_packing=num_workers > 0))
-        self._options = LoaderOptions(
+        self._counting = make_counting(
+            cast(LengthFn | None, length_fn),
+            cast(LengthFn | None, supervised_fn),
+            causal_shift=causal_shift,
+            resources=self._resources,
+            is_checked=self._weighting.needs_supervised,
+            is_packing=num_workers > 0,
+        )
+        choices = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
+        order, weighting = self._order, self._weighting
+        self._shared = SharedSettings(order=order, weighting=weighting, counting=self._counting, choices=choices)
+        self._options = make_loader_options(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
             worker_init_fn=worker_init_fn,
             timeout=timeout,
-            is_pinned=pin_memory,
+            pin_memory=pin_memory,
+            loader_timeout_s=loader_timeout_s,
         )
         # Refuses what makes no sense before any process has started.
-        self._decisive = _describe(self._make_config(0, 1))
-        self._epoch = 0
-        self._outlet: Outlet | None = None
-        self._beginning: Beginning | None = None
-        self._loaded: tuple[EpochState, ...] = ()
-        self._session = Session()
+        settings = describe_decisive(self._make_config(0, 1))
+        self._schedule = Schedule(
+            self._order, settings, quota=quota, read_ahead=window // 2, max_bad=check_max_bad(max_bad_samples)
+        )
+        self._trainer_side: TrainerSide | None = None
+        self._reminders = Reminders()
+        self._last_step = LastStep()
+        self._session = Session(TABLE.drop)
         self._finalizer = weakref.finalize(self, self._session.retire)
         self._finalizer.atexit = False
 
@@ -224,12 +258,12 @@ class ODBDataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
-        self._epoch = epoch
+        self._schedule.epoch = epoch
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self._epoch
+        return self._schedule.epoch
 
     def __len__(self) -> int:
         if self._len_bound is not None:
@@ -239,59 +273,60 @@ class ODBDataLoader:
             "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress"
         )
 
-    def __iter__(self) -> Iterator[object]:
+    def steps(self) -> StepIterator[Batch]:
+        """Starts an epoch, and returns its steps: each batch with what belongs to it.
+
+        ``for batch in loader`` reads the same batches, and `pop_step_info` finds what belongs to one until it is moved.
+        """
+        return StepIterator(iter(self))
+
+    def __iter__(self) -> EpochIterator[Batch]:
         session = self._session
-        session.end_epoch(self._timeout_s)
-        channel = session.get_channel(self._make_channel)
-        base = self._make_config(channel.rank, channel.world_size)
+        session.end_epoch(self._timeout_s, _REPLACED)
+        exchange = session.get_exchange(self._make_exchange)
+        base = self._make_config(exchange.rank, exchange.world_size)
         backend = session.get_backend(lambda: self._make_backend(base))
         try:
-            beginning = self._begin(channel.rank, channel.world_size)
+            beginning = self._begin(exchange.rank, exchange.world_size)
             start = beginning.start
             config = start.make_config(base)
             if start.trace is not None:
                 # Refused here where it cannot be written, and not empty should this process be killed early.
                 TraceWriter(start.trace, config, driver="torch", epoch=start.epoch).close()
-        except Exception as error:  # a state that does not fit, a sampler that raises: the others wait
-            session.refuse(Outlet(base, backend, channel, EpochStart(keys=())), error)
+        except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the others wait
+            session.refuse(TrainerSide(base, backend, exchange, EpochStart(keys=())), error)
             raise
-        self._epoch, self._loaded = start.epoch + 1, ()
-        accumulation_steps = self._weighting.accumulation_steps
-        outlet = Outlet(config, backend, channel, start, accumulation_steps=accumulation_steps)
-        self._outlet, self._beginning = outlet, beginning
-        session.begin(outlet)
+        self._schedule.begin(beginning)
+        steps, log_wait_s = self._weighting.accumulation_steps, self._log_wait_s
+        trainer_side = TrainerSide(config, backend, exchange, start, accumulation_steps=steps, log_wait_s=log_wait_s)
+        self._trainer_side, self._last_step = trainer_side, LastStep()
+        session.begin(trainer_side)
+        self._reminders.begin()
         return EpochIterator(
-            outlet,
+            self,
+            trainer_side,
             beginning,
-            world_size=channel.world_size,
+            world_size=exchange.world_size,
             weighting=self._weighting,
             on_idle=self._on_idle,
             len_bound=self._len_bound,
+            reminders=self._reminders,
+            last=self._last_step,
         )
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StateDict:
-        """This rank's place after the last step it was given, small enough to save with every checkpoint of the model.
+        """Returns this rank's place after the last step it was given, small enough to save with every checkpoint of the
+        model.
 
         Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
         Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
         """
-        rank, world_size = compute_place(self._process_group)
-        outlet, beginning = self._outlet, self._beginning
-        state = EpochState(
-            epoch=self._epoch,
-            world_size=world_size,
-            rank=rank,
-            settings=self._decisive,
-            order=self._order.description,
-        )
-        if self._loaded:
-            place = choose_place(self._order, rank, world_size, self._get_loaded(), state.settings)
-            state = replace(state, place=place)
-        elif outlet is not None and beginning is not None and not outlet.is_exhausted:
-            state = replace(state, epoch=beginning.start.epoch, place=outlet.compute_place())
-        return state.to_dict()
+        rank, world_size = compute_place(self.process_group)
+        trainer_side = self._trainer_side
+        place = None if trainer_side is None or trainer_side.is_exhausted else trainer_side.compute_place()
+        return self._schedule.compute_state(rank, world_size, place).to_dict()
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
         """Goes on from a saved state with the next iteration.
@@ -301,31 +336,13 @@ class ODBDataLoader:
 
         Raises: UsageError when this is no such state; whether it fits is known at the next iteration.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
-        if not states:
-            raise UsageError("load_state_dict: no state")
-        self._loaded = tuple(map(EpochState.from_dict, states))
-        self._epoch = self._loaded[0].epoch
-
-    def _get_loaded(self) -> tuple[EpochState, ...]:
-        """The states to go on from; none when `set_epoch` has chosen another epoch since."""
-        return self._loaded if self._loaded and self._loaded[0].epoch == self._epoch else ()
+        self._schedule.load(state)
 
     def _begin(self, rank: int, world_size: int) -> Beginning:
-        beginning = make_beginning(
-            self._order,
-            self._epoch,
-            rank,
-            world_size,
-            loaded=self._get_loaded(),
-            settings=self._decisive,
-            quota=self._quota,
-            read_ahead=self._window // 2,
-            max_bad=self._max_bad,
-        )
+        beginning = self._schedule.plan(rank, world_size)
         path = self._trace
         trace = None if path is None else compute_trace_path(path, rank, world_size, beginning.start.epoch)
-        return replace(beginning, start=replace(beginning.start, tag=self._make_tag(beginning), trace=trace))
+        return replace(beginning, start=replace(beginning.start, tag=self._shared.make_tag(beginning), trace=trace))
 
     def close(self) -> None:
         """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
@@ -341,10 +358,11 @@ class ODBDataLoader:
     @property
     def step_info(self) -> StepInfo | None:
         """What belongs to the step that was handed out last; for idle steps that are None, which carry nothing."""
-        return None if self._outlet is None else self._outlet.info
+        self._reminders.note_use()
+        return self._last_step.info
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
+        """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
 
         Of the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
         ``odb/padding_ratio``, the share of the token budgets that held real tokens in ``odb/fill`` and, of all ranks, in
@@ -352,59 +370,46 @@ class ODBDataLoader:
         thread has waited for steps; ``odb/first_step_s``, from the epoch's start to its first step; ``odb/exchanges`` and
         ``odb/exchange_s``, the collectives that brought an answer, of all epochs; and ``odb/quarantined_samples``.
         """
-        outlet, channel = self._outlet, self._session.channel
-        if outlet is None or channel is None:
+        trainer_side, exchange = self._trainer_side, self._session.exchange
+        if trainer_side is None or exchange is None:
             return {}
-        return outlet.metrics.describe(self.token_budget, self._resources, channel.world_size) | {
-            "odb/quarantined_samples": outlet.quarantine.count,
-            "odb/exchange_s": channel.exchange_s,
-            "odb/exchanges": channel.exchanges,
+        return trainer_side.metrics.describe(self.token_budget, self._resources, exchange.world_size) | {
+            "odb/quarantined_samples": trainer_side.bad_samples.count,
+            "odb/exchange_s": exchange.exchange_s,
+            "odb/exchanges": exchange.exchanges,
         }
 
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
         """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
-        return () if self._outlet is None else self._outlet.quarantine.records
+        return () if self._trainer_side is None else self._trainer_side.bad_samples.records
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _make_config(self, rank: int, world_size: int) -> Config:
-        """What the epochs have in common: see `EpochStart.make_config`."""
-        return Config(
+        """Returns what the epochs have in common: see `EpochStart.make_config`."""
+        config = Config(
             rank=rank,
             world_size=world_size,
             budget_tokens=self.token_budget,
-            limits=self._resources.limits,
             depth_steps=self._depth,
-            mode=self._mode,
-            quota_samples=self._quota,
             rule=self._rule,
             window_samples=self._window,
-            max_age_rounds=self._max_age_rounds,
-            ramp_rounds=self._ramp_rounds,
         )
+        return self._terms.apply(config)
 
-    def _make_tag(self, beginning: Beginning) -> str:
-        weighting = " ".join(f"{key}={value}" for key, value in asdict(self._weighting).items())
-        return f"epoch={beginning.start.epoch} step={beginning.resume_step} order={self._order.description} {weighting}"
-
-    def _make_channel(self) -> Channel:
-        return Channel(make_transport(self._process_group, self._transport, self._timeout_s))
+    def _make_exchange(self) -> Exchange:
+        return Exchange(make_transport(self.process_group, self._transport, self._timeout_s, self._log_wait_s))
 
     def _make_backend(self, config: Config) -> Backend:
-        spec = EngineSpec(
+        spec = PipelineSpec(
             dataset=self.dataset,
-            measure=self._measure,
+            measure=self._counting.measure,
             options=self._options,
             collate_fn=self.collate_fn,
             on_idle=self._on_idle,
             idle_sample=self._idle_sample,
             on_bad_sample=self._on_bad_sample,
+            label_check=self._counting.label_check,
         )
-        return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec)
-
-
-def _describe(config: Config) -> str:
-    """What decides the batches."""
-    shared = json.loads(config.shared_json)
-    return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})
+        return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec, is_inline=True)

@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.order import Order
+from odb_ref.torch.arguments import check_integer
+from odb_ref.torch.plan.order import Order
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -20,7 +21,7 @@ SAMPLES: Final = "samples"
 
 
 def choose(kind: type[Choice], value: str, name: str) -> Choice:
-    """The member of ``kind`` that ``value`` names.
+    """Returns the member of ``kind`` that ``value`` names.
 
     Raises: UsageError when there is none.
     """
@@ -28,16 +29,6 @@ def choose(kind: type[Choice], value: str, name: str) -> Choice:
         return kind(value)
     except ValueError:
         raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
-
-
-def check_at_least_one(value: int, name: str) -> int:
-    """The value.
-
-    Raises: UsageError when it is below 1.
-    """
-    if value < 1:
-        raise UsageError(f"{name} must be at least 1, got {value}")
-    return value
 
 
 def make_order(
@@ -49,7 +40,7 @@ def make_order(
     seed: int,
     generator: torch.Generator | None,
 ) -> Order:
-    """How the keys of an epoch come about.
+    """Returns how the keys of an epoch come about.
 
     Raises: UsageError when the options exclude each other.
     """
@@ -78,7 +69,7 @@ def make_order(
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """A seed drawn from a generator, as a DataLoader draws one.
+    """Returns a seed drawn from a generator, as a DataLoader draws one.
 
     Raises: UsageError when it is of another device.
     """
@@ -88,7 +79,7 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def check_len_bound(bound: int | str | None, order: Order) -> int | None:
-    """What ``len()`` says; None when it was not asked for.
+    """Returns what ``len()`` says; None when it was not asked for.
 
     Raises: UsageError when the bound makes no sense.
     """
@@ -104,11 +95,11 @@ def check_len_bound(bound: int | str | None, order: Order) -> int | None:
         case bool() | str():
             raise UsageError(f"len_bound must be a number of steps or 'samples', got {bound!r}")
         case _:
-            return check_at_least_one(bound, "len_bound")
+            return check_integer(bound, "len_bound", 1)
 
 
 def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:
-    """Where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
+    """Returns where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
 
     Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on.
     """

@@ -88,11 +88,14 @@ let show_state s =
       show_int (List.length s.taken); show_option s.failure; show_bool s.stopped; show_bool s.urged; show_option s.limit;
       show_outcome s.ended_as ]
 
-let run_machine () =
+let config () =
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let rank = int () in let depth = int () in
-  let c = shipped budget limits size ramp max_age is_quota quota rule print in
+  (shipped budget limits size ramp max_age is_quota quota rule print, rank, depth)
+
+let run_machine () =
+  let c, rank, depth = config () in
   let step s e = match handle c rank depth s e with
     | None -> print_endline "refused"; s
     | Some t ->
@@ -103,6 +106,74 @@ let run_machine () =
   let n = int () in
   let s = ref s in
   for _ = 1 to n do s := step !s (occurrence ()) done
+
+(* The coupled system, state by state: what was met is kept by number. A trainer leaves a step as late as it can, the exchange
+   completes as soon as it can. *)
+
+let choice () = match word () with
+  | "read" -> let r = int () in let n = int () in CRead (r, n, bool ())
+  | "collate" -> CCollate (int ())
+  | "answer" -> CAnswer (int ())
+  | "take" -> CTake (int ())
+  | "leave" -> CLeave (int ())
+  | "fail" -> let r = int () in CFail (r, int ())
+  | "urge" -> CUrge (int ())
+  | "lose" -> let r = int () in let peer = option () in CLose (r, peer, int ())
+  | name -> failwith ("no choice " ^ name)
+
+let show_answer c = function
+  | Agreed a ->
+      let is_plain = not (is_bad a) && a.o_stop_rank = None && a.o_ready in
+      Printf.sprintf "agreed %s target %s" (show_offer a) (if is_plain then show_int (target c a) else "-")
+  | Counted cs -> "counted " ^ show_list show_counts cs
+  | Reported rs -> "reported " ^ show_list (fun r -> show_message (MReport r)) rs
+
+let run_system () =
+  let ranks = int () in
+  let of_list items = let all = Array.of_list items in fun r -> all.(r) in
+  let read _ = let c, _, depth = config () in let shard = list sample in (c, depth, shard) in
+  let each = of_list (List.map read (List.init ranks Fun.id)) in
+  let cfg r = let c, _, _ = each r in c in
+  let depth r = let _, d, _ = each r in d in
+  let input r = let _, _, i = each r in i in
+  let do_ s c = perform ranks cfg depth input s c in
+  let tabulate s =
+    let keep f = of_list (List.map f (List.init ranks Fun.id)) in
+    { s with rank_of = keep s.rank_of; got = keep s.got; pending = keep s.pending; running = keep s.running } in
+  let settle s = tabulate (match do_ s CExchange with Some t -> t | None -> s) in
+  let show_rank s r =
+    let u = s.rank_of r in
+    let post = match u.posted with Some m when is_waiting u -> show_message m | _ -> "-" in
+    let owed = not (s.pending r) && s.got r < List.length s.log in
+    Printf.sprintf "%s | %s | %s" (show_state u) post (show_bool owed) in
+  let show s =
+    let is_open = List.exists (fun r -> not (s.pending r) && s.got r < List.length s.log) (List.init ranks Fun.id) in
+    let answer = if is_open then show_answer (cfg 0) (snd (List.nth s.log (List.length s.log - 1))) else "-" in
+    String.concat " || " (List.map (show_rank s) (List.init ranks Fun.id) @ [answer]) in
+  let numbers = Hashtbl.create 1000 and states = Hashtbl.create 1000 in
+  let number s =
+    let label = show s in
+    let key = (label, List.map s.running (List.init ranks Fun.id)) in
+    let n = match Hashtbl.find_opt numbers key with
+      | Some n -> n
+      | None -> let n = Hashtbl.length numbers in Hashtbl.add numbers key n; Hashtbl.add states n s; n in
+    Printf.sprintf "%d %s" n label in
+  let step s c =
+    let s = match c with
+      | CTake r when s.running r -> (match do_ s (CTrained r) with Some t -> t | None -> s)
+      | _ -> s in
+    Option.map settle (do_ s c) in
+  print_endline (number (settle (start cfg)));
+  let rec go () = match int () with
+    | -1 -> ()
+    | n ->
+        let s = Hashtbl.find states n in
+        let count = int () in
+        for _ = 1 to count do
+          print_endline (match step s (choice ()) with Some t -> number t | None -> "-")
+        done;
+        flush stdout; go () in
+  flush stdout; go ()
 
 let answer = function
   | "groups" ->
@@ -115,6 +186,7 @@ let answer = function
   | "rule" -> let rule = rule () in print_endline (show_int (rule (offer ())))
   | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))
   | "machine" -> run_machine ()
+  | "system" -> run_system ()
   | name -> failwith ("no command " ^ name)
 
 let () = try while true do match word () with "" -> raise End_of_file | name -> answer name done with End_of_file -> ()

@@ -4,6 +4,7 @@
     python -m tests.bench --peer-cases    # what a training job may meet, ours and the peer's answer, tried now
     python -m tests.bench --only failures # what goes wrong on one rank, and the seconds until every rank knows
     python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
+    python -m tests.bench --only model    # the simulator's model of a loader beside real loaders, 1 to 4 workers
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
 
 The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 
-from tests.bench import cases, failures, inside, process, speed
+from tests.bench import cases, failures, inside, model, process, speed
 
 PARTS = ("loader", "exchange", "inside")
 """What is measured unless something else is asked for."""
@@ -37,7 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
-    parser.add_argument("--only", choices=[*PARTS, "process", "failures"], action="append", help="(repeatable)")
+    parser.add_argument(
+        "--only", choices=[*PARTS, "process", "failures", "model"], action="append", help="(repeatable)"
+    )
     parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
     names = [case.name for case in cases.CASES]
     parser.add_argument("--case", action="append", choices=names, help="with --peer-cases: only this one (repeatable)")
@@ -122,6 +125,12 @@ def run_benchmarks(
         failures.print_failures(findings)
         figures["failures"] = {name: asdict(finding) for name, finding in findings.items()}
         status |= int(not all(finding.is_right for finding in findings.values()))
+    if "model" in parts:
+        compared = model.compare_with_model(model.list_cases(), repetitions, speed.say)
+        speed.say("")
+        model.print_findings(compared)
+        figures["model"] = model.encode(compared)
+        status |= int(any(finding.verdict == "WRONG" for finding in compared))
     figures["loaders"] = [asdict(runs) for runs in found]
     return figures, status | int(any(runs.troubles for runs in found if runs.kind == "ours"))
 

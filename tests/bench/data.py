@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from odb_sim.inputs.lengths import load_lengths
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
-
-from simulator.lengths import load_lengths
 
 PADDING = {"input_ids": 0, "labels": -100, "attention_mask": 0}
 

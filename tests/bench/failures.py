@@ -70,7 +70,7 @@ FAILURES: Final = (
     Failure("mode", "another mode", "config", "mode is 'quota'", options={"mode": "quota"}),
     Failure("seed", "another seed", "config", "seed=4", options={"seed": 4, "shard": "auto"}),
     Failure("late", f"a rank never starts (timeout_s={TIMEOUT_S:g})", "never", "not every rank has started",
-            blamed=None, survivors=(0, 2), limit_s=TIMEOUT_S + 3),
+            survivors=(0, 2), limit_s=TIMEOUT_S + 3),
     Failure("killed", "a rank's process is killed (SIGKILL)", "step_kill", "its process is gone", survivors=(0, 2)),
     Failure("leaves", "a rank leaves the loop early", "step_break", "left the loop", own="nothing"),
     Failure("raises", "a rank's own code raises", "step_raise", "left the loop", own="KeyError"),

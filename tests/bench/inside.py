@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from simulator.explore.search import explore
-from simulator.explore.suites import FULL
-from simulator.lengths import load_lengths
-from simulator.runs import Run, run
-from simulator.workload import build_workload
+from odb_sim.explore.search import explore
+from odb_sim.explore.suites import FULL
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import build_workload
+from odb_sim.studies.runs import Run, run
+
 from tests.bench.report import Spread, print_table
 from tests.bench.speed import say
 

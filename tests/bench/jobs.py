@@ -104,7 +104,7 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
 
 
 def _import(kind: str) -> None:
-    # What importing takes is no matter of the loader's speed.
+    # What importing takes says nothing about the loader's speed.
     if kind != "plain":
         importlib.import_module("odb" if kind == "peer" else "odb_ref.torch")
 
@@ -212,7 +212,7 @@ def breaks(spec: Spec, rank: int, ranks: int) -> Spec:
         del loader, batch
         gc.collect()
         if not epoch_number:
-            # What a library sets up once is no leak: counted is what the later epochs add.
+            # What a library sets up once is not a leak: counted is what the later epochs add.
             time.sleep(SETTLE_S / 2)
             before = _count_left(born)
     deadline = time.monotonic() + SETTLE_S
@@ -235,9 +235,12 @@ def _count_left(born: set[int]) -> dict[str, int]:
 def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
     """The cost of one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
     from odb_ref.core.offer import WIRE_SIZE
-    from odb_ref.torch.transport import make_transport
+    from odb_ref.torch.exchange.collectives import ReduceTransport
+    from odb_ref.torch.exchange.rendezvous import make_transport
 
     transport = make_transport(None, spec["transport"], 60.0)
+    if not isinstance(transport, ReduceTransport):
+        raise TypeError("the cost of an exchange is that of several ranks")
     offer, counts = [rank] * (WIRE_SIZE + 3), [rank] * (3 * spec["steps"])
 
     def play(rounds: int) -> None:
@@ -246,12 +249,13 @@ def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
             transport.reduce_sum(counts)
 
     play(spec["rounds"] // 10)
-    meter = Meter()
+    links = transport.links
+    before = links.messages, links.bytes
     began, cpu = time.monotonic(), time.process_time()
     play(spec["rounds"])
     seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
     rounds = spec["rounds"]
-    found = meter.read()
+    found = {"collectives": 2 * rounds, "bytes": links.bytes - before[1], "messages": links.messages - before[0]}
     dist.barrier()
     transport.close()
     return {"cpu_us": cpu_s / rounds * 1e6, "wall_us": seconds / rounds * 1e6} | {

@@ -32,7 +32,7 @@ class Rank:
     """None: it still ran at the time limit and was killed."""
     data: dict[str, Any] | None
     error: str
-    """The last line it wrote to stderr that is no warning."""
+    """The last line it wrote to stderr that is not a warning."""
     seconds: float
     left_processes: int = 0
     """What it had started and was still there ``LINGER_S`` after the last rank had ended; only where that is watched."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.offer import WIRE_SIZE
 from odb_ref.core.types import Sample
+from odb_ref.torch.exchange.collectives import FAN
 from tests.bench.cases import has_peer
 from tests.bench.data import compute_shards
 from tests.bench.launch import Rank, launch
@@ -174,9 +175,12 @@ def measure_exchange(ranks: int, rounds: int) -> dict[str, Figures]:
 
 
 def compute_round_bytes(transport: str, ranks: int, steps: int) -> int:
-    """Bytes that a rank puts in and gets back in one round of ``steps`` steps."""
+    """Bytes that the busiest rank of the tree sends in one round of ``steps`` steps, but for the messages' heads."""
     message = 8 * (WIRE_SIZE + FLAGS) + 8 * 3 * steps
-    return message * (2 if transport == "reduce" else 1 + ranks)
+    children = min(FAN, ranks - 1)
+    # The root has no parent; where ranks are further down, one in between sends up as well.
+    parents = int(ranks > 1 + FAN)
+    return message * (children + parents if transport == "reduce" else children * ranks)
 
 
 def print_exchange(measured: dict[int, dict[str, Figures]]) -> None:

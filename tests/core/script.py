@@ -23,22 +23,20 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.events import (
-    Agreed,
     Collated,
     ConsumerStopped,
-    Counted,
     Event,
     LocalFailed,
     PeerLost,
-    Reported,
     SamplesRead,
     StepTaken,
     Urged,
 )
+from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import NONE, Offer, reduce_offers
+from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rules import get_rule
-from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step, StepCounts
+from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 
 FOLDER = Path(__file__).with_name("scenarios")
 
@@ -190,12 +188,7 @@ class Script:
         if any(len(of_rank) <= number for of_rank in self.posts):
             raise UsageError("the exchange waits: not all ranks have posted")
         posts = [of_rank[number] for of_rank in self.posts]
-        if all(isinstance(post, PostOffer) for post in posts):
-            return Agreed(reduce_offers(post.offer for post in posts if isinstance(post, PostOffer)))
-        if all(isinstance(post, PostCounts) for post in posts):
-            rows = [post.counts for post in posts if isinstance(post, PostCounts)]
-            return Counted(tuple(sum(column, ZERO_COUNTS) for column in zip(*rows, strict=True)))
-        return Reported(tuple(post.report for post in posts if isinstance(post, PostReport)))
+        return combine_posts(posts)
 
 
 def run_script(lines: Iterable[str]) -> str:

@@ -67,6 +67,54 @@ def test_a_sample_lost_from_any_place_is_noticed(change: dict[str, Any]) -> None
     assert not holds("I1", START, replace(FULL, **change))
 
 
+LATER = replace(
+    FULL,
+    queue=(make_step(2, 4),),
+    outbox=FULL.plan,
+    plan=(make_step(5, 7), make_step(6, 8)),
+    aligned=(),
+    taken_steps=2,
+    taken_samples=4,
+    planned_steps=7,
+)
+"""One step is taken, two have come: what stays is not judged again."""
+
+
+def test_what_stays_in_the_queue_need_not_be_judged_again() -> None:
+    """Checks: CONSERVE, ALIGN."""
+    assert holds("I1", FULL, LATER)
+    assert holds("I4", FULL, LATER)
+    assert holds("I1", LATER, replace(LATER, round=1))
+    assert holds("I4", LATER, replace(LATER, round=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"read_samples": 11}, "I1"),
+        ({"window": ()}, "I1"),
+        ({"aligned": (make_group(7),)}, "I1"),
+        ({"taken_samples": 3}, "I1"),
+        ({"plan": (make_step(5, 7), make_step(6, 8, 9))}, "I1"),
+        ({"plan": (make_step(5, 7), make_step(7, 8))}, "I4"),
+        ({"plan": (make_step(4, 7), make_step(5, 8))}, "I4"),
+        ({"plan": (make_step(5, 7),)}, "I1 I4"),
+        ({"planned_steps": 8}, "I4"),
+        ({"queue": FULL.queue + LATER.queue}, "I1 I4"),
+        ({"queue": ()}, "I1 I4"),
+        ({"outbox": FULL.plan[::-1]}, "I4"),
+        ({"outbox": (make_step(3, 5), FULL.plan[1])}, "I1"),
+        ({"taken_steps": 3}, "I4"),
+        ({"taken_steps": 1}, "I4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_moves_wrongly_is_noticed(change: dict[str, Any], names: str) -> None:
+    """Checks: CONSERVE, ALIGN."""
+    wrong = replace(LATER, **change)
+    assert [name for name in ("I1", "I4") if not holds(name, FULL, wrong)] == names.split()
+
+
 OFFERED = State(phase=Phase.OFFER, window=make_group(3, 4, 5))
 COUNTING = State(phase=Phase.COUNT, aligned=(make_group(5, 3),), window=make_group(4))
 
@@ -237,3 +285,29 @@ def test_what_fails_is_told_with_its_statement_and_place() -> None:
         "I8: FREE: not true that the queue holds at most depth_steps, rank 1 round 3 phase offer"
     )
     assert (caught.value.invariant, caught.value.detail) == ("I8", str(caught.value).removeprefix("I8: "))
+
+
+def test_a_take_is_not_asked_what_it_cannot_break() -> None:
+    """Where window, aligned steps and phase stay, whatever they hold, the invariants left out hold; else all are judged."""
+    odd = State(window=make_group(2, 1), aligned=(make_group(5, 6, length=9),), marks=(7, 8))
+    for phase in Phase:
+        before = replace(odd, phase=phase)
+        after = replace(before, marks=(), queue=FULL.queue, taken_steps=4, planned_steps=9)
+        for name in ("I2", "I3", "I6", "I7"):
+            assert holds(name, before, after)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("I2", OFFERED, replace(COUNTING, window=make_group(6))),
+        ("I3", START, State(read_samples=2, window=make_group(2, 1))),
+        ("I6", START, State(read_samples=2, aligned=(make_group(5, 6, length=9),))),
+        ("I7", replace(OFFERED, marks=(4, 5)), replace(COUNTING, aligned=(make_group(5, 4),), window=make_group(3))),
+    ],
+)
+def test_a_transition_that_can_break_an_invariant_is_asked(name: str, before: State, after: State) -> None:
+    """Checks: ONCE, REPLAY, BUDGET, AGE."""
+    with pytest.raises(InvariantError) as caught:
+        check_transition(CONFIG, before, after)
+    assert caught.value.invariant == name

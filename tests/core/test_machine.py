@@ -32,7 +32,7 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, StepCounts
 from tests.helpers.effort import IS_MUTATED, few
-from tests.helpers.world import Fault, World, make_configs
+from tests.helpers.world import Fault, make_configs, run_by_arrival
 
 FILL, OFFER, COUNT, REPORT, DRAIN, DONE = Phase
 Edge = tuple[Phase, str, Phase]
@@ -136,7 +136,7 @@ def walked() -> Walk:
         ]
         shards = [[rng.randint(1, 25) for _ in range(rng.randint(0, 12))] for _ in range(world_size)]
         configs = make_configs(world_size, rng.choice(["odb", "paper"]), **settings)
-        World(shards, configs, seed=seed, faults=faults, machine_class=Recorder)
+        run_by_arrival(shards, configs, seed=seed, faults=faults, machine_class=Recorder)
     return Recorder.seen
 
 

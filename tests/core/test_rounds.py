@@ -12,9 +12,17 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.rounds import compute_due_before, compute_round_target, is_quota_met, post_when_ready
+from odb_ref.core.rounds import (
+    compute_due_before,
+    compute_round_target,
+    compute_wanted_samples,
+    count_planned_steps,
+    is_quota_met,
+    post_when_ready,
+)
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import Phase, State
+from odb_ref.core.state import replace as replace_in_state
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step
 
 
@@ -130,3 +138,30 @@ def test_a_round_has_the_target_of_the_rule_unless_the_epoch_closes(
     """Spec: R3.3, R3.5. In quota mode no more steps than the poorest rank can fill."""
     agreement = replace(OFFER, samples_min=samples_min, samples_max=samples_max, groups_max=3)
     assert compute_round_target(make_config(mode=mode, rule=PaperRule()), agreement) == target
+
+
+def test_a_window_wants_what_it_lacks_while_there_is_something_to_read() -> None:
+    """Spec: R2.3."""
+    config = make_config(window_samples=8, ramp_rounds=1)
+    assert compute_wanted_samples(config, 0, 1, is_ended=False) == 3
+    assert compute_wanted_samples(config, 1, 1, is_ended=False) == 7
+    assert compute_wanted_samples(config, 1, 9, is_ended=False) == 0
+    assert compute_wanted_samples(config, 1, 1, is_ended=True) == 0
+
+
+def test_a_quota_cuts_after_the_step_that_meets_it() -> None:
+    """Spec: R4.6."""
+    assert count_planned_steps(QUOTA, [6, 7, 8, 9]) == 3
+    assert count_planned_steps(QUOTA, [6, 9, 12]) == 2
+    assert count_planned_steps(QUOTA, [6, 7]) == 2
+    assert count_planned_steps(CONFIG, [6, 7, 8, 9]) == 4
+
+
+def test_the_fast_copy_of_a_state_is_the_copy() -> None:
+    """It may neither change the state it copies nor take a field that there is not."""
+    changes: dict[str, Any] = {"phase": Phase.COUNT, "window": (), "taken_steps": 9}
+    assert replace_in_state(STATE, **changes) == replace(STATE, **changes) != STATE
+    assert replace_in_state(STATE) == STATE
+    assert STATE.taken_steps == 6
+    with pytest.raises((TypeError, AttributeError)):
+        replace_in_state(STATE, **{"takensteps": 9})

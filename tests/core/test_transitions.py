@@ -290,6 +290,15 @@ def test_a_key_that_only_one_rank_has_is_a_difference() -> None:
     assert compute_failure(reports).cause == "b is None, rank 0 has 2; c is 3, rank 0 has None"
 
 
+def test_the_settings_of_a_tag_count_one_by_one() -> None:
+    """Spec: R7.3."""
+    tags = ('{"causal_shift": true, "seed": 4}', '{"causal_shift": false, "seed": 4}', "[1]")
+    first, second, third = (Report(i, "", 2, make_config(tag=tag).shared_json) for i, tag in enumerate(tags))
+    assert compute_failure((first, second)).cause == "causal_shift is False, rank 0 has True"
+    cause = "causal_shift is None, rank 0 has True; seed is None, rank 0 has 4; tag is '[1]', rank 0 has None"
+    assert compute_failure((first, replace(third, rank=1))).cause == cause
+
+
 def test_a_stop_lowers_the_limit_to_what_was_taken() -> None:
     """Spec: R5.7."""
     assert transition(CONFIG, IN_COUNT, ConsumerStopped()) == (replace(IN_COUNT, is_stopped=True, step_limit=2), ())

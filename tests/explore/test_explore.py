@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import networkx
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.explore import search
+from odb_sim.explore.bounds import Bounds, compute_lengths
+from odb_sim.explore.checks import compute_fewest_groups
+from odb_sim.explore.graph import build_graph, find_schedule, find_sinks, measure_graph, name_action
+from odb_sim.explore.measure import compute_bound
+from odb_sim.explore.rank import ACTS, Act
+from odb_sim.explore.scenario import Scenario, read_scenario, replay, write_scenario
+from odb_sim.explore.search import Search, explore, make_space
+from odb_sim.explore.suites import FULL, SMALL
+from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
@@ -15,15 +27,6 @@ from odb_ref.core.events import Agreed, Collated, ConsumerStopped, Counted, Peer
 from odb_ref.core.machine import transition
 from odb_ref.core.rules import OdbRule
 from odb_ref.core.state import Phase
-from simulator.cli import main
-from simulator.explore.bounds import Bounds, compute_lengths
-from simulator.explore.checks import compute_fewest_groups
-from simulator.explore.measure import compute_bound
-from simulator.explore.rank import ACTS, Act
-from simulator.explore.scenario import Scenario, read_scenario, replay, write_scenario
-from simulator.explore.search import Search, explore, make_space
-from simulator.explore.suites import FULL, SMALL
-from simulator.explore.world import Action, Space, World, decode
 from tests.mutants.loader import load
 from tests.mutants.table import MUTANTS
 
@@ -69,14 +72,61 @@ def test_every_property_holds_in_every_interleaving_of_large_worlds(name: str) -
     assert result.is_complete
 
 
+class FullSpace(Space):
+    """A space that forgets, and leaves no order out."""
+
+    def reduce(self, world: World, codes: list[int]) -> list[int]:
+        return codes
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_a_reduced_search_comes_to_the_same_verdict_and_the_same_ends(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Following one order of what commutes leaves out no end, and no state of a rank."""
+    full, reduced = explore(SMALL[name]), explore(SMALL[name], is_reduced=True)
+    assert full.counterexample is None and reduced.counterexample is None and reduced.is_complete
+    assert reduced.states <= full.states and reduced.ends <= full.ends
+    monkeypatch.setattr(search, "Space", FullSpace)
+    forgetful = explore(SMALL[name], is_reduced=True)
+    assert (reduced.ends, reduced.rank_states) == (forgetful.ends, forgetful.rank_states)
+
+
+def test_a_reduced_search_needs_fewer_states_for_the_same_faults() -> None:
+    bounds = Bounds(lengths=compute_lengths((2, 1, 2), (3, 1, 2)), failures=1, losses=1)
+    assert explore(bounds, is_reduced=True).states < 0.75 * explore(bounds).states
+
+
 def test_graph_has_no_cycle_and_one_start() -> None:
     search = Search(SMALL["depth 1, failures and stops"])
     result = search.run()
-    graph = networkx.DiGraph((world, place) for world, _, place in search.iterate_edges())
+    graph = build_graph(search)
     assert networkx.is_directed_acyclic_graph(graph)
-    assert graph.number_of_nodes() == result.states
-    assert [world for world, degree in graph.in_degree() if degree == 0] == [next(iter(search.iterate_worlds()))]
-    assert networkx.dag_longest_path_length(graph) <= result.transition_bound
+    assert (graph.number_of_nodes(), graph.number_of_edges()) == (result.states, result.edges)
+    assert [world for world, degree in graph.in_degree() if degree == 0] == [0]
+    shape = measure_graph(graph)
+    assert shape.sinks <= result.ends
+    assert shape.shortest <= result.depth <= shape.longest <= result.transition_bound
+
+
+def test_the_shortest_schedules_to_the_sinks_lead_there() -> None:
+    """What the graph says is what the space does; without faults a world without a successor is a proper end."""
+    bounds = Bounds(lengths=compute_lengths((2, 1), (3, 1)), budget_tokens=4, window_samples=2)
+    search = Search(bounds)
+    result = search.run()
+    assert search.space is not None
+    graph, worlds = build_graph(search), list(search.iterate_worlds())
+    sinks = find_sinks(graph)
+    assert len(sinks) == result.ends
+    for sink in sinks:
+        schedule = find_schedule(graph, sink)
+        world = worlds[0]
+        for name in schedule:
+            codes = search.space.enabled(world)
+            code = next(code for code in codes if name_action(decode(code)) == name)
+            world = search.space.apply(world, code)
+        assert world == worlds[sink]
+        assert len(schedule) == result.depth
 
 
 def test_measure_of_the_start_is_the_bound() -> None:
@@ -91,6 +141,15 @@ def test_a_rank_that_waits_for_a_fault_is_a_deadlock() -> None:
     faults = [int(Act.STOP), int(Act.FAIL_READ)]
     assert space.is_over(start, faults)
     assert not space.is_over(start, [*faults, int(Act.READ)])
+
+
+def test_where_the_consumers_thread_reads_an_urged_rank_must_read_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks: TERM. A3 asks for it: the consumer may be in a step that another has left in its middle."""
+    bounds = SMALL["read by the consumer's thread"]
+    monkeypatch.setattr(Space, "_is_away", lambda space, number, least: space._taken[number] != least)
+    found = explore(bounds).counterexample
+    assert found is not None and found.property in ("FREE", "TERM")
+    assert Act.ABANDON in {action.act for action in found.schedule}
 
 
 def test_loaders_are_lost_in_every_phase_and_with_every_event_unanswered() -> None:
@@ -183,10 +242,10 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--ranks", "0"], "--ranks must be at least 1"),
-        (["--ranks", "3", "--shards", "1,2"], "--ranks is 3, but --shards names 2"),
-        (["--shards", "2,-1"], "must not be negative"),
+        (["--ranks", "3", "--shard-sizes", "1,2"], "--ranks is 3, but --shard-sizes names 2"),
+        (["--shard-sizes", "2,-1"], "must not be negative"),
         (["--lengths", "0"], "a length must be at least 1"),
-        (["--budget", "0"], "budget_tokens must be at least 1"),
+        (["--token-budget", "0"], "budget_tokens must be at least 1"),
         (["--quota", "3"], "quota_samples needs mode='quota'"),
         (["--policy", "none"], "no target rule 'none'"),
         (["--policy", "no.such:rule"], "cannot import"),
@@ -227,9 +286,11 @@ def test_a_schedule_that_is_not_possible_is_refused(tmp_path: Path, capsys: pyte
 
 def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures, graph = tmp_path / "explore.json", tmp_path / "explore.dot"
-    arguments = ["--shards", "2,1", "--failures", "1", "--json", str(figures), "--dot", str(graph)]
+    arguments = ["--shard-sizes", "2,1", "--failures", "1", "--json", str(figures), "--graph", str(graph)]
     assert main(["explore", *arguments]) == 0
-    assert "all hold" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "all hold" in shown
+    assert re.search(r"explore.dot: \d+ sinks, \d+ to \d+ transitions from the start", shown)
     data = json.loads(figures.read_text(encoding="utf-8"))
     assert data["is_complete"] and data["counterexample"] is None
     lines = graph.read_text(encoding="utf-8").splitlines()
@@ -238,9 +299,38 @@ def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert '[label="FailRead(0)"]' in "".join(lines)
 
 
+def test_the_graph_is_written_as_graphml_too(tmp_path: Path) -> None:
+    path = tmp_path / "explore.graphml"
+    assert main(["explore", "--shard-sizes", "2,1", "--graph", str(path)]) == 0
+    bounds = Bounds(lengths=compute_lengths((2, 1), (3, 1, 2)), budget_tokens=4, window_samples=2)
+    search = Search(bounds)
+    search.run()
+    expected = build_graph(search)
+    found = networkx.read_graphml(path)
+    assert sorted(found.edges(data="action")) == sorted(
+        (str(a), str(b), action) for a, b, action in expected.edges(data="action")
+    )
+    assert found.nodes["0"]["label"] == expected.nodes[0]["label"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--graph", "graph.svg"], "graph.svg: the name must end in .graphml or .dot or .gv"),
+        (["--graph", "a.dot", "--suite", "small"], "leave out --suite"),
+        (["--graph", "/no/such/folder/a.dot"], "/no/such/folder/a.dot: cannot be written"),
+    ],
+)
+def test_a_graph_that_cannot_be_written_is_said(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explore", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_limit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explore", "--shards", "3,2", "--failures", "1", "--max-states", "20"]) == 0
-    assert "not complete" in capsys.readouterr().out
+    assert main(["explore", "--shard-sizes", "3,2", "--failures", "1", "--max-states", "20"]) == 3
+    assert "stopped at the limit" in capsys.readouterr().out
 
 
 def test_a_violation_is_printed_saved_and_exits_1(

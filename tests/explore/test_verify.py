@@ -5,21 +5,36 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.sampling import Sampled, run_random_schedule, shrink
+from odb_sim.explore.scenario import read_scenario
+from odb_sim.explore.search import explore
+from odb_sim.inputs.rules import load_rule
+from odb_sim.verify import stages, verdict
+from odb_sim.verify.agreements import (
+    is_possible,
+    iterate_around,
+    iterate_grid,
+    iterate_large,
+    iterate_rounds,
+    iterate_sizes,
+    make_agreement,
+)
+from odb_sim.verify.alone import Refutation, check_bounds
+from odb_sim.verify.rule_client import Answer, RuleProcesses
+from odb_sim.verify.stages import PROPERTIES, Finding, Stage
+from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import Offer
 from odb_ref.core.rules import OdbRule, PaperRule, compute_bounds
-from simulator.cli import main
-from simulator.explore.bounds import Bounds
-from simulator.explore.sampling import Sampled, run_random_schedule, shrink
-from simulator.explore.scenario import load_rule, read_scenario
-from simulator.explore.search import explore
-from simulator.verify import verdict
-from simulator.verify.bounds_grid import check_bounds, check_purity, iterate_grid, iterate_large, make_agreement
-from simulator.verify.verdict import PROPERTIES, Finding, Guarded, Stage, compute_verdicts
+from tests.explore.wrong_rules import BOUNDS, HOLDS, NAME, PURE, RIGHT, TABLE, find
 
 RULES = Path(__file__).parents[2] / "examples" / "rules"
 HASTY, SMOOTH, EAGER = (f"{RULES / name}.py:{name.capitalize()}Rule" for name in ("hasty", "smooth", "eager"))
@@ -38,26 +53,48 @@ class Answers:
         return self.answer(agreement) if callable(self.answer) else self.answer  # type: ignore[return-value]
 
 
-def test_grid_holds_each_small_agreement_once_and_all_have_an_answer() -> None:
+def ask(rule: object) -> Callable[[Sequence[Offer]], list[Answer]]:
+    """The rule's answers, given in this process."""
+
+    def answer(agreement: Offer) -> Answer:
+        try:
+            return rule.compute_target(agreement)  # type: ignore[no-any-return, attr-defined]
+        except Exception as error:
+            return f"raises {error!r}"
+
+    return lambda agreements: [answer(agreement) for agreement in agreements]
+
+
+def refute(rule: object, agreements: Sequence[Offer]) -> Refutation | None:
+    return check_bounds(ask(rule), agreements, ask(rule)(agreements))
+
+
+def test_agreements_are_possible_and_differ() -> None:
     grid = list(iterate_grid())
-    assert len(set(grid)) == len(grid) > 5_000
-    assert all(low <= high for low, high in map(compute_bounds, grid))
+    assert len(set(grid)) == len(grid) > 10_000
+    for agreements in (grid, list(iterate_rounds()), list(iterate_sizes()), list(iterate_around([4, 5_000], 0))):
+        assert all(map(is_possible, agreements))
+        assert all(low <= high for low, high in map(compute_bounds, agreements))
+    assert {agreement.round_max for agreement in iterate_rounds()} == set(range(10_000))
+    assert {agreement.samples_max for agreement in iterate_sizes()} == set(range(1, 20_001))
+
+
+@pytest.mark.parametrize("name", ["round_max", "samples_max", "samples_min", "groups_max", "groups_min", "due_max"])
+def test_each_number_is_tried_around_each_constant(name: str) -> None:
+    tried = {getattr(agreement, name) for agreement in iterate_around([77], 1)}
+    assert tried >= {76, 77, 78, 154}
 
 
 def test_large_agreements_are_possible_and_depend_on_the_seed_alone() -> None:
     large = list(iterate_large(500, seed=3))
     assert large == list(iterate_large(500, seed=3)) != list(iterate_large(500, seed=4))
-    for agreement in large:
-        low, high = compute_bounds(agreement)
-        assert 1 <= low <= agreement.groups_max <= high
-        assert agreement.groups_min == NONE or agreement.groups_min <= agreement.groups_max
+    assert all(map(is_possible, large))
+    assert max(agreement.samples_max for agreement in large) > 2**38
 
 
 @pytest.mark.parametrize("rule", [OdbRule(), PaperRule()])
 def test_shipped_rules_lie_within_their_bounds(rule: OdbRule) -> None:
-    agreements = [*iterate_grid(), *iterate_large(2_000, seed=1)]
-    assert check_bounds(rule, agreements) is None
-    assert check_purity(rule, rule.name, agreements) is None
+    assert refute(rule, [*iterate_grid(), *iterate_large(2_000, seed=1)]) is None
 
 
 @pytest.mark.parametrize(
@@ -65,57 +102,82 @@ def test_shipped_rules_lie_within_their_bounds(rule: OdbRule) -> None:
     [
         (0, "answers 0, outside 1..1"),
         (lambda agreement: agreement.samples_max + (agreement.samples_max > 1000), "answers 1002, outside 1..1001"),
-        (1.0, "answers 1.0, which is no int"),
-        (True, "answers True, which is no int"),
-        (ZeroDivisionError("by zero"), "raises ZeroDivisionError: by zero"),
         (lambda agreement: agreement.groups_max - (agreement.due_max == 5), "answers 4, outside 5..5"),
+        (ZeroDivisionError("by zero"), "raises ZeroDivisionError('by zero')"),
     ],
 )
 def test_a_breach_of_the_bounds_is_found_and_made_small(answer: object, detail: str) -> None:
-    refuted = check_bounds(Answers(answer), [*iterate_grid(), *iterate_large(5_000, seed=0)])  # type: ignore[arg-type]
+    refuted = refute(Answers(answer), [*iterate_grid(), *iterate_large(5_000, seed=0)])
     assert refuted is not None
     assert refuted.property == "RULE-BOUNDS"
     assert detail in refuted.detail
 
 
 def test_hasty_rule_is_refuted_by_the_smallest_agreement() -> None:
-    refuted = check_bounds(load_rule(HASTY), list(iterate_grid()))
+    refuted = refute(load_rule(HASTY), list(iterate_grid()))
     assert refuted is not None
     expected = make_agreement(samples_min=1, samples_max=3, groups_min=3, groups_max=3, due_max=0, round_=0)
     assert refuted.agreement == expected
 
 
-def test_a_rule_that_remembers_is_refuted() -> None:
-    grid = list(iterate_grid())
-    assert check_bounds(load_rule(SMOOTH), grid) is None
-    refuted = check_purity(load_rule(SMOOTH), SMOOTH, grid)
-    assert refuted is not None and refuted.property == "RULE-PURE"
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer questions: enough for rules that are wrong on many."""
+    asked = [*iterate_grid(), *iterate_large(1_000, seed=0)]
+    monkeypatch.setattr(verdict, "compute_agreements", lambda constants, seed: asked)
 
 
-def test_a_rule_that_depends_on_the_process_is_refuted(tmp_path: Path) -> None:
-    path = tmp_path / "process.py"
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    "title", [title for title, (property_, _) in TABLE.items() if property_ in (PURE, NAME, HOLDS)]
+)
+def test_a_rule_that_is_no_function_of_the_agreement_or_has_no_name_of_its_own_is_refuted(title: str) -> None:
+    property_, text = TABLE[title]
+    _, finding = find(text)
+    assert ("" if finding is None else finding.property) == property_
+
+
+@pytest.mark.parametrize("title", [title for title, (property_, _) in TABLE.items() if property_ == BOUNDS])
+def test_a_rule_that_leaves_its_bounds_ends_its_process_or_hangs_is_refuted(title: str) -> None:
+    stage, finding = find(TABLE[title][1])
+    assert stage == "bounds" and finding is not None and finding.property == BOUNDS
+
+
+@pytest.mark.usefixtures("few")
+def test_a_rule_file_called_as_a_library_is_judged_as_any_other() -> None:
+    assert find(RIGHT["prints"][1], file="random.py") == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("import sys\nsys.exit(0)", "SystemExit"), ("while True: pass", "not loaded within"), ("1 +", "SyntaxError")],
+)
+def test_a_file_that_cannot_be_loaded_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rule.py"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        RuleProcesses(f"{path}:Rule", limit_s=0.2)
+
+
+def test_lines_that_no_agreement_led_to_are_said(tmp_path: Path, few: None) -> None:
+    path = tmp_path / "rule.py"
     path.write_text(
-        "import os\n\n\nclass Rule:\n    name = 'process'\n    pid = os.getpid()\n\n"
-        "    def compute_target(self, agreement):\n"
-        "        return max(agreement.due_max, 1 + self.pid % agreement.samples_max)\n",
-        encoding="utf-8",
+        "class Rule:\n    name = 'mine'\n    def compute_target(self, a):\n        if a.round_max == 2**40 + 1:\n"
+        "            return a.samples_max\n        return max(1, a.due_max)\n"
     )
-    name = f"{path}:Rule"
-    rule = load_rule(name)
-    rule.pid = 10**9 + 7  # type: ignore[attr-defined]
-    refuted = check_purity(rule, name, list(iterate_grid()))
-    assert refuted is not None
-    assert "in another process" in refuted.detail
+    with RuleProcesses(f"{path}:Rule") as rule:
+        assert not next(verify(rule, f"{path}:Rule")).findings
+        assert "lines of the rule that no agreement led to: 5" in list_not_looked_at(rule)
 
 
 def test_a_violation_of_a_random_world_is_made_small() -> None:
-    rule = Guarded(load_rule(HASTY))
+    rule = load_rule(HASTY)
     large = Bounds(
         lengths=((9,) * 20, (7,) * 3, (8,) * 20), budget_tokens=5, window_samples=10, failures=1, stops=2, rule=rule
     )
     found = explore(large, max_states=3_000).counterexample
     assert found is not None
-    small = shrink(Sampled(large, len(found.schedule), found))
+    small = shrink(Sampled(large, len(found.schedule), 0, found))
     assert small.counterexample is not None
     assert small.bounds.total_samples <= 4 and small.bounds.ranks == 2
     assert small.bounds.failures == small.bounds.stops == 0
@@ -129,36 +191,40 @@ def test_what_holds_is_left_as_it_is() -> None:
 
 def test_a_stage_that_found_something_is_no_evidence_for_the_rest() -> None:
     finding = Finding(property="ALIGN", detail="", case="")
-    stages = [
+    done = [
         Stage(name="bounds", covered="", properties=("RULE-BOUNDS",), seconds=0, findings=()),
         Stage(name="exploration", covered="", properties=PROPERTIES, seconds=0, findings=(finding,)),
     ]
-    verdicts = compute_verdicts(stages)
+    verdicts = compute_verdicts(done)
     assert verdicts["ALIGN"] == ("VIOLATED", "exploration")
     assert verdicts["RULE-BOUNDS"] == ("holds", "bounds")
     assert verdicts["COVER"] == ("not judged", "")
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch: pytest.MonkeyPatch, few: None) -> None:
     """Few and small stages: the command's own behaviour needs no more."""
     monkeypatch.setattr(
-        verdict, "SMALL", {"three": Bounds(lengths=((9, 9, 9), (9,)), budget_tokens=9, window_samples=3)}
+        stages, "SMALL", {"three": Bounds(lengths=((9, 9, 9), (9,)), budget_tokens=9, window_samples=3)}
     )
-    monkeypatch.setattr(verdict, "WORLDS", 10)
-    monkeypatch.setattr(verdict, "TRACES", ("gsm8k",))
-    monkeypatch.setattr(verdict, "SAMPLES", 200)
+    monkeypatch.setattr(stages.run_random_worlds, "__kwdefaults__", {"worlds": 10, "limit_s": 9.0})
+    monkeypatch.setattr(stages, "TRACES", ("gsm8k",))
+    monkeypatch.setattr(stages, "SAMPLES", 200)
 
 
 @pytest.mark.usefixtures("short")
 def test_a_right_rule_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = tmp_path / "verdict.json"
-    assert main(["verify", "--rule", EAGER, "--json", str(figures)]) == 0
-    assert "VIOLATED" not in capsys.readouterr().out
+    assert main(["verify", "--policy", EAGER, "--json", str(figures)]) == 0
+    printed = capsys.readouterr().out
+    assert "VIOLATED" not in printed
+    assert "holds for:" in printed and "not looked at:" in printed and "half of them in round" in printed
     data = json.loads(figures.read_text(encoding="utf-8"))
     assert data["ok"] and data["name"] == "eager"
     assert {entry["verdict"] for entry in data["properties"].values()} == {"holds"}
     assert set(data["properties"]) == set(PROPERTIES)
+    assert {one["rule"] for one in data["quality"]} == {"odb", "paper", "eager"}
+    assert all(one["most_age"] <= 4 and one["steps"] > 0 for one in data["quality"])
 
 
 @pytest.mark.usefixtures("short")
@@ -168,7 +234,7 @@ def test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule(
 ) -> None:
     saved, figures = tmp_path / "found.json", tmp_path / "verdict.json"
     began = time.monotonic()
-    assert main(["verify", "--rule", rule, "--save", str(saved), "--json", str(figures)]) == 1
+    assert main(["verify", "--policy", rule, "--save", str(saved), "--json", str(figures)]) == 1
     assert time.monotonic() - began < 60
     printed = capsys.readouterr().out
     data = json.loads(figures.read_text(encoding="utf-8"))
@@ -180,5 +246,5 @@ def test_a_wrong_rule_is_refuted_in_under_a_minute_with_a_schedule(
 
 
 def test_no_such_rule_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--rule", "examples/rules/none.py:Rule"]) == 2
+    assert main(["verify", "--policy", "examples/rules/none.py:Rule"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from odb_ref.core.offer import Offer, reduce_offers
+from odb_ref.trace.check.decode import compute_fingerprint
 
 Line = dict[str, Any]
 
@@ -55,6 +56,17 @@ class Tampered:
     @property
     def ranks(self) -> range:
         return range(self.header["world_size"])
+
+    def configure(self, **changes: Any) -> None:
+        """Changes the header's configuration, and every offer with it: a lie that the fingerprint does not show."""
+        config = self.header["config"] | changes
+        self.header["config"] = config
+        fingerprint = compute_fingerprint(json.dumps(config, sort_keys=True))
+        for offer in (
+            *(it["offer"] for it in self.effects("post_offer")),
+            *(it["agreement"] for it in self.events("agreed")),
+        ):
+            offer |= {"fingerprint_min": fingerprint, "fingerprint_max": fingerprint}
 
     def reduce_again(self) -> None:
         """Makes every agreement the reduction of the offers as they are now."""

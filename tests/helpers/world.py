@@ -1,15 +1,19 @@
-"""A small world in memory: N machines, an exchange, readers, collators and coupled trainers under a random scheduler.
+"""A whole system in memory: W real machines, an exchange, readers, collators and lockstep consumers.
 
-Deliberately naive: one list of things that may happen next, and a seeded choice among them.
+It decides nothing of the protocol: it answers effects. What happens next, and how much a read finds, is for a `Schedule`
+to say; a run ends when the schedule finds nothing that can happen. What is then left undone is a deadlock.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
@@ -19,6 +23,7 @@ from odb_ref.core.effects import (
     Finish,
     Outcome,
     OutcomeKind,
+    Post,
     PostCounts,
     PostOffer,
     PostReport,
@@ -37,12 +42,98 @@ from odb_ref.core.events import (
     StepTaken,
     Urged,
 )
+from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
-from odb_ref.core.offer import reduce_offers
+from odb_ref.core.offer import NONE
+from odb_ref.core.resume import Checkpoint, Ledger, compute_round_start
 from odb_ref.core.rules import get_rule
 from odb_ref.core.state import Phase
-from odb_ref.core.trace import TraceWriter
-from odb_ref.core.types import ZERO_COUNTS, Sample, Step
+from odb_ref.core.types import Group, Sample, Step
+from odb_ref.trace.format import TraceWriter
+
+Shard = tuple[Sample, ...]
+Choice = tuple[str, int]
+"""Something that can happen: an action, and the rank it happens on."""
+
+ACTIONS: Final[dict[type[Effect | Event], str]] = {
+    Read: "read", Collate: "collated", Agreed: "offer", Counted: "counts", Reported: "report", Urged: "urge",
+    PeerLost: "lose",
+}  # fmt: skip
+"""What an item that waits on a rank is called when it happens."""
+
+
+class Deadlock(AssertionError):
+    """Some rank has not finished and nothing can happen any more."""
+
+
+@dataclass
+class Node:
+    """One rank: its machine and what surrounds it."""
+
+    machine: Machine
+    shard: Shard
+    waiting: list[Effect | Event] = field(default_factory=list)
+    """What is asked for and not answered, and the events on their way to the machine, by arrival."""
+    read: int = 0
+    round_: int = 0
+    queue: list[Step] = field(default_factory=list)
+    taken: list[Step] = field(default_factory=list)
+    delivered: list[Step] = field(default_factory=list)
+    finish: Finish | None = None
+    is_stopped: bool = False
+    is_dead: bool = False
+    events: list[tuple[Event, tuple[Effect, ...]]] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    begun: tuple[Effect, ...] = ()
+
+    @property
+    def collating(self) -> Collate | None:
+        """The collation under way, if any."""
+        return next((item for item in self.waiting if isinstance(item, Collate)), None)
+
+    @property
+    def head(self) -> Step | None:
+        """The step the consumer would get now, if any."""
+        if not self.queue or self.is_stopped:
+            return None
+        limit = NONE if self.finish is None else self.finish.step_limit
+        return self.queue[0] if self.queue[0].number < limit else None
+
+    def drop_work(self) -> None:
+        """Forgets the reads and collations that are open: nobody answers them any more."""
+        self.waiting = [item for item in self.waiting if not isinstance(item, Read | Collate)]
+
+
+# Schedules ----------------------------------------------------------------------------------------------------------
+
+
+class Schedule(ABC):
+    """Says all that the protocol leaves open: what happens next, and how much a read finds."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    @abstractmethod
+    def choose(self, world: World) -> Choice | None:
+        """Returns what happens next; None ends the run."""
+
+    @abstractmethod
+    def answer_read(self, asked: int, left: int) -> tuple[int, bool]:
+        """Returns how many samples come of those asked for, and whether the source says with them that it has ended."""
+
+
+class AnyOrder(Schedule):
+    """Draws among all that can happen; a source tells its end only when more is asked than it has."""
+
+    _ORDER: Final = ("read", "collated", "offer", "counts", "report", "lose", "stop", "take", "urge")
+
+    def choose(self, world: World) -> Choice | None:
+        choices = sorted(world.compute_choices(), key=lambda choice: (choice[1], self._ORDER.index(choice[0])))
+        return self.random.choice(choices) if choices else None
+
+    def answer_read(self, asked: int, left: int) -> tuple[int, bool]:
+        count = self.random.randint(1, asked)
+        return min(count, left), left < count
 
 
 @dataclass(frozen=True)
@@ -54,214 +145,339 @@ class Fault:
     after: int
 
 
-@dataclass
-class Rank:
-    machine: Machine
-    shard: Sequence[int]
-    pending: list[Effect | Event] = field(default_factory=list)
-    read: int = 0
-    queue: list[Step] = field(default_factory=list)
-    taken: list[Step] = field(default_factory=list)
-    finish: Finish | None = None
-    has_left: bool = False
-    is_dead: bool = False
+class ByArrival(Schedule):
+    """Draws from the list of what waits, in the order of arrival, with faults at given moments.
+
+    Reads are mostly answered whole, and a source tells its end with its last sample. When nothing else can happen, a trainer
+    that waits for one that is gone gets an error from its own collective, and leaves too.
+    """
+
+    def __init__(self, seed: int, faults: Sequence[Fault] = ()) -> None:
+        super().__init__(seed)
+        self.faults = sorted(faults, key=lambda fault: fault.after)
+        self.happened = 0
+
+    def choose(self, world: World) -> Choice | None:
+        while self.faults and self.faults[0].after <= self.happened:
+            self._break(world, self.faults.pop(0))
+        while not (choices := world.compute_choices()) and self.faults:
+            self._break(world, self.faults.pop(0))
+        self.happened += 1
+        return self.random.choice(choices) if choices else self._find_stranded(world)
+
+    def answer_read(self, asked: int, left: int) -> tuple[int, bool]:
+        count = min(asked, left)
+        if self.random.random() < 0.2:
+            count = self.random.randint(min(1, count), count)
+        return count, count == left
+
+    def _break(self, world: World, fault: Fault) -> None:
+        node = world.nodes[fault.rank]
+        if node.is_dead or node.is_stopped or node.finish is not None:
+            return
+        match fault.kind:
+            case "urge":
+                node.waiting.append(Urged())
+            case "kill":
+                world.kill(fault.rank)
+            case "stop":
+                world.do("stop", fault.rank)
+            case _:
+                world.fail(fault.rank, "broken sample")
+                world.urge_others(fault.rank)
+
+    def _find_stranded(self, world: World) -> Choice | None:
+        is_gone = any(node.is_dead for node in world.nodes)
+        is_left = any(node.is_stopped for node in world.nodes)
+        for rank, node in enumerate(world.nodes):
+            is_draining = node.machine.state.phase is Phase.DRAIN and is_left
+            if not (node.is_dead or node.finish or node.is_stopped) and (is_gone or is_draining):
+                return "strand", rank
+        return None
 
 
-class Deadlock(AssertionError):
-    """Some rank has not finished and nothing can happen any more."""
+# The world ----------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """W ranks of one epoch. ``stops[r]`` is after how many steps the consumer of rank r leaves; ``fails[r]`` which ("read" or
+    "collate", round) fails there. ``config`` is that of all ranks, or one for each.
+    """
+
+    paths: Sequence[Path] = ()
+    """The trace it is written to, if any."""
+
+    def __init__(
+        self,
+        config: Config | Sequence[Config],
+        shards: Sequence[Shard],
+        *,
+        seed: int = 0,
+        schedule: Schedule | None = None,
+        stops: dict[int, int] | None = None,
+        fails: dict[int, tuple[str, int]] | None = None,
+        is_urging: bool = True,
+        checkpoints: Sequence[Checkpoint] | None = None,
+        make_machine: Callable[[Config], Machine] = Machine,
+    ) -> None:
+        self.schedule = schedule or AnyOrder(seed)
+        self.stops = stops or {}
+        self.fails = fails or {}
+        self.is_urging = is_urging
+        self.posts: dict[tuple[str, int], dict[int, Post]] = defaultdict(dict)
+        configs = [config] * len(shards) if isinstance(config, Config) else config
+        self.nodes = [
+            Node(make_machine(replace(of_rank, rank=rank, world_size=len(shards))), shard)
+            for rank, (of_rank, shard) in enumerate(zip(configs, shards, strict=True))
+        ]
+        for rank, node in enumerate(self.nodes):
+            if checkpoints is None:
+                node.begun = node.machine.begin()
+            else:
+                start = checkpoints[rank].start
+                node.read = start.read_samples
+                node.ledger = Ledger(start)
+                node.begun = node.machine.begin(start, tuple(node.shard[position] for position in start.carried))
+            self._perform(rank, node.begun)
+
+    # What the ranks ask for -----------------------------------------------------------------------------------------
+
+    def _perform(self, rank: int, effects: tuple[Effect, ...]) -> None:
+        node = self.nodes[rank]
+        for effect in effects:
+            match effect:
+                case Read() | Collate():
+                    node.waiting.append(effect)
+                case PostOffer() | PostCounts() | PostReport():
+                    self._post(rank, effect)
+                case Deliver(step):
+                    # RELEASE: at this moment every rank holds this step, collated.
+                    for other in self.nodes:
+                        is_open = other.collating is not None and step in other.collating.steps
+                        assert step.number < other.machine.state.planned_steps and not is_open
+                    node.queue.append(step)
+                    node.delivered.append(step)
+                case Finish():
+                    assert node.finish is None
+                    node.finish = effect
+
+    def _post(self, rank: int, post: Post) -> None:
+        """Adds a post to its exchange; the last one sends the answer to all ranks."""
+        node = self.nodes[rank]
+        match post:
+            case PostOffer(offer):
+                node.round_ = offer.round_max
+                posts = self.posts["offer", node.round_]
+            case PostCounts():
+                posts = self.posts["counts", node.round_]
+            case PostReport():
+                posts = self.posts["report", node.round_]
+        posts[rank] = post
+        if len(posts) == len(self.nodes):
+            event = combine_posts([posts[other] for other in range(len(self.nodes))])
+            for other in self.nodes:
+                other.waiting.append(event)
+
+    def send(self, rank: int, event: Event) -> None:
+        """Gives a rank an event, whatever it is."""
+        effects = self.nodes[rank].machine.handle(event)
+        self.nodes[rank].events.append((event, effects))
+        if isinstance(event, Counted):
+            self.nodes[rank].ledger.note_round(compute_round_start(self.nodes[rank].machine.state))
+        self._perform(rank, effects)
+
+    # What can happen ------------------------------------------------------------------------------------------------
+
+    def compute_choices(self) -> list[Choice]:
+        """Everything that can happen now: by rank what waits there, by arrival, and then what the consumer does."""
+        choices: list[Choice] = []
+        for rank, node in enumerate(self.nodes):
+            if not node.is_dead:
+                choices += [(ACTIONS[type(item)], rank) for item in node.waiting]
+                choices += self._list_of_consumer(rank)
+        return choices
+
+    def _list_of_consumer(self, rank: int) -> list[Choice]:
+        node = self.nodes[rank]
+        # The trainer's collective: a step ends when all ranks are in it. One that has left is in no step any more.
+        if node.is_stopped or min(len(other.taken) for other in self.nodes) < len(node.taken):
+            return []
+        if self.stops.get(rank) == len(node.taken):
+            return [("stop", rank)]
+        return [("take", rank)] if node.head is not None else []
+
+    def do(self, action: str, rank: int) -> None:
+        """Makes one choice happen."""
+        node = self.nodes[rank]
+        match action:
+            case "take":
+                step = node.queue.pop(0)
+                node.taken.append(step)
+                node.ledger.note_taken(step.number, [sample.position for sample in step.group])
+                self.send(rank, StepTaken())
+            case "stop" | "strand":
+                node.is_stopped = True
+                self.send(rank, ConsumerStopped())
+                if action == "stop" and self.is_urging:
+                    self.urge_others(rank)
+            case _:
+                item = next(item for item in node.waiting if ACTIONS[type(item)] == action)
+                node.waiting.remove(item)
+                event = self._answer(rank, item)
+                outcome = node.machine.state.outcome
+                # What was under way when a rank lost its exchange comes to no one.
+                if outcome is None or outcome.kind is not OutcomeKind.LOST:
+                    self.send(rank, event)
+
+    def _answer(self, rank: int, item: Effect | Event) -> Event:
+        """Returns the event that ``item`` leads to, or is."""
+        node = self.nodes[rank]
+        match item:
+            case Read(asked):
+                if self.fails.get(rank) == ("read", node.machine.state.round):
+                    return LocalFailed("unreadable")
+                count, is_ended = self.schedule.answer_read(asked, len(node.shard) - node.read)
+                samples = node.shard[node.read : node.read + count]
+                node.read += count
+                if count < asked and not is_ended:
+                    node.waiting.append(Read(asked - count))
+                return SamplesRead(samples, is_ended)
+            case Collate(round_):
+                is_bad = self.fails.get(rank) == ("collate", round_)
+                return LocalFailed("uncollatable") if is_bad else Collated(round_)
+            case PostOffer() | PostCounts() | PostReport() | Deliver() | Finish():
+                raise AssertionError(item)
+            case _:
+                return item
+
+    def fail(self, rank: int, cause: str) -> None:
+        """The samples of a rank cannot be read or collated any more."""
+        self.nodes[rank].drop_work()
+        self.send(rank, LocalFailed(cause))
+
+    def kill(self, rank: int) -> None:
+        """A rank is gone; the others are told in time. What is under way of an exchange may still arrive."""
+        self.nodes[rank].is_dead = True
+        for node in self.nodes:
+            node.waiting.append(PeerLost(rank, "process gone"))
+
+    def urge_others(self, rank: int) -> None:
+        """The other ranks are told that one of them has something to say."""
+        for node in self.nodes:
+            if node is not self.nodes[rank]:
+                node.waiting.append(Urged())
+
+    def step(self) -> bool:
+        """Makes the next thing happen; False when nothing can."""
+        choice = self.schedule.choose(self)
+        if choice is not None:
+            self.do(*choice)
+        return choice is not None
+
+    def run(self) -> World:
+        """Lets things happen until nothing can."""
+        while self.step():
+            pass
+        return self
+
+    # What came of it ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """True when every rank has finished."""
+        return all(node.finish is not None for node in self.nodes)
+
+    @property
+    def outcomes(self) -> list[Outcome | None]:
+        """By rank what the end was; None where there was none."""
+        return [node.finish.outcome if node.finish else None for node in self.nodes]
+
+    def get_finishes(self) -> list[Finish]:
+        """How each rank finished."""
+        return [node.finish for node in self.nodes if node.finish is not None]
+
+    def get_groups(self, rank: int) -> list[Group]:
+        """The groups the rank's consumer took, in order."""
+        return [step.group for step in self.nodes[rank].taken]
+
+
+# Ready made ---------------------------------------------------------------------------------------------------------
+
+
+def make_shard(lengths: Sequence[int], first_id: int = 0, costs: Sequence[tuple[int, ...]] | None = None) -> Shard:
+    """Samples of the given lengths and costs, in this order, all tokens but one supervised."""
+    return tuple(
+        Sample(first_id + i, i, length, max(0, length - 1), costs[i] if costs else ())
+        for i, length in enumerate(lengths)
+    )
+
+
+def make_shards(
+    lengths: Sequence[Sequence[int]], costs: Sequence[Sequence[tuple[int, ...]]] | None = None
+) -> tuple[Shard, ...]:
+    """One shard a rank, with ids that differ over all ranks."""
+    return tuple(make_shard(shard, 1000 * rank, costs[rank] if costs else None) for rank, shard in enumerate(lengths))
+
+
+def make_config(**options: object) -> Config:
+    """A small configuration: budget 8, window 4, no ramp."""
+    defaults: dict[str, object] = {
+        "rank": 0, "world_size": 1, "budget_tokens": 8, "window_samples": 4, "ramp_rounds": 0, "depth_steps": 2,
+    }  # fmt: skip
+    return Config(**(defaults | options))  # type: ignore[arg-type]
 
 
 def make_configs(world_size: int, rule: str = "odb", **settings: Any) -> list[Config]:
+    """One configuration a rank: budget 40, window 6, a ramp of one round."""
     values = {"budget_tokens": 40, "window_samples": 6, "depth_steps": 2, "ramp_rounds": 1} | settings
     return [Config(rank=rank, world_size=world_size, rule=get_rule(rule), **values) for rank in range(world_size)]
 
 
-class World:
-    """Runs to the end at once; raises Deadlock when it gets stuck before every living rank has finished."""
+def run(lengths: Sequence[Sequence[int]], config: Config, **options: object) -> World:
+    """A run in any order over shards of these lengths, to its end."""
+    return World(config, make_shards(lengths), **options).run()  # type: ignore[arg-type]
 
-    def __init__(
-        self,
-        shards: Sequence[Sequence[int]],
-        configs: Sequence[Config],
-        *,
-        seed: int = 0,
-        faults: Sequence[Fault] = (),
-        trace: Path | None = None,
-        is_one_file: bool = True,
-        driver: str = "test",
-        machine_class: type[Machine] = Machine,
-    ) -> None:
-        self.random = random.Random(seed)
-        self.writers: list[TraceWriter] = []
-        self.paths: list[Path] = []
+
+def run_by_arrival(
+    lengths: Sequence[Sequence[int]],
+    configs: Sequence[Config],
+    *,
+    seed: int = 0,
+    faults: Sequence[Fault] = (),
+    trace: Path | None = None,
+    is_one_file: bool = True,
+    driver: str = "test",
+    machine_class: type[Machine] = Machine,
+) -> World:
+    """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised.
+
+    Raises: Deadlock when it gets stuck before every living rank has finished.
+    """
+    shards = [
+        tuple(
+            Sample(1000 * rank + i, i, length, length // 2, tuple((i + k) % 4 for k in range(len(config.limits))))
+            for i, length in enumerate(shard)
+        )
+        for rank, (shard, config) in enumerate(zip(lengths, configs, strict=True))
+    ]
+    with ExitStack() as stack:
+        paths: list[Path] = []
         if trace is not None:
-            count = 1 if is_one_file else len(shards)
-            self.paths = [trace.with_name(f"{trace.name}.{rank}") if count > 1 else trace for rank in range(count)]
-            self.writers = [TraceWriter(path, configs[0], driver=driver) for path in self.paths]
-        self.ranks = [
-            Rank(machine_class(config, self._get_observer(config.rank)), shard)
-            for config, shard in zip(configs, shards, strict=True)
-        ]
-        self.faults = sorted(faults, key=lambda fault: fault.after)
-        self.posts: dict[tuple[type, int], dict[int, Any]] = {}
-        self.numbers: dict[tuple[int, type], int] = {}
-        self.is_broken = False
-        try:
-            self._run()
-        finally:
-            for writer in self.writers:
-                writer.close()
+            paths = [trace] if is_one_file or len(shards) == 1 else list_paths(trace, len(shards))
+        writers = [stack.enter_context(TraceWriter(path, configs[0], driver=driver)) for path in paths]
 
-    @property
-    def outcomes(self) -> list[Outcome | None]:
-        return [rank.finish.outcome if rank.finish else None for rank in self.ranks]
+        def make_machine(config: Config) -> Machine:
+            return machine_class(config, writers[config.rank % len(writers)].record if writers else None)
 
-    def _get_observer(self, rank: int) -> Any:
-        if not self.writers:
-            return None
-        return self.writers[rank % len(self.writers)].record
+        world = World(configs, shards, schedule=ByArrival(seed, faults), make_machine=make_machine)
+        world.paths = paths
+        world.run()
+    for rank, node in enumerate(world.nodes):
+        if not node.is_dead and node.finish is None:
+            raise Deadlock(f"rank {rank}: {node.machine.state}")
+    return world
 
-    def _run(self) -> None:
-        for number, rank in enumerate(self.ranks):
-            self._perform(number, rank.machine.begin())
-        happened = 0
-        while True:
-            while self.faults and self.faults[0].after <= happened:
-                self._break(self.faults.pop(0))
-            actions: list[tuple[int, int]] = []
-            for number, rank in enumerate(self.ranks):
-                if rank.is_dead:
-                    continue
-                actions += [(number, index) for index in range(len(rank.pending))]
-                if self._can_take(number):
-                    actions.append((number, -1))
-            if not actions:
-                if self.faults:
-                    self._break(self.faults.pop(0))
-                    continue
-                if self._fail_collective():
-                    continue
-                break
-            number, index = self.random.choice(actions)
-            happened += 1
-            self._act(number, index)
-        for number, rank in enumerate(self.ranks):
-            if not rank.is_dead and rank.finish is None:
-                raise Deadlock(f"rank {number}: {rank.machine.state}")
 
-    def _can_take(self, number: int) -> bool:
-        rank = self.ranks[number]
-        if not rank.queue or rank.has_left:
-            return False
-        if rank.finish is not None and rank.queue[0].number >= rank.finish.step_limit:
-            return False
-        # The trainer's collective: a step ends when all ranks are in it. One that has left is in no step any more.
-        return min(len(other.taken) for other in self.ranks) >= len(rank.taken)
-
-    def _fail_collective(self) -> bool:
-        """A trainer that waits for one that is gone gets an error from its own collective, and leaves too."""
-        is_gone = any(rank.is_dead for rank in self.ranks)
-        for number, rank in enumerate(self.ranks):
-            is_draining = rank.machine.state.phase is Phase.DRAIN and any(other.has_left for other in self.ranks)
-            if not (rank.is_dead or rank.finish or rank.has_left) and (is_gone or is_draining):
-                rank.has_left = True
-                self._perform(number, rank.machine.handle(ConsumerStopped()))
-                return True
-        return False
-
-    def _break(self, fault: Fault) -> None:
-        rank = self.ranks[fault.rank]
-        if rank.is_dead or rank.finish is not None or rank.has_left:
-            return
-        if fault.kind == "urge":
-            rank.pending.append(Urged())
-            return
-        if fault.kind == "kill":
-            rank.is_dead = self.is_broken = True
-            for number, other in enumerate(self.ranks):
-                # What is pending of an exchange may still arrive.
-                other.pending.append(PeerLost(fault.rank, "process gone"))
-                if number == fault.rank:
-                    other.pending.clear()
-            return
-        if fault.kind == "stop":
-            rank.has_left = True
-            self._perform(fault.rank, rank.machine.handle(ConsumerStopped()))
-        else:
-            rank.pending = [item for item in rank.pending if not isinstance(item, Read | Collate)]
-            self._perform(fault.rank, rank.machine.handle(LocalFailed("broken sample")))
-        for number, other in enumerate(self.ranks):
-            if number != fault.rank:
-                other.pending.append(Urged())
-
-    def _act(self, number: int, index: int) -> None:
-        rank = self.ranks[number]
-        if index < 0:
-            rank.taken.append(rank.queue.pop(0))
-            self._perform(number, rank.machine.handle(StepTaken()))
-            return
-        item = rank.pending.pop(index)
-        event: Event
-        match item:
-            case Read(count):
-                end = min(rank.read + count, len(rank.shard))
-                if self.random.random() < 0.2:
-                    end = self.random.randint(min(rank.read + 1, end), end)
-                samples = tuple(
-                    Sample(
-                        1000 * number + position,
-                        position,
-                        rank.shard[position],
-                        rank.shard[position] // 2,
-                        tuple((position + i) % 4 for i in range(len(rank.machine.config.limits))),
-                    )
-                    for position in range(rank.read, end)
-                )
-                left = count - len(samples)
-                rank.read = end
-                is_ended = end == len(rank.shard)
-                if left and not is_ended:
-                    rank.pending.append(Read(left))
-                event = SamplesRead(samples, is_ended)
-            case Collate(round):
-                event = Collated(round)
-            case PostOffer() | PostCounts() | PostReport() | Deliver() | Finish():
-                raise AssertionError(item)
-            case _:
-                event = item
-        if rank.finish is not None and rank.finish.outcome.kind is OutcomeKind.LOST:
-            return
-        self._perform(number, rank.machine.handle(event))
-
-    def _perform(self, number: int, effects: Sequence[Effect]) -> None:
-        rank = self.ranks[number]
-        for effect in effects:
-            match effect:
-                case Read() | Collate():
-                    rank.pending.append(effect)
-                case Deliver(step):
-                    rank.queue.append(step)
-                case Finish():
-                    rank.finish = effect
-                case _:
-                    self._post(number, effect)
-
-    def _post(self, number: int, effect: PostOffer | PostCounts | PostReport) -> None:
-        kind = type(effect)
-        key = (kind, self.numbers.get((number, kind), 0))
-        self.numbers[number, kind] = key[1] + 1
-        posts = self.posts.setdefault(key, {})
-        posts[number] = effect
-        if len(posts) < len(self.ranks):
-            return
-        event: Event
-        if kind is PostOffer:
-            event = Agreed(reduce_offers(post.offer for post in posts.values()))
-        elif kind is PostCounts:
-            rows = [posts[rank].counts for rank in range(len(self.ranks))]
-            event = Counted(tuple(sum(column, ZERO_COUNTS) for column in zip(*rows, strict=True)))
-        else:
-            event = Reported(tuple(posts[rank].report for rank in range(len(self.ranks))))
-        del self.posts[key]
-        for rank in self.ranks:
-            rank.pending.append(event)
+def list_paths(trace: Path, ranks: int) -> list[Path]:
+    """One file a rank, with the rank at the end of its name."""
+    return [trace.with_name(f"{trace.name}.{rank}") for rank in range(ranks)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import JobState, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -22,6 +24,7 @@ from tests.integrations.common import (  # noqa: E402
     SIZES,
     STEPS,
     Model,
+    Samples,
     check_coverage,
     check_weights,
     collate,
@@ -87,3 +90,50 @@ def divide(rank: int) -> str:
 def test_an_accelerator_that_divides_as_well_is_refused() -> None:
     (result,) = run_ranks(1, divide, timeout_s=30)
     assert "normalised twice: leave it at 1" in result.value, result
+
+
+def make_registered(accelerator: Any) -> ODBDataLoader:
+    options = OPTIONS | {"shuffle": True, "collate_fn": collate}
+    loader = ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options)
+    accelerator.register_for_checkpointing(JobState(loader))
+    return loader
+
+
+def save_state(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    accelerator = Accelerator(cpu=True)
+    with make_registered(accelerator) as loader:
+        batches = iter(loader)
+        before = [read_next(batches) for _ in range(4)]
+        accelerator.save_state(str(folder))
+        return before, list(iter(partial(read_next, batches), None))
+
+
+def read_next(batches: Any) -> list[int] | None:
+    batch = next(batches, None)
+    if batch is None:
+        return None
+    return [] if pop_step_info(batch).is_idle else batch["numbers"].tolist()
+
+
+def load_state(rank: int, world_size: int, folder: Path) -> list[list[int]]:
+    set_environment(rank, world_size)
+    accelerator = Accelerator(cpu=True)
+    with make_registered(accelerator) as loader:
+        accelerator.load_state(str(folder))
+        return list(iter(partial(read_next, iter(loader)), None))
+
+
+def test_its_checkpoints_hold_the_loaders_of_all_ranks(tmp_path: Path) -> None:
+    """Checks: RESUME, ONCE, COVER. Saved on two ranks, resumed on two, three and one."""
+    saved = run_ranks(len(SIZES), save_state, tmp_path, timeout_s=60)
+    assert not any(result.error for result in saved), saved
+    before = [number for result in saved for row in result.value[0] for number in row]
+    for world_size in (2, 3, 1):
+        (tmp_path / "random_states_2.pkl").write_bytes((tmp_path / "random_states_0.pkl").read_bytes())
+        results = run_ranks(world_size, load_state, world_size, tmp_path, timeout_s=60)
+        assert not any(result.error for result in results), results
+        if world_size == len(SIZES):
+            assert [result.value for result in results] == [result.value[1] for result in saved]
+        after = [number for result in results for row in result.value for number in row]
+        assert sorted(before + after) == list(range(sum(SIZES)))

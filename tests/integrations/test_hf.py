@@ -15,7 +15,7 @@ import torch  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments  # noqa: E402
 
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
+from odb_ref.torch import JobError, UsageError  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -158,7 +158,7 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
         assert from_4 == ((updates[4:], weights), *rest)
         assert from_8 == ((updates[8:], weights), *rest)
         assert from_12[0] == ([], weights)
-        assert "8 steps into its epoch, which is no multiple of gradient_accumulation_steps=3" in refusal
+        assert "8 steps into its epoch, which is not a multiple of gradient_accumulation_steps=3" in refusal
     first = [result.value[-1][0] for result in results]
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=120)
     assert not alone.error, alone
@@ -185,7 +185,7 @@ def supervise_all(samples: list[dict[str, Any]]) -> dict[str, Any]:
 MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
     "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
-    "pass ODBOptions(loader={'supervised_fn'": {"data_collator": supervise_all},
+    "or pass supervised_fn=": {"data_collator": supervise_all},
     "ODBOptions(updates_per_epoch=...)": {"odb": ODBOptions(token_budget=BUDGET_TOKENS)},
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
     "orders samples for fixed batches": {"train_sampling_strategy": "group_by_length"},
@@ -203,7 +203,7 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
         try:
             train(rank, folder, **settings)
             messages.append("nothing")
-        except UsageError as error:
+        except (UsageError, JobError) as error:
             messages.append(str(error))
     return messages
 

@@ -11,14 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from types import ModuleType
 
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import Core
+
 from odb_ref.core.config import Config
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import State
-from simulator.explore.bounds import Bounds
-from simulator.explore.rank import Core
 
-REBUILT = ("offer", "alignment", "grouping", "rules", "rounds", "resume", "machine", "outline")
+REBUILT = ("offer", "alignment", "grouping", "rules", "rounds", "resume", "machine", "summary")
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()
@@ -50,7 +51,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["rules"]
-        outline = modules["outline"]
+        summary = modules["summary"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -61,7 +62,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
             """Nothing: the world's own checks have to do."""
 
         def stand_in(state: State) -> State:
-            return outline.make_stand_in(outline.compute_outline(state))  # type: ignore[no-any-return]
+            return summary.make_stand_in(summary.compute_summary(state))  # type: ignore[no-any-return]
 
         check = check_transition if has_invariants else accept
         core = Core(machine.start, machine.transition, check, reduce, stand_in)

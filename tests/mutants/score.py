@@ -35,11 +35,11 @@ STATUS: Final = {
 
 
 def read_results() -> dict[str, str]:
-    """The status of each mutant, by its name without ``odb_ref.core.``."""
+    """The status of each mutant, by its name without ``odb_ref.``."""
     found: dict[str, str] = {}
-    for path in sorted(RESULTS.glob("odb_ref/core/**/*.meta")):
+    for path in sorted(RESULTS.glob("odb_ref/**/*.meta")):
         for name, code in json.loads(path.read_text())["exit_code_by_key"].items():
-            found[name.removeprefix("odb_ref.core.")] = STATUS.get(code, OTHER)
+            found[name.removeprefix("odb_ref.")] = STATUS.get(code, OTHER)
     return found
 
 
@@ -49,7 +49,7 @@ def read_explained() -> list[str]:
 
 
 def get_module(name: str) -> str:
-    """The module of a mutant, below ``odb_ref.core``."""
+    """The module of a mutant, below ``odb_ref``."""
     return name.rsplit(".", 1)[0]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from odb_sim.explore.bounds import Bounds, compute_lengths
+
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.types import Mode
-from simulator.explore.bounds import Bounds, compute_lengths
 from tests.mutants.loader import Mutant
 
 
@@ -84,8 +85,8 @@ MUTANTS = (
     Mutant(
         name="groups are swept in sampler order",
         module="grouping",
-        old="sorted(samples, key=_length_then_position)",
-        new="samples",
+        old='sorted(by_position, key=attrgetter("length"))',
+        new="by_position",
         property="BUDGET",
         bounds=Bounds(lengths=((3, 1), (3, 1)), budget_tokens=4),
     ),
@@ -255,8 +256,8 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     Mutant(
         name="the rule asks for more steps than anybody has samples",
         module="rules",
-        old='        """The most groups any rank has formed."""\n        return agreement.groups_max',
-        new='        """The most groups any rank has formed."""\n        return agreement.groups_max + 1',
+        old="        return agreement.groups_max\n",
+        new="        return agreement.groups_max + 1\n",
         property="RULE-BOUNDS",
         bounds=SPLIT,
     ),
@@ -271,17 +272,17 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     ),
     Mutant(
         name="the quota is not counted",
-        module="machine",
-        old="    if config.quota_samples is not None:\n        steps =",
-        new="    if config.quota_samples is None:\n        steps =",
+        module="rounds",
+        old="return next((i for i, total in enumerate(totals, 1) if total >= config.quota_samples), len(totals))",
+        new="return len(totals)",
         property="QUOTA",
         bounds=QUOTA,
     ),
     Mutant(
         name="the quota cut comes a step late",
-        module="machine",
-        old="if total >= config.quota_samples), steps)",
-        new="if total > config.quota_samples), steps)",
+        module="rounds",
+        old="if total >= config.quota_samples)",
+        new="if total > config.quota_samples)",
         property="QUOTA",
         bounds=replace(QUOTA, quota_samples=4),
     ),
@@ -329,7 +330,7 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     Mutant(
         name="the window is not filled again",
         module="machine",
-        old="wanted = 0 if released.is_ended else max(0, room)",
+        old="wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)",
         new="wanted = 0",
         property="COVER",
         bounds=PLAIN,
@@ -337,8 +338,8 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     Mutant(
         name="a rank reads on after the end of its source",
         module="machine",
-        old="wanted = 0 if released.is_ended else max(0, room)",
-        new="wanted = max(0, room)",
+        old="len(carried), is_ended=released.is_ended)",
+        new="len(carried), is_ended=False)",
         property="TERM",
         bounds=PLAIN,
     ),
@@ -434,8 +435,8 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     Mutant(
         name="room in the queue goes unnoticed",
         module="machine",
-        old="    taken, delivered = _deliver(config, taken)\n    if taken.phase",
-        new="    delivered: tuple[Effect, ...] = ()\n    if taken.phase",
+        old="steps = _list_deliverable(config, state, taken=1)",
+        new="steps: tuple[Step, ...] = ()",
         property="FREE",
         bounds=STOP,
     ),
@@ -526,7 +527,7 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
         name="each rank puts a different configuration down to itself",
         module="machine",
         old="return _drain(config, state, compute_failure(reports), state.planned_steps - len(state.plan))",
-        new="return _drain(config, state, replace(compute_failure(reports), rank=config.rank), "
+        new="return _drain(config, state, Outcome(compute_failure(reports).kind, config.rank), "
         "state.planned_steps - len(state.plan))",
         property="ABORT",
         bounds=ODD,
@@ -655,7 +656,7 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     # A lost loader process.
     Mutant(
         name="a stand-in takes what is planned for released",
-        module="outline",
+        module="summary",
         old="released_steps = state.planned_steps - len(state.plan)",
         new="released_steps = state.planned_steps",
         property="RELEASE",
@@ -663,7 +664,7 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     ),
     Mutant(
         name="a stand-in takes what is released for delivered",
-        module="outline",
+        module="summary",
         old="delivered_steps=released_steps - len(state.outbox),",
         new="delivered_steps=released_steps,",
         property="FREE",
@@ -671,48 +672,48 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     ),
     Mutant(
         name="a stand-in takes every plan for collated",
-        module="outline",
-        old="is_collated=outline.is_collated,",
+        module="summary",
+        old="is_collated=summary.is_collated,",
         new="is_collated=True,",
         property="FREE",
         bounds=LOADER,
     ),
     Mutant(
         name="a stand-in forgets how many samples are planned",
-        module="outline",
-        old="        global_samples=outline.global_samples,\n",
+        module="summary",
+        old="        global_samples=summary.global_samples,\n",
         new="",
         property="ALIGN",
         bounds=replace(QUOTA, quota_samples=8, lost_loaders=1),
     ),
     Mutant(
         name="a stand-in forgets the steps that wait for their sums",
-        module="outline",
-        old="aligned=((),) * outline.aligned_steps,",
+        module="summary",
+        old="aligned=((),) * summary.aligned_steps,",
         new="aligned=(),",
         property="TERM",
         bounds=LOADER,
     ),
     Mutant(
         name="a stand-in forgets the step limit",
-        module="outline",
-        old="        step_limit=outline.step_limit,\n",
+        module="summary",
+        old="        step_limit=summary.step_limit,\n",
         new="",
         property="FREE",
         bounds=replace(LOADER_WAITS, stops=1),
     ),
     Mutant(
         name="a stand-in begins anew",
-        module="outline",
-        old="        round=outline.round,\n",
+        module="summary",
+        old="        round=summary.round,\n",
         new="",
         property="ALIGN",
         bounds=LOADER,
     ),
     Mutant(
         name="a stand-in does not know what was taken",
-        module="outline",
-        old="        taken_steps=outline.taken_steps,\n",
+        module="summary",
+        old="        taken_steps=summary.taken_steps,\n",
         new="",
         property="ALIGN",
         bounds=LOADER,
@@ -720,8 +721,8 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     ),
     Mutant(
         name="a stand-in forgets how the epoch ended",
-        module="outline",
-        old="        outcome=outline.outcome,\n",
+        module="summary",
+        old="        outcome=summary.outcome,\n",
         new="",
         property="TERM",
         bounds=LOADER,

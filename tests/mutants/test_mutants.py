@@ -7,14 +7,14 @@ import contextlib
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from odb_sim.explore import rank
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import Violation
+from odb_sim.explore.scenario import compute_scenario, replay
+from odb_sim.explore.search import Exploration, explore
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, LocalFailed
-from simulator.explore import rank
-from simulator.explore.bounds import Bounds
-from simulator.explore.rank import Violation
-from simulator.explore.scenario import compute_scenario, replay
-from simulator.explore.search import Exploration, explore
 from tests.mutants.loader import Mutant, load
 from tests.mutants.table import MUTANTS, PLANTED
 from tests.properties.worlds import WorldMachine
@@ -33,6 +33,18 @@ def test_mutant_is_killed_by_its_check(mutant: Mutant) -> None:
     found = find(mutant).counterexample
     assert found is not None, "survives"
     assert found.property == mutant.property, found.detail
+
+
+@every_mutant
+def test_a_reduced_search_kills_the_mutant_too(mutant: Mutant) -> None:
+    """The verdict is that of the whole graph, for each defect."""
+    with load(mutant) as (core, bounds):
+        found = explore(bounds, core=core, max_states=MAX_STATES, is_reduced=True).counterexample
+    assert found is not None, "survives"
+    with load(mutant, has_invariants=False) as (core, bounds):
+        full = explore(bounds, core=core, max_states=MAX_STATES)
+        reduced = explore(bounds, core=core, max_states=MAX_STATES, is_reduced=True)
+    assert (full.counterexample is None) == (reduced.counterexample is None)
 
 
 @every_mutant

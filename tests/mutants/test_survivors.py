@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.score import SURVIVORS, format_row, get_module, read_explained
 
-CORE = Path(__file__).parents[2] / "odb_ref" / "core"
+PACKAGE = Path(__file__).parents[2] / "odb_ref"
 NAME = re.compile(r"x(?:_|ǁ(?P<owner>\w+)ǁ)(?P<function>\w+)__mutmut_\d+")
 
 
 def list_functions(module: str) -> set[tuple[str | None, str]]:
-    """The functions of a module of the core, and its methods, each after its class."""
-    body = ast.parse((CORE / f"{module.replace('.', '/')}.py").read_text()).body
+    """The functions of a module, and its methods, each after its class."""
+    body = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text()).body
     classes = [item for item in body if isinstance(item, ast.ClassDef)]
     return {(None, item.name) for item in body if isinstance(item, ast.FunctionDef)} | {
         (owner.name, item.name) for owner in classes for item in owner.body if isinstance(item, ast.FunctionDef)
@@ -31,6 +32,17 @@ def test_every_survivor_is_of_a_function_that_exists() -> None:
         found = NAME.fullmatch(name.rsplit(".", 1)[1])
         assert found, name
         assert (found["owner"], found["function"]) in list_functions(get_module(name)), name
+
+
+def test_what_is_mutated_is_what_the_survivors_are_of() -> None:
+    """A folder that moves must not leave the list, or the mutants, behind."""
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["mutmut"]
+    rooms = {Path(path).name for path in settings["source_paths"]}
+    assert {get_module(name).partition(".")[0] for name in read_explained()} <= rooms
+    for path in settings["source_paths"]:
+        assert list((PACKAGE.parent / path).glob("*.py")), path
+    for pattern in settings["do_not_mutate"]:
+        assert list(PACKAGE.parent.glob(pattern)), pattern
 
 
 def test_every_survivor_has_a_change_and_a_reason() -> None:

@@ -38,9 +38,11 @@ def model() -> Model:
         done = subprocess.run(["make", "-C", str(PROOFS), "extraction"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
-    def ask(case: str) -> list[str]:
-        run = subprocess.run([PROOFS / "extracted/model"], input=case, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr
-        return run.stdout.splitlines()
+    return ask_model
 
-    return ask
+
+def ask_model(case: str) -> list[str]:
+    """The lines that the extracted model, once built, prints for a case."""
+    run = subprocess.run([PROOFS / "extracted/model"], input=case, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()

@@ -1,9 +1,10 @@
-"""The audit of the proofs refuses what is no proof."""
+"""The audit of the proofs refuses what is not a proof."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.proofs.conftest import PROOFS, Model
 
 
 def _audit(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([folder / "audit.sh"], capture_output=True, text=True, check=False)
+    return subprocess.run([folder / "audit.py", "--quick"], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -31,10 +32,10 @@ def test_the_audit_accepts_the_proofs(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("Axiom easy : False.", "Axiom"),
-        ("Lemma easy : False. Proof. Admitted.", "Admitted"),
+        ("Axiom easy : False.", "Axiom has no place"),
+        ("Lemma easy : False. Proof. Admitted.", "Admitted has no place"),
         ("Variable easy : False.", "outside a section"),
-        ("Parameter easy : False.", "Parameter"),
+        ("Parameter easy : False.", "Parameter has no place"),
     ],
 )
 def test_the_audit_refuses_an_axiom_and_a_gap(copy: Path, text: str, complaint: str) -> None:
@@ -66,3 +67,15 @@ def test_the_audit_refuses_a_theorem_that_is_not_there(copy: Path) -> None:
     done = _audit(copy)
     assert done.returncode == 1
     assert "there_is_no_such_theorem" in done.stderr
+
+
+def test_the_checker_of_what_was_compiled_accepts_it_and_finds_an_axiom(copy: Path) -> None:
+    def check() -> subprocess.CompletedProcess[str]:
+        ask = "import audit; audit.check_compiled(['Rules', 'Weight'])"
+        return subprocess.run([sys.executable, "-c", ask], cwd=copy, capture_output=True, text=True, check=False)
+
+    assert check().returncode == 0
+    with (copy / "Weight.v").open("a") as file:
+        file.write("Axiom easy : False.\n")
+    subprocess.run(["coqc", "-Q", ".", "ODB", "Weight.v"], cwd=copy, check=True)
+    assert "ODB.Weight.easy" in check().stderr

@@ -66,7 +66,7 @@ def _write_counts(counts: Iterable[StepCounts]) -> str:
     return _words(len(rows), *rows)
 
 
-def _write_report(report: Report, prints: dict[str, int]) -> str:
+def write_report(report: Report, prints: dict[str, int]) -> str:
     return _words(report.rank, report.cause or -1, report.round, prints[report.config])
 
 
@@ -98,7 +98,7 @@ def write_event(event: Event, prints: dict[str, int]) -> str:
         case Counted():
             return _words("counted", _write_counts(event.counts))
         case Reported():
-            return _words("reported", len(event.reports), *(_write_report(item, prints) for item in event.reports))
+            return _words("reported", len(event.reports), *(write_report(item, prints) for item in event.reports))
         case StepTaken():
             return "taken"
         case ConsumerStopped():
@@ -113,24 +113,24 @@ def write_event(event: Event, prints: dict[str, int]) -> str:
             assert_never(event)
 
 
-def _show_list(items: Iterable[object]) -> str:
+def show_list(items: Iterable[object]) -> str:
     return "[" + " ".join(map(str, items)) + "]"
 
 
 def show_group(group: Group) -> str:
-    return _show_list(sample.position for sample in group)
+    return show_list(sample.position for sample in group)
 
 
 def show_groups(groups: Iterable[Group]) -> str:
-    return _show_list(map(show_group, groups))
+    return show_list(map(show_group, groups))
 
 
-def _show_counts(counts: StepCounts) -> str:
+def show_counts(counts: StepCounts) -> str:
     return f"{counts.samples}/{counts.tokens}/{counts.supervised}"
 
 
 def _show_step(step: Step) -> str:
-    return f"{step.number}:{step.round}:{show_group(step.group)}:{_show_counts(step.global_counts)}"
+    return f"{step.number}:{step.round}:{show_group(step.group)}:{show_counts(step.global_counts)}"
 
 
 def _show_outcome(state: State) -> str:
@@ -158,9 +158,9 @@ def _show_post(effects: Sequence[Effect], prints: dict[str, int]) -> str:
             case PostOffer():
                 return "offer " + write_offer(effect.offer)
             case PostCounts():
-                return "counts " + _show_list(map(_show_counts, effect.counts))
+                return "counts " + show_list(map(show_counts, effect.counts))
             case PostReport():
-                return "report " + _write_report(effect.report, prints)
+                return "report " + write_report(effect.report, prints)
             case _:
                 pass
     return "-"
@@ -175,15 +175,15 @@ def show_state(state: State, effects: Sequence[Effect], prints: dict[str, int]) 
         int(state.is_ended),
         state.wanted_samples,
         show_group(state.window),
-        _show_list(state.marks),
+        show_list(state.marks),
         show_groups(state.groups),
         show_groups(state.aligned),
-        _show_list(map(_show_step, state.plan)),
+        show_list(map(_show_step, state.plan)),
         int(state.is_collated),
         state.planned_steps,
         state.global_samples,
-        _show_list(map(_show_step, state.outbox)),
-        _show_list(map(_show_step, state.queue)),
+        show_list(map(_show_step, state.outbox)),
+        show_list(map(_show_step, state.queue)),
         state.taken_steps,
         state.failure or -1,
         int(state.is_stopped),

@@ -27,10 +27,10 @@ from odb_ref.core.effects import (
 )
 from odb_ref.core.events import Agreed, Collated, Event, LocalFailed, PeerLost, SamplesRead
 from odb_ref.core.machine import Machine
-from odb_ref.core.outline import Outline, compute_outline, make_stand_in
 from odb_ref.core.state import Phase, State
+from odb_ref.core.summary import StateSummary, compute_summary, make_stand_in
 from odb_ref.core.types import Step
-from tests.spec.world import Node, Shard, World
+from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World
 
 CAUSE = "loader process lost"
 
@@ -39,7 +39,7 @@ CAUSE = "loader process lost"
 class Update:
     """What the loader process says after an event; ``state`` is for the twin, and no driver has it."""
 
-    outline: Outline
+    summary: StateSummary
     posts: tuple[Post, ...]
     planned: tuple[Step, ...]
     is_answer: bool
@@ -59,16 +59,17 @@ class End:
     planned: list[Step] = field(default_factory=list)
     ready_steps: int = 0
     """The steps whose batches have come."""
-    open_post: str = ""
+    is_posted: bool = False
+    """A post has no answer yet."""
     is_dead: bool = False
     is_replaced: bool = False
     is_told_of_loss: bool = False
     twin: Machine | None = None
-    at_loss: Outline | None = None
+    at_loss: StateSummary | None = None
 
     @property
-    def outline(self) -> Outline:
-        return Outline() if self.last is None else self.last.outline
+    def summary(self) -> StateSummary:
+        return StateSummary() if self.last is None else self.last.summary
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,19 @@ class Kill:
     is_losing_batches: bool = False
 
 
+class Weighted(AnyOrder):
+    """Draws as `AnyOrder` does; ``speeds`` says how likely each kind of action is."""
+
+    def __init__(self, seed: int, speeds: dict[str, float]) -> None:
+        super().__init__(seed)
+        self.speeds = speeds
+
+    def choose(self, world: World) -> Choice | None:
+        choices = world.compute_choices()
+        weights = [self.speeds.get(action, 1.0) for action, _ in choices]
+        return self.random.choices(choices, weights)[0] if choices else None
+
+
 class SplitWorld(World):
     """As `World`, with every rank in two processes. ``kills`` says by rank which loader processes die; ``break_after`` after
     how many actions the exchange breaks; ``speeds`` how likely each kind of action is.
@@ -94,9 +108,10 @@ class SplitWorld(World):
 
     def __init__(
         self,
-        config: Config,
+        config: Config | Sequence[Config],
         shards: Sequence[Shard],
         *,
+        seed: int = 0,
         kills: dict[int, Kill] | None = None,
         break_after: int | None = None,
         speeds: dict[str, float] | None = None,
@@ -106,20 +121,15 @@ class SplitWorld(World):
         self.kills = dict(kills or {})
         self.break_after = break_after
         self.is_broken = False
-        self.speeds = speeds or {}
         self.happened = 0
-        super().__init__(config, shards, **options)  # type: ignore[arg-type]
+        super().__init__(config, shards, schedule=Weighted(seed, speeds or {}), **options)  # type: ignore[arg-type]
 
     # The loader process ---------------------------------------------------------------------------------------------
 
     def _perform(self, rank: int, effects: tuple[Effect, ...], *, is_answer: bool = False) -> None:
         """The loader process reads and collates, and sends the rest to the other end."""
         node = self.nodes[rank]
-        for effect in effects:
-            if isinstance(effect, Read):
-                node.asked = effect.count
-            elif isinstance(effect, Collate):
-                node.collating = effect
+        node.waiting += [effect for effect in effects if isinstance(effect, Read | Collate)]
         self.ends[rank].updates.append(_make_update(node.machine, effects, is_answer))
 
     def _handle(self, rank: int, event: Event, *, is_answer: bool) -> None:
@@ -129,7 +139,7 @@ class SplitWorld(World):
         """The loader process is gone; nobody has noticed."""
         node, end = self.nodes[rank], self.ends[rank]
         end.is_dead = True
-        node.asked, node.collating = 0, None
+        node.drop_work()
         end.inbox.clear()
         for _ in range(min(kill.unsent, len(end.updates))):
             end.updates.pop()
@@ -163,20 +173,13 @@ class SplitWorld(World):
             end.unanswered.popleft()
         end.planned.extend(update.planned)
         for post in update.posts:
-            assert not end.open_post, "a post while another is open"
-            match post:
-                case PostOffer():
-                    end.open_post, value = "offer", post.offer
-                    node.round_ = post.offer.round_max
-                case PostCounts():
-                    end.open_post, value = "counts", post.counts
-                case PostReport():
-                    end.open_post, value = "report", post.report
-            self.posts[end.open_post, node.round_][rank] = value
-        outline = update.outline
+            assert not end.is_posted, "a post while another is open"
+            end.is_posted = True
+            self._post(rank, post)
+        summary = update.summary
         for other in self.ends:
-            assert other.outline.round != outline.round or other.outline.planned_steps == outline.planned_steps
-        while len(node.delivered) < outline.delivered_steps:
+            assert other.summary.round != summary.round or other.summary.planned_steps == summary.planned_steps
+        while len(node.delivered) < summary.delivered_steps:
             number = len(node.delivered)
             # RELEASE: every rank holds the batches of the step at its trainer's end.
             assert min(other.ready_steps for other in self.ends) > number, (
@@ -184,9 +187,9 @@ class SplitWorld(World):
             )
             node.queue.append(end.planned[number])
             node.delivered.append(end.planned[number])
-        if outline.phase is Phase.DONE and node.finish is None:
-            assert outline.outcome is not None
-            node.finish = Finish(outline.outcome, outline.step_limit)
+        if summary.phase is Phase.DONE and node.finish is None:
+            assert summary.outcome is not None
+            node.finish = Finish(summary.outcome, summary.step_limit)
 
     def notice(self, rank: int) -> None:
         """The loader process is known to be lost: a stand-in goes on."""
@@ -197,9 +200,9 @@ class SplitWorld(World):
             node.machine.begin()
             end.twin.begin()
         else:
-            node.machine.state = make_stand_in(end.last.outline)
+            node.machine.state = make_stand_in(end.last.summary)
             end.twin.state = end.last.state
-        end.is_replaced, end.at_loss = True, end.outline
+        end.is_replaced, end.at_loss = True, end.summary
         end.batches.clear()
         events, failure = [*end.unanswered], LocalFailed(CAUSE)
         end.unanswered.clear()
@@ -211,41 +214,34 @@ class SplitWorld(World):
         assert end.twin is not None
         effects, expected = node.machine.handle(event), end.twin.handle(event)
         assert _describe(effects) == _describe(expected), f"rank {rank} {event}: not what a rank that failed does"
-        assert compute_outline(node.machine.state) == compute_outline(end.twin.state), f"rank {rank} {event}"
+        assert compute_summary(node.machine.state) == compute_summary(end.twin.state), f"rank {rank} {event}"
         self._receive(rank, _make_update(node.machine, effects, is_answer=False))
 
     # What can happen ------------------------------------------------------------------------------------------------
 
-    def compute_choices(self) -> list[tuple[str, int]]:
+    def compute_choices(self) -> list[Choice]:
         """Everything that can happen now, in a fixed order."""
-        choices: list[tuple[str, int]] = []
+        choices: list[Choice] = []
         for rank, (node, end) in enumerate(zip(self.nodes, self.ends, strict=True)):
             choices += [(action, rank) for action in self._iterate_actions(rank, node, end)]
         return choices
 
     def _iterate_actions(self, rank: int, node: Node, end: End) -> list[str]:
+        waiting = [ACTIONS[type(item)] for item in node.waiting]
+        if end.is_told_of_loss:
+            waiting = [action for action in waiting if action not in ("offer", "counts", "report")]
         can = {
-            "read": bool(node.asked),
-            "collated": node.collating is not None,
+            **dict.fromkeys(waiting, True),
             "handle": bool(end.inbox),
             "update": bool(end.updates),
             "arrive": bool(end.batches) and any(step.round == end.batches[0] for step in end.planned),
             "notice": end.is_dead and not end.is_replaced and not end.updates,
-            end.open_post: bool(end.open_post)
-            and not end.is_told_of_loss
-            and len(self.posts[end.open_post, node.round_]) == len(self.nodes),
-            "lose": self.is_broken and not end.is_told_of_loss and node.finish is None,
+            "break": self.is_broken and not end.is_told_of_loss and node.finish is None,
         }
-        is_free = min(len(other.taken) for other in self.nodes) >= len(node.taken)
-        if not node.is_stopped and is_free:
-            if self.stops.get(rank) == len(node.taken):
-                can["stop"] = True
-            else:
-                is_held = any(isinstance(event, self.holding) for event in end.unanswered)
-                limit = end.outline.step_limit
-                can["take"] = bool(node.queue) and node.queue[0].number < limit and not is_held
-        leavers = any(other.is_stopped for other in self.nodes if other is not node)
-        can["urge"] = self.is_urging and leavers and not node.is_urged and node.finish is None
+        is_held = any(isinstance(event, self.holding) for event in end.unanswered)
+        for action, _ in self._list_of_consumer(rank):
+            is_below_limit = bool(node.queue) and node.queue[0].number < end.summary.step_limit
+            can[action] = action == "stop" or (is_below_limit and not is_held)
         return [action for action, is_possible in can.items() if is_possible]
 
     def do(self, action: str, rank: int) -> None:
@@ -262,30 +258,29 @@ class SplitWorld(World):
                 self._submit(rank, Collated(round_))
             case "notice":
                 self.notice(rank)
-            case "lose":
+            case "break":
                 end.is_told_of_loss = True
                 self.send(rank, PeerLost(None, "broken"))
             case "offer" | "counts" | "report":
-                end.open_post = ""
+                end.is_posted = False
                 super().do(action, rank)
             case _:
                 super().do(action, rank)
 
+    def step(self) -> bool:
+        """Makes the next thing happen, after the loader processes that die now; False when nothing can."""
+        for rank, kill in list(self.kills.items()):
+            if kill.after <= self.happened and kill.phase in (None, self.ends[rank].summary.phase):
+                del self.kills[rank]
+                self.kill(rank, kill)
+        self.is_broken |= self.break_after is not None and self.break_after <= self.happened
+        self.happened += 1
+        return super().step()
+
     def run(self) -> SplitWorld:
         """Lets things happen until nothing can."""
-        while True:
-            for rank, kill in list(self.kills.items()):
-                if kill.after <= self.happened and kill.phase in (None, self.ends[rank].outline.phase):
-                    del self.kills[rank]
-                    self.kill(rank, kill)
-            if self.break_after is not None and self.break_after <= self.happened:
-                self.is_broken = True
-            choices = self.compute_choices()
-            if not choices:
-                return self
-            weights = [self.speeds.get(action, 1.0) for action, _ in choices]
-            self.do(*self.random.choices(choices, weights)[0])
-            self.happened += 1
+        super().run()
+        return self
 
     # What must hold at the end --------------------------------------------------------------------------------------
 
@@ -294,37 +289,37 @@ class SplitWorld(World):
         least = min(len(node.taken) for node in self.nodes)
         is_stranding = any(node.is_stopped and len(node.taken) == least for node in self.nodes)
         for node, end in zip(self.nodes, self.ends, strict=True):
-            is_stranded = end.outline.phase is Phase.DRAIN and is_stranding and not node.is_stopped
-            assert node.finish is not None or is_stranded, f"{end.outline} waits for ever"
+            is_stranded = end.summary.phase is Phase.DRAIN and is_stranding and not node.is_stopped
+            assert node.finish is not None or is_stranded, f"{end.summary} waits for ever"
         ended = [
             (node, end)
             for node, end in zip(self.nodes, self.ends, strict=True)
-            if end.outline.outcome is not None and end.outline.outcome.kind is not OutcomeKind.LOST
+            if end.summary.outcome is not None and end.summary.outcome.kind is not OutcomeKind.LOST
         ]
         assert self.is_broken or len(ended) == len(self.nodes)
-        assert len({end.outline.outcome for _, end in ended}) <= 1
-        assert len({end.outline.round for _, end in ended}) <= 1
+        assert len({end.summary.outcome for _, end in ended}) <= 1
+        assert len({end.summary.round for _, end in ended}) <= 1
         going_on = [(node, end) for node, end in ended if not node.is_stopped]
-        assert len({end.outline.step_limit for _, end in going_on}) <= 1
+        assert len({end.summary.step_limit for _, end in going_on}) <= 1
         causes = {(rank, CAUSE) for rank, end in enumerate(self.ends) if end.is_replaced}
         causes |= {(rank, cause) for rank in self.fails for cause in ("unreadable", "uncollatable")}
         for node, end in ended:
-            outcome, at_loss = end.outline.outcome, end.at_loss
+            outcome, at_loss = end.summary.outcome, end.at_loss
             assert outcome is not None
             if outcome.kind is OutcomeKind.FAILED:
                 assert (outcome.rank, outcome.cause) in causes
             if not any(other.is_stopped for other in self.nodes) and not self.is_broken:
-                assert len(node.taken) == end.outline.step_limit, "a released step is not handed out"
+                assert len(node.taken) == end.summary.step_limit, "a released step is not handed out"
             if at_loss is not None and at_loss.phase in (Phase.FILL, Phase.COUNT, Phase.REPORT):
                 assert outcome.kind is OutcomeKind.FAILED
-                assert end.outline.round == at_loss.round + (at_loss.phase is Phase.COUNT)
+                assert end.summary.round == at_loss.round + (at_loss.phase is Phase.COUNT)
             if at_loss is not None and at_loss.phase is Phase.OFFER and outcome.kind is OutcomeKind.FAILED:
-                assert at_loss.round <= end.outline.round <= at_loss.round + 1
+                assert at_loss.round <= end.summary.round <= at_loss.round + 1
 
 
 def _make_update(machine: Machine, effects: tuple[Effect, ...], is_answer: bool) -> Update:
     return Update(
-        outline=compute_outline(machine.state),
+        summary=compute_summary(machine.state),
         posts=tuple(effect for effect in effects if isinstance(effect, Post)),
         planned=tuple(step for effect in effects if isinstance(effect, Collate) for step in effect.steps),
         is_answer=is_answer,

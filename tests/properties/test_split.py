@@ -18,8 +18,8 @@ from odb_ref.core.rules import RULES
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Mode
 from tests.helpers.effort import few
+from tests.helpers.world import World, make_config, make_shards
 from tests.properties.split import Kill, SplitWorld
-from tests.spec.world import World, make_config, make_shards
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,9 @@ class Case:
     def run(self, world_class: type[SplitWorld] = SplitWorld) -> SplitWorld:
         """The world in two processes a rank, at its end."""
         return world_class(
-            self.config,
+            self._list_configs(),
             make_shards(self.lengths),
             seed=self.seed,
-            depths=self.depths,
             speeds=self.speeds,
             stops=self.stops,
             fails=self.fails,
@@ -52,11 +51,14 @@ class Case:
 
     def run_whole(self) -> World:
         """The same world in one process a rank, with nothing going wrong."""
-        return World(self.config, make_shards(self.lengths), seed=self.seed, depths=self.depths).run()
+        return World(self._list_configs(), make_shards(self.lengths), seed=self.seed).run()
+
+    def _list_configs(self) -> list[Config]:
+        return [replace(self.config, depth_steps=depth) for _, depth in zip(self.lengths, self.depths, strict=False)]
 
 
 FIRST_SEED = int(os.environ.get("ODB_SEED", "0"))
-KINDS = ("read", "collated", "handle", "update", "arrive", "notice", "take", "urge", "lose", "offer", "counts")
+KINDS = ("read", "collated", "handle", "update", "arrive", "notice", "take", "urge", "break", "offer", "counts")
 SPEEDS = st.dictionaries(st.sampled_from(KINDS), st.sampled_from((0.01, 0.1, 5.0)), min_size=1, max_size=5)
 
 

@@ -8,10 +8,10 @@ import random
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
+from odb_sim.explore.measure import compute_bound
+from odb_sim.explore.sampling import make_random_bounds, run_random_schedule
 
 from odb_ref.core.rules import RULES
-from simulator.explore.measure import compute_bound
-from simulator.explore.sampling import make_random_bounds, run_random_schedule
 from tests.properties.worlds import WorldMachine
 
 SETTINGS = settings(

@@ -7,15 +7,15 @@ import json
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from odb_sim.explore.bounds import Bounds, compute_lengths
+from odb_sim.explore.measure import compute_bound
+from odb_sim.explore.rank import ACTS, Act, Core, Violation
+from odb_sim.explore.scenario import Scenario, encode_scenario
+from odb_sim.explore.search import make_space
+from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
-from simulator.explore.bounds import Bounds, compute_lengths
-from simulator.explore.measure import compute_bound
-from simulator.explore.rank import ACTS, Act, Core, Violation
-from simulator.explore.scenario import Scenario, encode_scenario
-from simulator.explore.search import make_space
-from simulator.explore.world import Action, Space, World, decode
 
 _FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})
 

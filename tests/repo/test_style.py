@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from odb_ref.core.check import Property
+from odb_ref.trace.check import Property
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted([*ROOT.glob("odb_ref/**/*.py"), *ROOT.glob("simulator/**/*.py")])
@@ -70,6 +70,105 @@ def test_a_spec_reference_names_a_rule_that_exists(path: Path) -> None:
         if path in SHIPPED:
             assert ids or set(re.findall(r"[A-Z]{3,}", reference)) & set(Property), f"no rule in 'Spec: {reference}'"
         assert set(ids) <= known, reference
+
+
+def find_unlisted(text: str) -> set[str]:
+    """Numbers that a group of rules leaves out, and that are not listed as retired."""
+    ids = [re.match(r"(R\d+)\.(\d+)", item) for item in re.findall(r"\*\*(R\d+\.\d+)\.?\*\*", text)]
+    numbers: dict[str, set[int]] = {}
+    for found in ids:
+        if found:
+            numbers.setdefault(found[1], set()).add(int(found[2]))
+    retired = set(RULE.findall("".join(re.findall(r"^Retired, .*$", text, re.MULTILINE))))
+    left_out = {f"{group}.{n}" for group, used in numbers.items() for n in range(1, max(used)) if n not in used}
+    return left_out ^ retired
+
+
+def test_a_rule_that_is_gone_is_listed_as_retired() -> None:
+    text = (ROOT / "spec" / "protocol.md").read_text()
+    assert find_unlisted(text) == set()
+    assert find_unlisted(text.replace("R4.4", "")) == {"R4.4"}
+    assert find_unlisted(text.replace("**R5.3**", "").replace("**R5.3.**", "")) == {"R5.3"}
+
+
+def list_functions(path: Path) -> list[tuple[ast.FunctionDef, str]]:
+    """Functions with their docstrings; not properties, which are values."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+            names = {ast.unparse(item) for item in node.decorator_list}
+            if not any("property" in name or name.endswith(".setter") for name in names):
+                found.append((node, text))
+    return found
+
+
+NO_VERBS = {
+    "A",
+    "An",
+    "The",
+    "True",
+    "False",
+    "Nothing",
+    "None",
+    "How",
+    "What",
+    "Why",
+    "Where",
+    "Whether",
+    "Which",
+    "Exactly",
+}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=show)
+def test_the_docstring_of_a_function_that_answers_begins_with_a_verb(path: Path) -> None:
+    """ "Returns the groups", not "The groups"; what answers nothing may say what happens."""
+    wrong = []
+    for node, text in list_functions(path):
+        is_silent = isinstance(node.returns, ast.Constant) and node.returns.value is None
+        if not is_silent and text.split()[0].rstrip(".,:;") in NO_VERBS:
+            wrong.append(f"line {node.lineno}: {text.splitlines()[0]}")
+    assert wrong == []
+
+
+# Put together here, so that this file does not hold them. What is English after "there" is not English elsewhere.
+TRANSLATED = re.compile(
+    "|".join(
+        [
+            r"(?<!here )(?<!her )\b(?:is|are|was|were|be) " + r"no (?!longer|more|fewer|less|greater|such|doubt)\w+",
+            "gone " + "on with",
+            "going " + "on with",
+            r"\bgo(?:es)? " + "on with",
+            "of no " + "account",
+            r"\btakes? " + r"note\b",
+            "[Nn]othing " + "when",
+            '"""' + r'None\."',
+        ]
+    )
+)
+TEXTS = (".py", ".md", ".v", ".tla")
+
+
+def test_the_english_is_not_translated() -> None:
+    tracked = list_tracked()
+    if not tracked:
+        pytest.skip("not a git checkout")
+    texts = [path for path in tracked if path.suffix in TEXTS and path.is_file() and path.name != "traceability.md"]
+    assert {path.suffix for path in texts} == set(TEXTS)
+    found = [
+        f"{show(path)}:{number}: {match[0]}"
+        for path in texts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (match := TRANSLATED.search(line))
+    ]
+    assert found == []
+
+
+def test_what_is_translated_is_found() -> None:
+    for line in ("this " + "is " + "no state", "an epoch gone " + "on with", '"""' + 'None."""', "they take " + "note"):
+        assert TRANSLATED.search(line), line
+    for line in ("there is no such file", "it is no longer so", "is no more than a header", "There are no files"):
+        assert not TRANSLATED.search(line), line
 
 
 def list_tracked() -> list[Path]:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, compute_batch_size, cut_sorted, pack_best_fit
+from odb_sim.cli.main import main
+from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost
+from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
+from odb_sim.inputs.workload import Sharding, Workload, build_workload
+from odb_sim.studies.runs import POLICIES, Run, run
 
 from odb_ref.core.types import Mode
-from simulator.cli import main
-from simulator.costs import Costs, GpuCost, LoaderCost
-from simulator.lengths import Lengths, list_bundled_names, load_lengths
-from simulator.plans import FIXED_SIZE, PLANNERS, compute_batch_size, cut_sorted, pack_best_fit
-from simulator.runs import POLICIES, Run, run
-from simulator.workload import Sharding, Workload, build_workload
 
 load_once = cache(load_lengths)
 
@@ -134,7 +134,9 @@ def test_every_policy_covers_every_trace(name: str, policy: str) -> None:
     assert summary.over_budget_groups == 0
     assert 0 < summary.efficiency <= 1
     assert (summary.batch_size is not None) == (policy in FIXED_SIZE)
-    assert summary.compute_share + summary.data_wait_share + summary.trainer_wait_share == pytest.approx(1)
+    shares = summary.compute_share, summary.data_wait_share, summary.trainer_wait_share, summary.collective_share
+    assert sum(shares) == pytest.approx(1)
+    assert summary.ending_share == 0
     if policy == "packing":
         assert summary.padding_ratio == 0
 
@@ -151,17 +153,24 @@ def test_a_baseline_stops_at_its_quota_and_never_idles(policy: str) -> None:
 
 def test_times_of_a_plan_follow_from_costs_and_depth() -> None:
     # One rank, batches of one; loading takes 2 s and computing 3 s and 1 s of collective, so only the first load shows.
+    collective = CollectiveCost(fixed_s=1.0)
     workload = build([10] * 6, ranks=1)
     loader = LoaderCost(workers=1, sample_s=2.0, per_token_s=0.0, collate_step_s=0.0, collate_per_token_s=0.0)
-    gpu = GpuCost(fixed_s=3.0, per_token_s=0.0, per_token2_s=0.0, sync_s=1.0)
+    gpu = GpuCost(fixed_s=3.0, per_token_s=0.0, per_token2_s=0.0)
     what = Run(
-        workload=workload, policy="standard", budget_tokens=10, depth_steps=1, costs=Costs(gpu=gpu, loader=loader)
+        workload=workload,
+        policy="standard",
+        budget_tokens=10,
+        depth_steps=1,
+        costs=Costs(gpu=gpu, loader=loader, collective=collective),
     )
     result = run(what)
     assert [row.start_s for row in result.rows] == [0, 6, 10, 14, 18, 22]
     assert result.summary.sim_time_s == 26
     assert result.summary.data_wait_share == pytest.approx(2 / 26)
     assert result.summary.compute_share == pytest.approx(18 / 26)
+    assert result.summary.collective_share == pytest.approx(6 / 26)
+    assert result.summary.trainer_wait_share == 0
 
 
 def test_compare_prints_every_policy_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,5 +191,5 @@ def test_compare_prints_every_policy_and_writes_its_figures(tmp_path: Path, caps
 def test_compare_refuses_unknown_and_repeated_policies(
     policies: str, expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compare", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--policies", policies]) == 2
+    assert main(["compare", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--policy", policies]) == 2
     assert expected in capsys.readouterr().err

@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-
-from simulator import bench_scale
-from simulator.cli import main
+from odb_sim.cli import bench_scale
+from odb_sim.cli.main import main
 
 RUN = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
 
@@ -28,7 +27,7 @@ def test_an_interrupted_run_says_no_more_than_it_must(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("simulator.commands.simulate.run", fail)
+    monkeypatch.setattr("odb_sim.cli.simulate.run", fail)
     assert main(RUN) == status
     out, err = capsys.readouterr()
     assert out == ""
@@ -53,7 +52,7 @@ Popen._launch = launch_and_interrupt
 def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path: Path) -> None:
     started = tmp_path / "started"
     program = (
-        "import signal, sys, pathlib, simulator.sweep as sweep; from simulator.cli import main; own = sweep.run_grid\n"
+        "import signal, sys, pathlib, odb_sim.studies.sweep as sweep; from odb_sim.cli.main import main; own = sweep.run_grid\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
         f"{extra}\n"
         "def tell(grid, executor, on_done=None):\n"
@@ -61,7 +60,7 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path
         f"    pathlib.Path({str(started)!r}).touch()\n"
         "    return own(grid, executor, on_done)\n"
         "if __name__ == '__main__':\n"
-        "    import simulator.commands.sweep as command; command.run_grid = tell; sys.exit(main(sys.argv[1:]))\n"
+        "    import odb_sim.cli.sweep as command; command.run_grid = tell; sys.exit(main(sys.argv[1:]))\n"
     )
     (tmp_path / "program.py").write_text(program)
     grid = [
@@ -73,7 +72,7 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path
         "64,65",
         "--token-budget",
         "8192",
-        "--workers",
+        "--processes",
         "2",
     ]
     process = subprocess.Popen(
@@ -100,7 +99,7 @@ def test_the_page_of_the_scaling_curve(
     pytest.importorskip("matplotlib")
     page = tmp_path / "page.html"
     figures = {"wall_time_s": 2.0, "cpu_time_s": 1.0, "peak_bytes": 2.0**20, "steps": 7.0}
-    monkeypatch.setattr(bench_scale, "measure_apart", lambda ranks, samples: figures)
+    monkeypatch.setattr(bench_scale, "measure_apart", lambda *_: figures)
     monkeypatch.setattr(
         "sys.argv", ["bench_scale", "--ranks", "2", "8", "--samples-per-rank", "5", "--html", str(page)]
     )

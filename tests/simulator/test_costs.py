@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.inputs.costs import (
+    Algorithm,
+    CollectiveCost,
+    Costs,
+    GpuCost,
+    LoaderCost,
+    NetworkCost,
+    StepTable,
+    Transport,
+)
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
-from simulator.cli import main
-from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
 
 
 def make_group(*lengths: int) -> tuple[Sample, ...]:
@@ -18,7 +28,7 @@ def make_group(*lengths: int) -> tuple[Sample, ...]:
 
 
 def test_a_step_costs_what_the_formula_says() -> None:
-    gpu = GpuCost(fixed_s=1.0, per_token_s=0.1, per_token2_s=0.01, sync_s=7.0)
+    gpu = GpuCost(fixed_s=1.0, per_token_s=0.1, per_token2_s=0.01)
     assert gpu.compute_group_s(()) == 1.0
     assert gpu.compute_group_s(make_group(10, 4)) == pytest.approx(1.0 + 20 * 0.1 + 2 * 10**2 * 0.01)
     many = gpu.compute_steps_s(np.array([[20, 0]]), np.array([[200, 0]]))
@@ -49,9 +59,10 @@ def test_a_table_without_sense_is_refused(table: tuple[tuple[float, float], ...]
 @pytest.mark.parametrize(
     ("model", "names"),
     [
-        (GpuCost, ["fixed_s", "per_token_s", "per_token2_s", "sync_s"]),
+        (GpuCost, ["fixed_s", "per_token_s", "per_token2_s"]),
+        (CollectiveCost, ["fixed_s", "latency_s", "transfer_s"]),
         (NetworkCost, ["alpha_s", "beta_s"]),
-        (LoaderCost, ["sample_s", "per_token_s", "collate_step_s", "collate_per_token_s"]),
+        (LoaderCost, ["sample_s", "per_token_s", "collate_step_s", "collate_per_token_s", "receive_sample_s"]),
     ],
 )
 def test_a_cost_is_a_number_of_at_least_0(model: type, names: list[str], value: float) -> None:
@@ -69,22 +80,40 @@ def test_a_reduction_grows_with_the_logarithm_and_a_gathering_with_the_ranks() -
     assert byte.compute_counts_s(2, 5) == 2 * 5 * 3 * 8
 
 
-def test_workers_share_reading_as_far_as_there_are_samples() -> None:
-    loader = LoaderCost(workers=4, sample_s=1.0, per_token_s=0.0, collate_step_s=1.0, collate_per_token_s=0.0)
-    assert [loader.compute_read_s(samples, 0) for samples in (0, 1, 2, 4, 8)] == [0, 1, 1, 1, 2]
-    assert [loader.compute_collate_s(steps, 0) for steps in (0, 1, 8)] == [0, 1, 2]
+def test_a_batch_is_read_and_collated_by_one_worker_and_windows_are_collated_by_one_process() -> None:
+    loader = LoaderCost(
+        workers=4,
+        sample_s=1.0,
+        per_token_s=0.1,
+        collate_step_s=2.0,
+        collate_per_token_s=0.01,
+        receive_sample_s=0.5,
+    )
+    samples, real, padded = np.array([[0, 1, 3]]), np.array([[0, 10, 20]]), np.array([[0, 10, 30]])
+    assert loader.compute_plain_s(samples, real, padded).tolist() == [[0, pytest.approx(4.1), pytest.approx(7.3)]]
+    assert loader.compute_collate_s(8, 100, 0) == pytest.approx(17)
+    assert loader.compute_collate_s(8, 100, 10) == pytest.approx(22)
+
+
+def test_a_collective_grows_with_the_ranks_by_its_algorithm() -> None:
+    tree = CollectiveCost(fixed_s=1.0, latency_s=0.1, transfer_s=0.0)
+    ring = CollectiveCost(fixed_s=1.0, latency_s=0.1, transfer_s=0.0, algorithm=Algorithm.RING)
+    assert [tree.compute_s(ranks) for ranks in (1, 2, 8, 9)] == [1.0, *map(pytest.approx, (1.2, 1.6, 1.8))]
+    assert [ring.compute_s(ranks) for ranks in (1, 2, 8, 9)] == [1.0, *map(pytest.approx, (1.2, 2.4, 2.6))]
+    data = CollectiveCost(fixed_s=0.0, latency_s=0.0, transfer_s=1.0)
+    assert [data.compute_s(ranks) for ranks in (1, 2, 8)] == [0, 1, 1.75]
 
 
 def test_a_table_in_a_cost_file_is_used_and_refused_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "costs.json"
-    text = '{"format": "odb-costs", "version": 1,\n "step_table": {\n  "rows": [[1, %s], [100000, 5.0]]}}'
+    text = '{"format": "odb-costs", "version": 2,\n "step_table": {\n  "rows": [[1, %s], [100000, 5.0]]}}'
     arguments = ["simulate", "gsm8k", "--ranks", "2", "--token-budget", "2048", "--samples", "50"]
     path.write_text(text % "5.0")
-    assert main([*arguments, "--cost-model", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    figures = dict(line.split() for line in lines if len(line.split()) == 2)
+    written = tmp_path / "figures.json"
+    assert main([*arguments, "--cost-model", str(path), "--json", str(written)]) == 0
+    figures = json.loads(written.read_text())
     assert float(figures["sim_time_s"]) == pytest.approx(5.02 * float(figures["steps"]), rel=0.01)
     path.write_text(text % "-5.0")
     assert main([*arguments, "--cost-model", str(path)]) == 2

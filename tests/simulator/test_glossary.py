@@ -11,24 +11,40 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from odb_sim import cli as commands
+from odb_sim.cli import bench_scale, demo
+from odb_sim.cli import verify as verify_command
+from odb_sim.cli.main import main
+from odb_sim.engine.metrics import list_step_columns
+from odb_sim.reports import demo_report
+from odb_sim.studies.published import ROWS, compare_published
+from odb_sim.studies.runs import POLICIES
+from odb_sim.studies.sweep import Local
+from odb_sim.verify.quality import Quality
 
-from simulator import bench_scale, commands, demo_report
-from simulator.cli import main
-from simulator.commands import demo
-from simulator.metrics import list_step_columns
-from simulator.published import ROWS, compare_published
-from simulator.runs import POLICIES
-from simulator.sweep import Local
 from tests.simulator_answers.helpers import record
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
+QUALITIES = [
+    Quality(
+        trace="azure_llm_2023_conv",
+        shards="uneven",
+        rule="a_rule_of_ones_own",
+        steps=123_456,
+        excess=0.123,
+        padding_ratio=0.123,
+        idle_steps=12_345,
+        mean_age=0.12,
+        most_age=12,
+    )
+]
 OPAQUE = {"costs", "values", "inputs"}
 """Keys whose value has names of its own: numbers of a cost model, inputs of a prediction."""
 
 
 def read_glossary() -> str:
-    return (resources.files("simulator") / "GLOSSARY.md").read_text(encoding="utf-8")
+    return (resources.files("odb_sim") / "GLOSSARY.md").read_text(encoding="utf-8")
 
 
 def read_names(heading: str) -> list[str]:
@@ -60,7 +76,7 @@ def headings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     for module in (*commands.ALL, bench_scale):
         if hasattr(module, "print_table"):
-            monkeypatch.setattr(module, "print_table", lambda title, header, rows: seen.extend(header))
+            monkeypatch.setattr(module, "print_table", lambda title, header, rows, keys=1: seen.extend(header))
     return seen
 
 
@@ -81,9 +97,9 @@ COMMANDS = {
     "simulate": [*DATA, "--token-budget", "2048"],
     "compare": DATA,
     "compare several": ["sgd_dialogues", *DATA],
-    "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--workers", "1"],
-    "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--workers", "1"],
-    "published": ["--workers", "1"],
+    "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
+    "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
+    "published": ["--processes", "1"],
     "replay": [],
     "calibrate": ["--table"],
 }
@@ -98,7 +114,7 @@ def test_what_a_command_prints_and_writes_has_a_formula(
         arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
-        monkeypatch.setattr("simulator.commands.published.compare_published", lambda executor: comparisons)
+        monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
     written, table = tmp_path / "out.json", tmp_path / "out.csv"
     options = ["--json", str(written)] + (["--csv", str(table)] if command in ("compare", "sweep") else [])
     assert main([command, *arguments, *options]) == 0
@@ -115,19 +131,18 @@ def test_what_a_command_prints_and_writes_has_a_formula(
 
 def test_what_scaling_prints_has_a_formula(headings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"wall_time_s": 1.0, "cpu_time_s": 1.0, "peak_bytes": 1.0, "steps": 1.0}
-    monkeypatch.setattr(bench_scale, "measure_apart", lambda ranks, samples: figures)
+    monkeypatch.setattr(bench_scale, "measure_apart", lambda *_: figures)
     monkeypatch.setattr("sys.argv", ["bench_scale", "--ranks", "2"])
     bench_scale.main()
     assert headings
     assert set(headings) <= set(read_names("Columns of tables"))
 
 
-def test_what_the_demo_prints_has_a_formula(
-    headings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
+    """The demo with a small simulation and no training; the figures that the training is said to have had."""
     pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
-    figures: dict[str, Json] = dict.fromkeys(demo_report.TRAINING_FIGURES, 1)
+    figures: dict[str, Json] = dict.fromkeys(demo_report.TRAINING_FIGURES, 12345)
 
     def train(out: Path, text: str | None) -> dict[str, Json]:
         for rank in range(demo.TRAINING_RANKS):
@@ -136,7 +151,14 @@ def test_what_the_demo_prints_has_a_formula(
 
     monkeypatch.setattr(demo, "_train", train)
     monkeypatch.setattr(demo, "SAMPLES_PER_RANK", 20)
-    assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
+    assert main(["demo", "--out", str(out)]) == 0
+    return figures
+
+
+def test_what_the_demo_prints_has_a_formula(
+    headings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = run_demo(tmp_path / "demo", monkeypatch)
     assert set(figures) == set(read_names("Figures of the demo's training"))
     assert "speed" in headings
     assert set(headings) - set(read_names("Columns of tables")) - {"odb", "fixed batches", ""} == set()
@@ -144,22 +166,28 @@ def test_what_the_demo_prints_has_a_formula(
 
 def test_what_the_explorer_writes_has_a_formula(tmp_path: Path) -> None:
     path = tmp_path / "explored.json"
-    assert main(["explore", "--shards", "1,1", "--json", str(path)]) == 0
+    assert main(["explore", "--shard-sizes", "1,1", "--json", str(path)]) == 0
     keys = set(json.loads(path.read_text())) - {"name"}
     assert keys == set(read_names("Figures of an exploration"))
 
 
 def test_every_command_that_prints_a_table_is_run_here() -> None:
-    names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo"}
+    names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
     tables = {module.__name__.split(".")[-1] for module in commands.ALL if hasattr(module, "print_table")}
     assert tables <= names
+
+
+def test_what_verify_prints_has_a_formula(headings: list[str]) -> None:
+    verify_command._print_quality(QUALITIES)
+    assert headings
+    assert set(headings) <= set(read_names("Columns of tables"))
 
 
 def test_every_span_of_a_timeline_is_described() -> None:
     spans = set(read_names("Spans of the timeline (`--perfetto`)"))
     source = "".join(
-        Path(str(importlib.import_module(f"simulator.{name}").__file__)).read_text()
-        for name in ("world", "trainers", "baselines")
+        Path(str(importlib.import_module(f"odb_sim.{name}").__file__)).read_text()
+        for name in ("engine.world", "engine.trainers", "baselines.figures")
     )
     used = {
         name for call in re.findall(r"timeline\.add\(([^\n]*)\)", source) for name in re.findall(r'"([^"]+)"', call)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
+from odb_sim.studies.runs import POLICIES
 
 from odb_ref.core.errors import UsageError
-from simulator.cli import main
-from simulator.lengths import list_bundled_names, load_lengths
-from simulator.runs import POLICIES
 
 ROWS = {
     "arxiv_summarization_vidur": 28257,
@@ -174,7 +174,7 @@ BAD_ARGUMENTS = {
     "quota in join mode": (["gsm8k", "--quota", "5"], "--quota needs --mode quota"),
     "quota 0": (["gsm8k", "--mode", "quota", "--quota", "0"], "quota_samples must be at least 1, got 0"),
     "no workers": (["gsm8k", "--workers", "0"], "workers must be at least 1, got 0"),
-    "unknown policy": (["gsm8k", "--policy", "magic"], "--policy: invalid choice: 'magic'"),
+    "unknown policy": (["gsm8k", "--policy", "magic"], "no policy 'magic'"),
     "unknown mode": (["gsm8k", "--mode", "never"], "--mode: invalid choice: 'never'"),
     "trace of a baseline": (
         ["gsm8k", "--policy", "standard", "--trace", "t"],

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from simulator.lengths import Lengths
-from simulator.peer import align, form_groups, plan_peer
-from simulator.runs import Run, run
-from simulator.workload import Sharding, Workload, build_workload
+from odb_sim.baselines.peer import align, form_groups, plan_peer
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.inputs.workload import Sharding, Workload, build_workload
+from odb_sim.studies.runs import Run, run
 
 BUDGET_TOKENS = 8192
 WINDOW_SAMPLES = 64

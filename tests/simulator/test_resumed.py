@@ -1,4 +1,4 @@
-"""Epochs that are gone on with: recorded anywhere, and simulated again decision by decision."""
+"""Resumed epochs: recorded anywhere, and simulated again decision by decision."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.recorded.replay import build_run, replay
+from odb_sim.recorded.runs import load_runs
+from odb_sim.studies.runs import run
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
-from odb_ref.core.trace import TraceError, TraceWriter
-from simulator.cli import main
-from simulator.recorded import load_runs
-from simulator.replay import build_run, replay
-from simulator.runs import run
+from odb_ref.trace.format import TraceError, TraceWriter
 from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
 
 
@@ -42,7 +42,7 @@ def test_the_simulator_records_the_rest_as_it_was_recorded(tmp_path: Path) -> No
     (again,) = load_runs([path])
     assert again.starts == recorded.starts
     assert [rank.rounds for rank in again.ranks] == [rank.rounds for rank in recorded.ranks]
-    assert main(["simulate", "--replay", str(path)]) == 0
+    assert main(["replay", str(path)]) == 0
 
 
 def test_a_rest_that_decides_otherwise_is_a_difference(tmp_path: Path) -> None:
@@ -85,12 +85,12 @@ def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
     what = build_run(recorded)
     with pytest.raises(UsageError, match="1 starts given"):
         replace(what, starts=(RoundStart(),))
-    with pytest.raises(UsageError, match="gone on with by every rank of the protocol"):
+    with pytest.raises(UsageError, match="resumed by every rank of the protocol"):
         replace(what, policy="standard")
 
 
 def train_and_go_on(rank: int, limit: int, folder: Path) -> None:
-    """Leaves an epoch after ``limit`` steps and goes on with it in a new loader, which writes a trace."""
+    """Leaves an epoch after ``limit`` steps and resumes it in a new loader, which writes a trace."""
     from odb_ref.torch import ODBDataLoader
     from tests.torch.data import Numbers, read
     from tests.torch.test_state import SETTINGS
@@ -118,4 +118,4 @@ def test_a_real_job_that_was_resumed_replays_equal(limit: int, tmp_path: Path) -
     found = replay(recorded)
     assert found.difference == ""
     assert found.decisions == 3 * found.measured_steps > 0
-    assert main(["simulate", "--replay", *map(str, sorted(tmp_path.glob("*.ndjson")))]) == 0
+    assert main(["replay", *map(str, sorted(tmp_path.glob("*.ndjson")))]) == 0

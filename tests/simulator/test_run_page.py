@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from simulator.cli import main
+from odb_sim.cli.main import main
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])

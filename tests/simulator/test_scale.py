@@ -1,11 +1,14 @@
-"""What makes large worlds affordable. How fast they are is measured by `python -m simulator.bench_scale`, not tested."""
+"""What makes large worlds affordable. How fast they are is measured by `python -m odb_sim.cli.bench_scale`, not tested."""
 
 from __future__ import annotations
 
-from simulator.bench_scale import measure_apart
+import pytest
+from odb_sim.cli.bench_scale import measure_apart
+from odb_sim.studies.runs import Driver
 
 
-def test_memory_does_not_grow_with_samples_that_are_not_held() -> None:
-    few, many = (measure_apart(4, samples)["peak_bytes"] for samples in (10_000, 80_000))
+@pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
+def test_memory_does_not_grow_with_samples_that_are_not_held(driver: Driver) -> None:
+    few, many = (measure_apart(4, samples, driver)["peak_bytes"] for samples in (10_000, 80_000))
     # 70,000 samples are 1.7 MB as arrays (and as much again for a moment); as objects they would be 7 MB or more.
     assert many - few < 6e6

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload, compute_shard_sizes
 
 from odb_ref.core.errors import UsageError
-from odb_ref.core.trace import read_trace
-from simulator.cli import main
-from simulator.lengths import load_lengths
-from simulator.workload import Sharding, build_workload, compute_shard_sizes
+from odb_ref.trace.reading import read_trace
 
 KEYS = [
     "policy",
@@ -39,6 +39,7 @@ KEYS = [
     "excess",
     "sim_time_s",
     "wall_time_s",
+    "driver",
     "samples_per_s",
 ]
 
@@ -56,8 +57,11 @@ def test_json_has_the_keys_of_the_contract(policy: str, tmp_path: Path, capsys: 
     assert figures["policy"] == policy
     assert (figures["ranks"], figures["window"], figures["depth"]) == (4, 32, 8)
     assert figures["samples_total"] == figures["samples_emitted"] == figures["samples_unique"] == 400
-    table = capsys.readouterr().out
-    assert all(key in table for key in figures)
+    shown = capsys.readouterr().out
+    assert f"{figures['tokens_per_s']:,.0f} tokens/s" in shown
+    assert f"efficiency             {figures['efficiency']:.4f}" in shown
+    assert f"All {len(figures) - 1} figures" in shown, "cautions are not figures"
+    assert len(shown.splitlines()) < 25
 
 
 @pytest.mark.parametrize("mode", ["join", "quota"])
@@ -67,7 +71,7 @@ def test_same_seed_same_trace_bytes_in_another_process(policy: str, mode: str, t
     traces = []
     for number, hash_seed in enumerate(("1", "2")):
         path = tmp_path / f"{number}.ndjson"
-        command = [sys.executable, "-m", "simulator.cli", "simulate", "mm_mix_real", "--token-budget", "4096"]
+        command = [sys.executable, "-m", "odb_sim.cli.main", "simulate", "mm_mix_real", "--token-budget", "4096"]
         subprocess.run(
             [*command, "--window", "32", *arguments, "--trace", str(path)],
             env={"PYTHONHASHSEED": hash_seed},

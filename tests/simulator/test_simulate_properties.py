@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Result, Run, run
 
 from odb_ref.core.effects import Deliver, Effect
 from odb_ref.core.events import Event
 from odb_ref.core.types import Mode, Step
-from simulator.lengths import list_bundled_names, load_lengths
-from simulator.runs import Result, Run, run
-from simulator.workload import Sharding, build_workload
 
 BUDGET_TOKENS = 4096
 load_once = cache(load_lengths)
@@ -91,8 +91,8 @@ def check_figures(result: Result, steps: dict[int, list[Step]], emitted: list[in
     assert summary.efficiency == pytest.approx(sum(real) / (summary.ranks * critical))
     assert summary.excess == pytest.approx(critical / max(real) - 1)
     assert len(result.rows) == summary.steps
-    shares = summary.compute_share + summary.data_wait_share + summary.trainer_wait_share
-    assert shares == pytest.approx(1)
+    shares = summary.compute_share, summary.data_wait_share, summary.trainer_wait_share, summary.collective_share
+    assert sum(shares) == pytest.approx(1)
     assert summary.sim_time_s == result.rows[-1].end_s > 0
 
 

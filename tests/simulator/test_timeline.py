@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-from simulator.cli import main
-from simulator.timeline import Span, Timeline
+from odb_sim.cli.main import main
+from odb_sim.engine.timeline import Span, Timeline
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])
@@ -57,7 +56,8 @@ def test_spans_add_up_and_do_not_overlap(policy: str, tmp_path: Path) -> None:
     assert seconds["compute"] + seconds["idle"] == pytest.approx(figures["compute_share"] * total_s)
     assert seconds["wait for data"] == pytest.approx(figures["data_wait_share"] * total_s, abs=1e-4)
     assert seconds["wait for ranks"] == pytest.approx(figures["trainer_wait_share"] * total_s, abs=1e-4)
-    expected = {"fill", "compute", "idle", "wait for data", "wait for ranks"}
+    assert seconds["collective"] == pytest.approx(figures["collective_share"] * total_s, abs=1e-4)
+    expected = {"fill", "compute", "idle", "wait for data", "wait for ranks", "collective"}
     assert set(counts) == (expected | {"exchange", "collate"} if policy == "odb" else expected)
 
 

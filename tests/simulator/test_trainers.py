@@ -11,17 +11,18 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from odb_sim.engine.rank import Rank
+from odb_sim.engine.world import World
+from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.effects import Effect
 from odb_ref.core.errors import InvariantError, RuleError
 from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
-from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost
-from simulator.lengths import Lengths
-from simulator.runs import Run, run
-from simulator.workload import Sharding, build_workload
-from simulator.world import Rank, World
 
 History = dict[int, list[tuple[Event | None, tuple[Effect, ...], float]]]
 
@@ -32,8 +33,8 @@ class TrainerEach:
     def __init__(self, world: World) -> None:
         self._world = world
         self._arrived = 0
-        self._all_arrived = world.env.event()
-        self._news = [world.env.event() for _ in world.ranks]
+        self._all_arrived = world.stage.env.event()
+        self._news = [world.stage.env.event() for _ in world.ranks]
 
     def notice(self, rank: int) -> None:
         if not self._news[rank].triggered:
@@ -41,8 +42,8 @@ class TrainerEach:
 
     def train(self) -> Generator[simpy.Event, object, None]:
         for rank in range(len(self._world.ranks)):
-            self._world.env.process(self._train(rank))
-        yield self._world.env.timeout(0)
+            self._world.stage.env.process(self._train(rank))
+        yield self._world.stage.env.timeout(0)
 
     def _train(self, number: int) -> Generator[simpy.Event, object, None]:
         world, rank = self._world, self._world.ranks[number]
@@ -50,18 +51,18 @@ class TrainerEach:
             while not rank.queue:
                 if rank.outcome is not None:
                     return
-                self._news[number] = world.env.event()
+                self._news[number] = world.stage.env.event()
                 yield self._news[number]
             step = rank.queue.popleft()
             rank.handle(StepTaken())
-            yield world.env.timeout(world.costs.gpu.compute_group_s(step.group))
+            yield world.stage.env.timeout(world.stage.costs.gpu.compute_group_s(step.group))
             self._arrived += 1
             meeting = self._all_arrived
             if self._arrived == len(world.ranks):
-                self._arrived, self._all_arrived = 0, world.env.event()
+                self._arrived, self._all_arrived = 0, world.stage.env.event()
                 meeting.succeed()
             yield meeting
-            yield world.env.timeout(world.costs.gpu.sync_s)
+            yield world.stage.env.timeout(world.stage.costs.collective.compute_s(len(world.ranks)))
 
 
 def record(what: Run, *, is_each: bool) -> History:
@@ -95,7 +96,8 @@ def runs(draw: st.DrawFn) -> Run:
         depth_steps=draw(st.integers(1, 4)),
         mode=draw(st.sampled_from(list(Mode))),
         costs=Costs(
-            gpu=GpuCost(fixed_s=0.317, per_token_s=0.0113, per_token2_s=0.00071, sync_s=0.0523),
+            gpu=GpuCost(fixed_s=0.317, per_token_s=0.0113, per_token2_s=0.00071),
+            collective=CollectiveCost(fixed_s=0.0523),
             network=NetworkCost(alpha_s=0.00313),
             loader=LoaderCost(workers=2, sample_s=scale * 0.173, per_token_s=scale * 0.00917, collate_step_s=0.00291),
         ),

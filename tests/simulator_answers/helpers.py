@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from odb_sim.inputs.conditions import STEADY, Conditions
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Run, run
 
-from odb_ref.core.trace import TraceWriter
 from odb_ref.core.types import Mode
-from simulator.conditions import STEADY, Conditions
-from simulator.costs import Costs
-from simulator.lengths import Lengths
-from simulator.runs import Run, run
-from simulator.workload import Sharding, build_workload
+from odb_ref.trace.format import TraceWriter
 
 
 def make_lengths(samples: int = 400, seed: int = 3) -> Lengths:

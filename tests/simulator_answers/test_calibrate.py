@@ -8,33 +8,46 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from odb_ref.core.errors import UsageError
-from odb_ref.core.trace import TraceWriter
-from simulator.calibrate import calibrate
-from simulator.cli import main
-from simulator.conditions import Conditions
-from simulator.cost_files import load_costs, write_costs
-from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
-from simulator.fitting import (
+from odb_sim.cli.main import main
+from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.cost_files import load_costs, write_costs
+from odb_sim.inputs.costs import (
+    NO_COLLECTIVE,
+    CollectiveCost,
+    Costs,
+    GpuCost,
+    LoaderCost,
+    NetworkCost,
+    StepTable,
+    Transport,
+)
+from odb_sim.inputs.lengths import Lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.recorded.calibrate import calibrate
+from odb_sim.recorded.fitting import (
     Spans,
     compute_paced_errors,
     compute_ranges,
     compute_scatter,
+    fit_apart_from_zero,
     fit_component,
     fit_values,
 )
-from simulator.lengths import Lengths
-from simulator.recorded import RecordedRun, load_runs
-from simulator.replay import replay
-from simulator.runs import Run, run
-from simulator.workload import Sharding, build_workload
+from odb_sim.recorded.replay import replay
+from odb_sim.recorded.runs import RecordedRun, load_runs
+from odb_sim.studies.runs import Run, run
+
+from odb_ref.core.errors import UsageError
+from odb_ref.trace.format import TraceWriter
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(
-    gpu=GpuCost(fixed_s=0.11, per_token_s=3e-4, per_token2_s=0, sync_s=0.04),
+    gpu=GpuCost(fixed_s=0.11, per_token_s=3e-4, per_token2_s=0),
+    collective=CollectiveCost(fixed_s=0.04, latency_s=0, transfer_s=0),
     network=NetworkCost(alpha_s=4e-4, beta_s=2e-6),
-    loader=LoaderCost(workers=3, sample_s=2e-3, per_token_s=5e-6, collate_step_s=3e-3, collate_per_token_s=1e-6),
+    loader=LoaderCost(
+        workers=3, sample_s=2e-3, per_token_s=5e-6, collate_step_s=3e-3, collate_per_token_s=1e-6, receive_sample_s=0
+    ),
 )
 
 
@@ -80,7 +93,7 @@ def test_the_costs_of_a_simulated_run_are_recovered(tmp_path: Path) -> None:
     assert found.gpu.fixed_s == pytest.approx(0.15, rel=1e-3), "the collective that ends a step is part of it"
     assert found.gpu.per_token_s == pytest.approx(3e-4, rel=1e-3)
     assert found.gpu.per_token2_s == 0
-    assert found.gpu.sync_s == 0
+    assert found.collective == NO_COLLECTIVE
     assert found.network.alpha_s == pytest.approx(4e-4, rel=0.02)
     assert found.network.beta_s == pytest.approx(2e-6, rel=0.05)
     assert found.loader.workers == 3
@@ -92,7 +105,7 @@ def test_the_costs_of_a_simulated_run_are_recovered(tmp_path: Path) -> None:
 
 
 def test_the_quadratic_part_of_attention_is_fitted_where_it_shows(tmp_path: Path) -> None:
-    costs = Costs(gpu=GpuCost(fixed_s=0.1, per_token_s=1e-5, per_token2_s=1e-7, sync_s=0))
+    costs = Costs(gpu=GpuCost(fixed_s=0.1, per_token_s=1e-5, per_token2_s=1e-7), collective=NO_COLLECTIVE)
     found = calibrate(load_runs([record_timed(tmp_path / "t.ndjson", costs)])).costs.gpu
     assert found.per_token2_s == pytest.approx(1e-7, rel=1e-2)
     assert found.per_token_s == pytest.approx(1e-5, rel=5e-2)
@@ -114,7 +127,7 @@ def test_jitter_is_an_error_and_not_a_bias(tmp_path: Path) -> None:
 
 
 def test_the_error_on_noisy_runs_is_that_of_the_noise_and_no_more(tmp_path: Path) -> None:
-    costs = replace(COSTS, gpu=GpuCost(fixed_s=0.05, per_token_s=3e-4, per_token2_s=4e-8, sync_s=0))
+    costs = replace(COSTS, gpu=GpuCost(fixed_s=0.05, per_token_s=3e-4, per_token2_s=4e-8), collective=NO_COLLECTIVE)
     runs = [record_noisy(tmp_path / f"{seed}.ndjson", seed, costs, 0.15) for seed in range(4)]
     calibration = calibrate(runs)
     step = calibration.fits[0]
@@ -190,7 +203,7 @@ def test_how_much_equal_spans_differ() -> None:
 
 
 def test_of_several_runs_every_second_one_is_held_back(tmp_path: Path) -> None:
-    other = Costs(gpu=GpuCost(fixed_s=0.3, per_token_s=6e-4, per_token2_s=0, sync_s=0))
+    other = Costs(gpu=GpuCost(fixed_s=0.3, per_token_s=6e-4, per_token2_s=0), collective=NO_COLLECTIVE)
     runs = load_runs([record_timed(tmp_path / "a.ndjson"), record_timed(tmp_path / "b.ndjson", other)])
     calibration = calibrate(runs)
     assert calibration.held_back == "every second run"
@@ -231,7 +244,9 @@ def test_a_table_follows_a_device_that_no_line_describes(tmp_path: Path) -> None
     assert table.median_error < min(0.05, formula.median_error)
     found = calibration.costs.step_table
     for tokens in (1850, 2000):
-        assert found.compute_step_s(tokens) == pytest.approx(steps.compute_step_s(tokens) + COSTS.gpu.sync_s, rel=0.05)
+        assert found.compute_step_s(tokens) == pytest.approx(
+            steps.compute_step_s(tokens) + COSTS.collective.fixed_s, rel=0.05
+        )
     assert calibrate(load_runs([path])).costs.step_table.rows == ()
 
 
@@ -266,7 +281,7 @@ def test_the_command_s_file_prices_a_simulation_as_the_run_was(
     assert "exchange: beta_s" in shown
     assert main(["replay", trace, "--cost-model", str(out)]) == 0
     assert "measured s" in capsys.readouterr().out
-    assert main(["calibrate", trace, "--workers", "0"]) == 2
+    assert main(["calibrate", trace, "--workers", "-1"]) == 2
     assert main(["calibrate", trace, "--warm-up", "-1"]) == 2
 
 
@@ -290,3 +305,29 @@ def test_the_pace_around_takes_out_a_drifting_machine_and_nothing_else() -> None
     assert np.median(compute_paced_errors(work, work * pace * noise)) == pytest.approx(0.02, abs=0.01)
     wrong_model = np.full(300, work.mean())
     assert np.median(compute_paced_errors(wrong_model, work * pace * noise)) > 0.2
+
+
+def test_a_number_that_cannot_be_told_from_nothing_is_left_out() -> None:
+    random = np.random.default_rng(8)
+    columns = np.stack([np.ones(200), random.uniform(50, 250, 200)], axis=1)
+    seconds = 2e-3 * np.exp(random.normal(0, 0.5, 200))
+    spans = Spans(("alpha_s", "beta_s"), columns, seconds)
+    plain = fit_component("exchange", spans, spans, "")
+    fit = fit_apart_from_zero("exchange", spans, spans, "")
+    assert plain.values["beta_s"] > 0, "it would have been written"
+    assert fit.values["beta_s"] == 0
+    assert fit.dropped == ("beta_s",)
+    assert fit.values["alpha_s"] == pytest.approx(np.median(seconds), rel=0.02)
+    assert [item.name for item in fit.ranges] == ["alpha_s"]
+    clear = Spans(("alpha_s", "beta_s"), columns, columns @ np.array([1e-3, 1e-5]))
+    assert fit_apart_from_zero("exchange", clear, clear, "").dropped == ()
+
+
+def test_what_a_model_was_fitted_to_goes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = str(record_timed(tmp_path / "t.ndjson")), tmp_path / "costs.json"
+    assert main(["calibrate", trace, "--out", str(out)]) == 0
+    assert "Fitted to 3 ranks and batches of up to 2,0" in capsys.readouterr().out
+    assert load_costs(out).fitted.ranks == 3
+    simulate = ["simulate", "gsm8k", "--ranks", "64", "--samples", "640", "--token-budget", "2000"]
+    assert main([*simulate, "--cost-model", str(out)]) == 0
+    assert "fitted to runs of 3 ranks, and 64 are simulated" in capsys.readouterr().out

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from odb_sim.inputs.cost_files import encode_costs, load_costs, write_costs
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, Transport
 
 from odb_ref.core.errors import UsageError
-from simulator.cost_files import encode_costs, load_costs, write_costs
-from simulator.costs import Costs, GpuCost, LoaderCost, NetworkCost, Transport
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text('{"format": "odb-costs", "version": 1, "gpu": {"fixed_s": 1}}')
+    path.write_text('{"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 1}}')
     assert load_costs(path) == Costs(gpu=GpuCost(fixed_s=1))
 
 
@@ -38,13 +38,13 @@ def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
         ('"fixed_s": 0.05', '"fixed_s": "0.05"', 5, "expected a number"),
         ('"fixed_s": 0.05', '"fixed_s": true', 5, "expected a number"),
         ('"fixed_s"', '"fixed"', 5, "gpu.fixed is not known"),
-        ('"alpha_s": 5e-05', '"alpha_s": -Infinity', 11, "network.alpha_s"),
-        ('"reduce"', '"carrier pigeon"', 13, "network.transport"),
-        ('"workers": 4', '"workers": 0', 16, "loader.workers"),
-        ('"workers": 4', '"workers": 2.5', 16, "a whole number"),
-        ('"network"', '"netwerk"', 10, "netwerk is no part"),
+        ('"alpha_s": 5e-05', '"alpha_s": -Infinity', 16, "network.alpha_s"),
+        ('"reduce"', '"carrier pigeon"', 18, "network.transport"),
+        ('"workers": 4', '"workers": 0', 21, "loader.workers"),
+        ('"workers": 4', '"workers": 2.5', 21, "a whole number"),
+        ('"network"', '"netwerk"', 15, "netwerk is not a part"),
         ('"odb-costs"', '"odb-trace"', 2, "no cost model"),
-        ('"version": 1', '"version": 2', 3, "version"),
+        ('"version": 2', '"version": 1', 3, "version"),
     ],
 )
 def test_nonsense_is_refused_with_its_line(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:
@@ -60,7 +60,7 @@ def test_nonsense_is_refused_with_its_line(tmp_path: Path, old: str, new: str, l
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", '{"format": "odb-costs", "version": 1, "gpu": 3}', "{", "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "7", '{"format": "odb-costs", "version": 2, "gpu": 3}', "{", "\x00"])
 def test_what_is_no_cost_model_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
@@ -70,7 +70,9 @@ def test_what_is_no_cost_model_is_refused_in_one_line(tmp_path: Path, text: str)
 
 
 def test_a_model_in_which_steps_cost_nothing_is_refused(tmp_path: Path) -> None:
-    write_costs(tmp_path / "c.json", Costs(gpu=GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0, sync_s=0)))
+    write_costs(
+        tmp_path / "c.json", Costs(gpu=GpuCost(fixed_s=0, per_token_s=0, per_token2_s=0), collective=NO_COLLECTIVE)
+    )
     with pytest.raises(UsageError, match="costs nothing"):
         load_costs(tmp_path / "c.json")
 
@@ -85,12 +87,12 @@ def test_a_missing_file_is_said_in_one_line(tmp_path: Path) -> None:
 )
 def test_a_step_table_that_makes_no_sense_is_refused(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "costs.json"
-    path.write_text(f'{{"format": "odb-costs",\n"version": 1,\n"step_table": {{\n"rows": {rows}}}}}')
+    path.write_text(f'{{"format": "odb-costs",\n"version": 2,\n"step_table": {{\n"rows": {rows}}}}}')
     with pytest.raises(UsageError, match=f"^{path}:4: step_table.rows "):
         load_costs(path)
 
 
 def test_a_step_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    path.write_text('{"format": "odb-costs", "version": 1, "step_table": {"rows": [[100, 0.1], [200, 0.3]]}}')
+    path.write_text('{"format": "odb-costs", "version": 2, "step_table": {"rows": [[100, 0.1], [200, 0.3]]}}')
     assert load_costs(path).step_table.compute_step_s(150) == pytest.approx(0.2)

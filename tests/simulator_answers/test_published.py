@@ -8,11 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from simulator import published
-from simulator.cli import main
-from simulator.published import ASSUMPTIONS, MEAN_TOKENS, ROWS, Inputs, Shape, compare_published, draw_lengths, predict
-from simulator.sweep import Local
+from odb_sim.cli.main import main
+from odb_sim.studies import published
+from odb_sim.studies.published import (
+    ASSUMPTIONS,
+    MEAN_TOKENS,
+    ROWS,
+    Inputs,
+    Shape,
+    compare_published,
+    draw_lengths,
+    predict,
+)
+from odb_sim.studies.sweep import Local
 
 
 @pytest.mark.parametrize("shape", list(Shape))
@@ -55,9 +63,9 @@ def test_the_command_shows_every_row_and_writes_every_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     comparisons = compare_published(Local(), ROWS[:1], samples=320)
-    monkeypatch.setattr("simulator.commands.published.compare_published", lambda executor: comparisons)
+    monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
     out = tmp_path / "p.json"
-    assert main(["published", "--workers", "1", "--json", str(out)]) == 0
+    assert main(["published", "--processes", "1", "--json", str(out)]) == 0
     (entry,) = json.loads(out.read_text())
     assert entry["published"]["speedup"] == 1.77
     assert entry["speedup_low"] <= entry["predicted_speedup"] <= entry["speedup_high"]
@@ -65,4 +73,4 @@ def test_the_command_shows_every_row_and_writes_every_input(
     assert [item["input"] for item in entry["assumptions"]] == [item.field for item in published.ASSUMPTIONS]
     text = capsys.readouterr().out
     assert all(assumption.reason in text for assumption in ASSUMPTIONS)
-    assert main(["published", "--workers", "0"]) == 2
+    assert main(["published", "--processes", "0"]) == 2

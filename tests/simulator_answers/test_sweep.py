@@ -12,12 +12,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from odb_sim.cli.main import main
+from odb_sim.studies.clusters import open_executor
+from odb_sim.studies.runs import run
+from odb_sim.studies.sweep import Grid, Local, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
-from simulator.cli import main
-from simulator.clusters import open_executor
-from simulator.runs import run
-from simulator.sweep import Grid, Local, build_points, run_grid
 from tests.simulator_answers.helpers import make_lengths
 
 POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048], windows=[16, 64], depths=[2])
@@ -75,7 +75,7 @@ def raise_invariant() -> None:
 
 def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
     written = []
-    for number, where in enumerate((["--workers", "1"], ["--executor", address])):
+    for number, where in enumerate((["--processes", "1"], ["--executor", address])):
         path = tmp_path / f"{number}.json"
         grid = ["gsm8k", "--samples", "200", "--ranks", "2,3", "--token-budget", "1024", "--window", "16"]
         assert main(["sweep", *grid, "--json", str(path), *where]) == 0
@@ -87,7 +87,7 @@ def test_the_commands_run_on_a_cluster(address: str, tmp_path: Path) -> None:
 
 def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed: pip install 'odb-ref[dask]'")
-    monkeypatch.setattr("simulator.clusters._CONNECT_S", 1)
+    monkeypatch.setattr("odb_sim.studies.clusters._CONNECT_S", 1)
     with pytest.raises(UsageError, match="nobody answers"), open_executor("dask://127.0.0.1:9", 1):
         pass
 
@@ -122,7 +122,7 @@ def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.
         paths = {kind: tmp_path / f"{name}.{kind}" for kind in ("json", "csv")}
         arguments = ["gsm8k", "--samples", "300", "--ranks", "2,3", "--token-budget", "1024", "--window", "16,32"]
         options = [f"--{kind}={path}" for kind, path in paths.items()]
-        assert main(["sweep", *arguments, "--policy", "odb,paper", "--workers", "1", *options]) == 0
+        assert main(["sweep", *arguments, "--policy", "odb,paper", "--processes", "1", *options]) == 0
         written.append([path.read_bytes() for path in paths.values()])
     assert written[0] == written[1]
     figures = json.loads(written[0][0])
@@ -137,7 +137,7 @@ def test_the_page_has_its_plots_inside(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = tmp_path / "page.html"
     grid = ["gsm8k", "--samples", "200", "--ranks", "2", "--token-budget", "1024", "--window", "16,32,64"]
-    assert main(["sweep", *grid, "--policy", "odb,standard", "--workers", "1", "--html", str(page)]) == 0
+    assert main(["sweep", *grid, "--policy", "odb,standard", "--processes", "1", "--html", str(page)]) == 0
     text = page.read_text()
     assert text.count("<svg") == 1
     assert not re.search(r'<(script|link|img)\b|(src|href)="(?!#)|url\((?!#)', text), "nothing to fetch: opens offline"
@@ -152,7 +152,7 @@ def test_the_page_has_its_plots_inside(tmp_path: Path) -> None:
         ["--window", "0"],
         ["--depth", "0"],
         ["--policy", "mine"],
-        ["--workers", "0"],
+        ["--processes", "0"],
         ["--executor", "ray://"],
         ["--executor", "dask://"],
         ["--executor", "somewhere"],

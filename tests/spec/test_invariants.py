@@ -12,7 +12,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.invariants import INVARIANTS, check_transition
 from odb_ref.core.machine import start, transition
 from odb_ref.core.state import Phase, State
-from tests.spec.world import World, make_config, make_shard, make_shards
+from tests.helpers.world import World, make_config, make_shard, make_shards
 
 CONFIG = make_config(max_age_rounds=1)
 Change = Callable[[State, State], State]

@@ -15,7 +15,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Mode, compute_padded_tokens
-from tests.spec.world import World, make_config, make_shard, make_shards, run
+from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
 
 def _steps(world: World) -> int:
@@ -154,8 +154,7 @@ def test_only_one_of_several_failures_is_named() -> None:
     """NP16. Checks: ABORT."""
     machines = World(make_config(), make_shards([[8]] * 3))
     for rank in (1, 2):
-        machines.nodes[rank].asked = 0
-        machines.send(rank, LocalFailed(f"disk {rank}"))
+        machines.fail(rank, f"disk {rank}")
     machines.run()
     assert {(finish.outcome.rank, finish.outcome.cause) for finish in machines.get_finishes()} == {(1, "disk 1")}
 

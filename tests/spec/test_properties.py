@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -14,7 +15,7 @@ from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, S
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode, compute_padded_tokens
-from tests.spec.world import Node, World, make_config, make_shards
+from tests.helpers.world import Node, World, make_config, make_shards
 
 SHARDS = st.lists(st.lists(st.integers(1, 10), max_size=9), min_size=1, max_size=4)
 SEEDS = st.integers(0, 10_000)
@@ -89,8 +90,7 @@ def test_quota_mode_ends_at_the_same_step_everywhere(shards: list[list[int]], co
 def test_nothing_is_lost_at_any_moment(shards: list[list[int]], config: Config, seed: int) -> None:
     """Checks: CONSERVE."""
     world = World(config, make_shards(shards), seed=seed)
-    while choices := world.compute_choices():
-        world.do(*world.random.choice(choices))
+    while world.step():
         for node in world.nodes:
             state = node.machine.state
             in_steps = [s for steps in (state.plan, state.outbox, state.queue) for step in steps for s in step.group]
@@ -178,7 +178,7 @@ def test_a_lone_stop_leaves_no_loader_waiting_but_for_a_trainer(
 def test_timing_and_depth_change_nothing(shards: list[list[int]], config: Config, seed: int) -> None:
     """Checks: REPLAY."""
     one = World(config, make_shards(shards), seed=seed).run()
-    other = World(config, make_shards(shards), seed=seed + 1, depths=[5] * len(shards)).run()
+    other = World(replace(config, depth_steps=5), make_shards(shards), seed=seed + 1).run()
     assert [node.taken for node in one.nodes] == [node.taken for node in other.nodes]
 
 
@@ -215,12 +215,11 @@ def test_an_urge_for_nothing_changes_no_batch(
     world = World(config, make_shards(shards), seed=seed)
     when = data.draw(st.lists(st.integers(0, 40), min_size=len(shards), max_size=len(shards)))
     moment = 0
-    while choices := world.compute_choices():
+    while world.step():
         for rank, urge in enumerate(when):
             if urge == moment:
                 world.send(rank, Urged())
         moment += 1
-        world.do(*world.random.choice(choices))
     assert world.is_over
     assert [node.taken for node in world.nodes] == [node.taken for node in plain.nodes]
 

@@ -10,7 +10,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, resume
 from odb_ref.core.types import Mode, Step
-from tests.spec.world import World, make_config, make_shard, make_shards, run
+from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
 SHARDS = [[3, 4, 1, 9, 2, 8, 8, 1, 1, 5], [2], [], [5, 1, 5, 2, 7, 7, 3]]
 CONFIGS = [

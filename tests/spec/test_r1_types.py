@@ -14,7 +14,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.events import SamplesRead
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
-from tests.spec.world import World, make_config, run
+from tests.helpers.world import World, make_config, run
 
 
 def test_values_are_immutable() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from odb_ref.core.effects import Read
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.types import Sample, compute_padded_tokens
-from tests.spec.world import World, make_config, make_shard, run
+from tests.helpers.world import World, make_config, make_shard, run
 
 LENGTHS = st.lists(st.integers(1, 12), max_size=8)
 

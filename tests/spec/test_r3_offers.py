@@ -17,7 +17,7 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, Reduction, combine, reduce_offers
 from odb_ref.core.rules import OdbRule, PaperRule, compute_bounds, compute_checked_target
 from odb_ref.core.types import Mode
-from tests.spec.world import World, make_config, make_shard, make_shards, run
+from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
 VALUE = st.integers(0, 5) | st.just(NONE)
 OFFERS = st.builds(Offer, **{field.name: VALUE for field in fields(Offer)})
@@ -133,8 +133,7 @@ def test_an_offer_waits_for_reads_collation_and_outbox() -> None:
     """Spec: R3.4. Checks: RELEASE."""
     world = World(make_config(depth_steps=1, window_samples=2), make_shards([[8] * 8]))
     posted_in = []
-    while choices := world.compute_choices():
-        world.do(*world.random.choice(choices))
+    while world.step():
         for event, effects in world.nodes[0].events[len(posted_in) :]:
             posted_in.append(event)
             if any(isinstance(effect, PostOffer) for effect in effects):

@@ -13,7 +13,7 @@ from odb_ref.core.grouping import compute_groups
 from odb_ref.core.rounds import is_quota_met
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Mode, StepCounts, compute_counts, compute_padded_tokens
-from tests.spec.world import World, make_config, make_shard, make_shards, run
+from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
 
 def _lengths(groups: tuple[Group, ...]) -> list[list[int]]:
@@ -71,9 +71,9 @@ def test_nothing_is_carried_for_longer_than_the_age_allows(shards: list[list[int
     """Spec: R4.3. Checks: AGE."""
     world = World(make_config(max_age_rounds=age, window_samples=4), make_shards(shards))
     first_held: list[dict[int, int]] = [{} for _ in shards]
-    while choices := world.compute_choices():
-        action, rank = world.random.choice(choices)
-        world.do(action, rank)
+    while (choice := world.schedule.choose(world)) is not None:
+        world.do(*choice)
+        _, rank = choice
         state = world.nodes[rank].machine.state
         if state.phase is Phase.OFFER:
             for sample in state.window:

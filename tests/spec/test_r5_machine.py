@@ -26,7 +26,7 @@ from odb_ref.core.machine import start, transition
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import StepCounts
-from tests.spec.world import World, make_config, make_shard, make_shards, run
+from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
 CONFIG = make_config(window_samples=2)
 SHARD = make_shard([8, 7, 6, 5])

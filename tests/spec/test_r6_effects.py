@@ -8,7 +8,7 @@ import pytest
 
 from odb_ref.core.effects import Collate, Deliver, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.events import Agreed, Collated, Counted, Reported
-from tests.spec.world import Node, World, make_config, run
+from tests.helpers.world import Node, World, make_config, run
 
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
 
@@ -87,8 +87,7 @@ def test_the_queue_never_holds_more_than_its_depth() -> None:
     for depth in (1, 2, 3):
         world = World(make_config(depth_steps=depth), [node.shard for node in run(SHARDS, make_config()).nodes])
         fullest = 0
-        while choices := world.compute_choices():
-            world.do(*world.random.choice(choices))
+        while world.step():
             fullest = max(fullest, *(len(node.queue) for node in world.nodes))
         assert fullest == depth
 

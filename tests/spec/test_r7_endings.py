@@ -7,9 +7,9 @@ import json
 import pytest
 
 from odb_ref.core.effects import OutcomeKind
-from odb_ref.core.events import LocalFailed, PeerLost
+from odb_ref.core.events import PeerLost
 from odb_ref.core.state import Phase
-from tests.spec.world import Node, World, make_config, make_shards, run
+from tests.helpers.world import Node, World, make_config, make_shards, run
 
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 9]
 
@@ -64,9 +64,7 @@ def test_a_failure_goes_before_a_mismatch() -> None:
     """Spec: R7.2, R7.3."""
     world = World(make_config(), make_shards([[1], [1]]))
     world.nodes[1] = World(make_config(tag="seed 2"), make_shards([[1], [1]])).nodes[1]
-    world.send(1, LocalFailed("disk"))
-    world.nodes[1].asked = 0
-    world.posts["offer", 0][1] = world.nodes[1].events[-1][1][0].offer  # type: ignore[union-attr]
+    world.fail(1, "disk")
     world.run()
     (outcome,) = {finish.outcome for finish in world.get_finishes()}
     assert (outcome.kind, outcome.cause) == (OutcomeKind.FAILED, "disk")
@@ -104,7 +102,7 @@ def test_a_loss_ends_each_rank_by_itself() -> None:
     """Spec: R7.5. Checks: ABORT."""
     world = World(make_config(), make_shards(SHARDS))
     for _ in range(40):
-        world.do(*world.random.choice(world.compute_choices()))
+        world.step()
     for rank, node in enumerate(world.nodes):
         taken = len(node.taken)
         world.send(rank, PeerLost(None, f"deadline seen by {rank}"))

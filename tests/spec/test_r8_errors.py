@@ -10,7 +10,7 @@ from odb_ref.core import machine as machine_module
 from odb_ref.core.errors import InvariantError, JobError, OdbError, PeerError, RuleError, UsageError
 from odb_ref.core.events import Agreed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from tests.spec.world import make_config, make_shard
+from tests.helpers.world import make_config, make_shard
 
 
 def _machine_in_offer() -> Machine:

@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
-from odb_ref.core.trace import TraceWriter, decode_config, decode_event, encode_event, read_trace
-from tests.spec.world import World, make_config, make_shards, run
+from odb_ref.trace.format import TraceWriter, decode_config, decode_event, encode_event
+from odb_ref.trace.reading import read_trace
+from tests.helpers.world import World, make_config, make_shards, run
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
 SHARDS = [[3, 4, 1, 9, 2, 8, 8], [2], [], [5] * 7]
@@ -65,7 +66,7 @@ def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> Non
 
 def test_a_simulated_trace_has_the_schema(tmp_path: Path) -> None:
     """Spec: R9."""
-    cli = pytest.importorskip("simulator.cli")
+    cli = pytest.importorskip("odb_sim.cli.main")
     path = tmp_path / "t.ndjson"
     options = "--ranks 2 --token-budget 4096 --window 8 --samples 40 --seed 5 --trace"
     assert cli.main(["simulate", "gsm8k", *options.split(), str(path)]) in (0, None)

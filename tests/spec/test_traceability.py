@@ -40,6 +40,11 @@ def test_the_tables_are_not_stale(tool: ModuleType) -> None:
     assert (ROOT / "spec" / "properties.md").read_text() == tool.render_rungs(sources)
 
 
+def test_the_tables_can_be_read_as_text(tool: ModuleType) -> None:
+    """No line is longer than a screen is wide."""
+    assert [line for line in tool.render(tool.read_sources()).splitlines() if len(line) > 200] == []
+
+
 def test_each_kind_of_problem_is_found(tool: ModuleType) -> None:
     """The checks must be able to fail."""
 

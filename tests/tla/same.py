@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import assert_never
+
+from odb_sim.explore.rank import Act, Rank
+from odb_sim.explore.world import Space, World
 
 from odb_ref.core.config import Config
-from odb_ref.core.events import Report
-from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.effects import Post, PostCounts, PostOffer, PostReport
+from odb_ref.core.events import Agreed, Counted, Reported
+from odb_ref.core.exchange import Answer
+from odb_ref.core.offer import NONE
 from odb_ref.core.rounds import compute_round_target
-from odb_ref.core.types import Group, Step, StepCounts
-from simulator.explore.rank import Act, Answer, Post, Rank
-from simulator.explore.world import Space, World
+from odb_ref.core.types import Group, Step
 
 TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
@@ -66,27 +70,29 @@ def _sizes(items: tuple[Step, ...] | tuple[Group, ...]) -> tuple[int, ...]:
     return tuple(len(item.group) if isinstance(item, Step) else len(item) for item in items)
 
 
-def _label_post(post: Post | None) -> object:
-    match post:
+def _label_post(posted: Post | None) -> object:
+    match posted:
         case None:
             return _record(kind="none")
-        case Offer():
+        case PostOffer(post):
             return _record(
                 kind="offer", round=post.round_min, ready=post.ready_min, failed=_who(post.failed_rank),
                 stop=_who(post.stop_rank), step=_number(post.stop_step), samples=post.samples_min,
                 reading=_number(post.groups_min), groups=post.groups_max, due=post.due_max,
             )  # fmt: skip
-        case Report():
-            return _record(kind="report", failed=bool(post.cause))
+        case PostReport(report):
+            return _record(kind="report", failed=bool(report.cause))
+        case PostCounts(counts):
+            return _record(kind="counts", sizes=tuple(count.samples for count in counts))
         case _:
-            return _record(kind="counts", sizes=tuple(counts.samples for counts in post))
+            assert_never(posted)
 
 
-def _label_answer(config: Config, answer: Answer | None) -> object:
-    match answer:
+def _label_answer(config: Config, answered: Answer | None) -> object:
+    match answered:
         case None:
             return _record(kind="none")
-        case Offer():
+        case Agreed(answer):
             is_plain = (answer.failed_rank, answer.stop_rank, answer.ready_min) == (NONE, NONE, 1)
             return _record(
                 kind="offer", failed=_who(answer.failed_rank), stop=_who(answer.stop_rank),
@@ -95,11 +101,12 @@ def _label_answer(config: Config, answer: Answer | None) -> object:
                 groups=answer.groups_max, due=answer.due_max,
                 target=compute_round_target(config, answer) if is_plain else TLA_NONE,
             )  # fmt: skip
-        case _ if isinstance(answer[0], StepCounts):
-            return _record(kind="counts", sizes=tuple(c.samples for c in answer if isinstance(c, StepCounts)))
-        case _:
-            reports = [report for report in answer if isinstance(report, Report)]
+        case Counted(counts):
+            return _record(kind="counts", sizes=tuple(count.samples for count in counts))
+        case Reported(reports):
             return _record(kind="report", first=min(report.rank for report in reports if report.cause) + 1)
+        case _:
+            assert_never(answered)
 
 
 def _label_cause(cause: str) -> tuple[str, int]:

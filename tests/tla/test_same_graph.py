@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.world import Space, decode
 
 from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
-from simulator.explore.bounds import Bounds
-from simulator.explore.world import Space, decode
 from tests.tla.same import ACTIONS, Label, label_model_state, label_world
 from tests.tla.tlc import TLA, read_graph, run_tlc
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from odb_ref.core.trace import Record, TraceWriter
 from odb_ref.core.types import Mode
-from tests.spec.world import World, make_config, make_shards
+from odb_ref.trace.format import Record, TraceWriter
+from tests.helpers.world import World, make_config, make_shards
 from tests.tla.tlc import Result, require_tlc, run_tlc
 from tests.tla.traces import merge, read_records, write_trace_data
 
@@ -33,8 +33,7 @@ def _record(path: Path, name: str, seed: int) -> Path:
         for rank, node in enumerate(world.nodes):
             writer.record(rank, None, node.begun)
         seen = [0] * len(world.nodes)
-        while choices := world.compute_choices():
-            world.do(*world.random.choice(choices))
+        while world.step():
             for rank, node in enumerate(world.nodes):
                 for event, effects in node.events[seen[rank] :]:
                     writer.record(rank, event, effects)
@@ -59,7 +58,7 @@ def test_a_run_of_the_core_is_a_behaviour_of_the_model(name: str, tmp_path: Path
 def test_a_simulated_run_on_real_lengths_is_a_behaviour_of_the_model(tmp_path: Path) -> None:
     """Checks: ALIGN, CONSERVE, RELEASE, COVER."""
     require_tlc()
-    cli = pytest.importorskip("simulator.cli")
+    cli = pytest.importorskip("odb_sim.cli.main")
     path = tmp_path / "t.ndjson"
     options = "--ranks 3 --token-budget 4096 --window 8 --depth 2 --samples 60 --shards uneven --seed 5 --json"
     code = cli.main(["simulate", "gsm8k", *options.split(), str(tmp_path / "s.json"), "--trace", str(path)])

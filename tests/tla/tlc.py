@@ -56,7 +56,9 @@ def run_tlc(config: Path, work: Path, *, module: str = "MC", arguments: tuple[st
     for path in TLA.glob("*.tla"):
         shutil.copy(path, work)
     command = [
-        "java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx1g", "-cp", str(jar), "tlc2.TLC", "-workers", "1",
+        # TLC unpacks its standard modules where temporary files go, and removes them at its end, also those of another run.
+        "java", f"-Djava.io.tmpdir={work}",
+        "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx1g", "-cp", str(jar), "tlc2.TLC", "-workers", "1",
         "-metadir", str(work / "meta"), "-config", str(config), *arguments, module,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=280, check=False)

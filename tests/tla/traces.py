@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from odb_ref.core.offer import NONE
-from odb_ref.core.trace import Header, JsonObject, Record, read_trace
+from odb_ref.trace.format import Header, JsonObject, Record
+from odb_ref.trace.reading import read_trace
 from tests.tla.same import TLA_NONE
 
 _ANSWERS = {"agreed": "post_offer", "counted": "post_counts", "reported": "post_report"}

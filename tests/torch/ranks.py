@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import tempfile
@@ -33,6 +34,12 @@ class Result:
     is_gone: bool = False
 
 
+def _forget_fork_server() -> None:
+    """A fork server of the process that forked this one is not this one's: it cannot be waited for."""
+    server = multiprocessing.forkserver._forkserver
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
 def _run(
     pipe: Any,
     function: Callable[..., Any],
@@ -43,6 +50,7 @@ def _run(
     args: tuple[Any, ...],
 ) -> None:
     os.setsid()  # whatever it starts can be told by its session
+    _forget_fork_server()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     began = time.monotonic()

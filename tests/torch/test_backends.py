@@ -22,16 +22,19 @@ from odb_ref.core.config import Config  # noqa: E402
 from odb_ref.core.effects import Outcome, OutcomeKind, PostCounts, PostOffer  # noqa: E402
 from odb_ref.core.events import Agreed, Collated, Counted, Event, PeerLost, Reported, StepTaken, Urged  # noqa: E402
 from odb_ref.core.offer import NONE, Offer  # noqa: E402
-from odb_ref.core.outline import Outline  # noqa: E402
 from odb_ref.core.resume import RoundStart  # noqa: E402
 from odb_ref.core.state import Phase  # noqa: E402
-from odb_ref.core.trace import read_trace  # noqa: E402
+from odb_ref.core.summary import StateSummary  # noqa: E402
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts  # noqa: E402
-from odb_ref.torch import JobError, ODBDataLoader, loader_process, pop_step_info, process_backend  # noqa: E402
-from odb_ref.torch.channel import Channel  # noqa: E402
-from odb_ref.torch.epoch import EpochStart, Listener, StepNote, Update, make_round_note  # noqa: E402
-from odb_ref.torch.outlet import Outlet  # noqa: E402
-from odb_ref.torch.transport import LocalTransport  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
+from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
+from odb_ref.torch.plan.start import EpochStart  # noqa: E402
+from odb_ref.torch.runtime import loader_process, process_backend  # noqa: E402
+from odb_ref.torch.runtime.messages import Listener, Update  # noqa: E402
+from odb_ref.torch.runtime.notes import StepNote, make_round_note  # noqa: E402
+from odb_ref.torch.runtime.trainer_side import TrainerSide  # noqa: E402
+from odb_ref.trace.reading import read_trace  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -158,10 +161,9 @@ def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
         assert sum(len(batch["numbers"]) for batch in loader) == 4000
 
 
-def test_a_loader_process_that_is_stopped_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_backend, "SILENCE_S", 1.5)
-    loader = ODBDataLoader(Numbers(0, 4000), num_workers=1, **SETTINGS)
-    with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process was not heard of for 1.5 s"):
+def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
+    loader = ODBDataLoader(Numbers(0, 4000), num_workers=1, loader_timeout_s=1.5, **SETTINGS)
+    with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process has been stopped for 1.5 s"):
         for batch in loader:
             if pop_step_info(batch).step == 3:
                 for process in multiprocessing.active_children():
@@ -176,6 +178,8 @@ def test_a_loader_process_that_is_stopped_is_taken_for_lost(monkeypatch: pytest.
 class Recorder:
     """A backend that only writes down what it is told."""
 
+    is_inline = has_work = False
+
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.listener: Listener | None = None
@@ -186,6 +190,8 @@ class Recorder:
     def submit(self, event: Event, at_s: float | None = None) -> None:
         self.events.append(event)
 
+    def work(self, steps: int, limit_s: float | None = None) -> None: ...
+
     def conclude(self) -> None: ...
 
     def end(self) -> None: ...
@@ -193,21 +199,21 @@ class Recorder:
     def close(self) -> None: ...
 
 
-class Wire(Channel):
+class Wire(Exchange):
     """An exchange without a thread, that keeps what is posted."""
 
     def __init__(self) -> None:
-        super().__init__(LocalTransport(world_size=2))
+        super().__init__(LocalTransport())
         self.posts: list[Any] = []
 
-    def open(self, submit: Any) -> PeerLost | None:
+    def open(self, submit: Any, describe: Any) -> PeerLost | None:
         return None
 
     def post(self, post: Any) -> None:
         self.posts.append(post)
 
 
-OFFERING = Outline(phase=Phase.OFFER, round=1, planned_steps=4, released_steps=4, delivered_steps=3)
+OFFERING = StateSummary(phase=Phase.OFFER, round=1, planned_steps=4, released_steps=4, delivered_steps=3)
 AGREEMENT = Offer(
     round_min=1,
     round_max=1,
@@ -239,25 +245,25 @@ def start(function: Callable[..., Any], *args: Any) -> Future[Any]:
     return future
 
 
-def begin() -> tuple[Outlet, Recorder, Wire]:
+def begin() -> tuple[TrainerSide, Recorder, Wire]:
     """A rank that has offered its second round; three of the four steps of its first are delivered."""
     backend, wire = Recorder(), Wire()
-    outlet = Outlet(CONFIG, backend, wire, EpochStart(keys=range(9)))
-    outlet.begin()
+    trainer_side = TrainerSide(CONFIG, backend, wire, EpochStart(keys=range(9)))
+    trainer_side.begin()
     counts = StepCounts(1, 5, 5)
     steps = tuple(Step(number, 0, (Sample(number, number, 5, 5),), counts) for number in range(4))
-    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4), 0)
-    outlet.on_update(Update(OFFERING, planned=planned))
-    outlet.on_collated(0, [(number, f"batch {number}") for number in range(4)])
-    outlet.on_update(Update(OFFERING, is_answer=True))
-    return outlet, backend, wire
+    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4))
+    trainer_side.on_update(Update(OFFERING, planned=planned))
+    trainer_side.on_collated(0, [(number, f"batch {number}") for number in range(4)])
+    trainer_side.on_update(Update(OFFERING, is_answer=True))
+    return trainer_side, backend, wire
 
 
 def test_a_round_as_it_crosses_says_of_each_step_what_it_holds() -> None:
     groups = ((Sample(7, 3, 9, 4, (2, 1)), Sample(5, 0, 6, 6, (0, 3))), (), (Sample(2, 1, 5, 0, (4, 4)),))
     totals = (StepCounts(3, 20, 11), StepCounts(1, 8, 2), StepCounts(2, 7, 3))
     steps = tuple(Step(4 + i, 2, group, total) for i, (group, total) in enumerate(zip(groups, totals, strict=True)))
-    sent = make_round_note(steps, RoundStart(round=3, planned_steps=7, read_samples=4), 2)
+    sent = make_round_note(steps, RoundStart(round=3, planned_steps=7, read_samples=4), resources=2)
     note = pickle.loads(pickle.dumps(sent))
     assert note == sent
     assert [note.get(number) for number in note.numbers] == [
@@ -270,19 +276,19 @@ def test_a_round_as_it_crosses_says_of_each_step_what_it_holds() -> None:
 
 def test_between_an_answer_of_the_exchange_and_the_machines_word_nothing_is_handed_out() -> None:
     """Checks: STOP. The agreement may lower the step limit, and only the machine knows."""
-    outlet, backend, _ = begin()
-    first = outlet.take()
+    trainer_side, backend, _ = begin()
+    first = trainer_side.take()
     assert first is not None
     assert first.batch == "batch 0"
-    outlet.on_update(Update(replace(OFFERING, taken_steps=1, delivered_steps=4), is_answer=True))
-    answered = start(outlet.on_answer, Agreed(AGREEMENT))
+    trainer_side.on_update(Update(replace(OFFERING, taken_steps=1, delivered_steps=4), is_answer=True))
+    answered = start(trainer_side.on_answer, Agreed(AGREEMENT))
     while not isinstance(backend.events[-1], Agreed):
         time.sleep(0.001)
-    second = start(outlet.take)
+    second = start(trainer_side.take)
     assert not wait([answered, second], 0.1).done
     stopped = Outcome(OutcomeKind.STOPPED, 1, "its consumer left after 1 steps")
     over = replace(OFFERING, phase=Phase.DONE, taken_steps=1, delivered_steps=4, step_limit=1, outcome=stopped)
-    outlet.on_update(Update(over, is_answer=True))
+    trainer_side.on_update(Update(over, is_answer=True))
     assert answered.result(5) is None
     with pytest.raises(JobError, match="rank 1 left the loop"):
         second.result(5)
@@ -291,28 +297,31 @@ def test_between_an_answer_of_the_exchange_and_the_machines_word_nothing_is_hand
 
 def test_a_stand_in_answers_what_the_lost_machine_has_not() -> None:
     """Checks: ABORT, RELEASE. It takes part in the round that is agreed, and says in the next that this rank has failed."""
-    outlet, _, wire = begin()
-    answered = start(outlet.on_answer, Agreed(AGREEMENT))
+    trainer_side, _, wire = begin()
+    answered = start(trainer_side.on_answer, Agreed(AGREEMENT))
     assert not wait([answered], 0.1).done
-    outlet.on_lost("the loader process exited unexpectedly", EOFError())
+    trainer_side.on_lost("the loader process exited unexpectedly", EOFError())
     assert answered.result(5) is None
     assert wire.posts == [PostCounts((ZERO_COUNTS, ZERO_COUNTS))]
     # What is released is handed out, for the other ranks hand it out too.
-    assert [taken.batch for taken in (outlet.take() for _ in range(2)) if taken is not None] == [
+    assert [taken.batch for taken in (trainer_side.take() for _ in range(2)) if taken is not None] == [
         "batch 0",
         "batch 1",
     ]
-    start(outlet.on_answer, Counted((ZERO_COUNTS, ZERO_COUNTS))).result(5)
+    start(trainer_side.on_answer, Counted((ZERO_COUNTS, ZERO_COUNTS))).result(5)
     offer = wire.posts[-1]
     assert isinstance(offer, PostOffer)
     assert (offer.offer.failed_rank, offer.offer.ready_min, offer.offer.round_min) == (0, 0, 2)
-    start(outlet.on_answer, Agreed(offer.offer)).result(5)
+    start(trainer_side.on_answer, Agreed(offer.offer)).result(5)
     report = wire.posts[-1].report
     assert report.cause == "the loader process exited unexpectedly"
-    start(outlet.on_answer, Reported((report, replace(report, rank=1, cause="")))).result(5)
-    assert [taken.batch for taken in (outlet.take() for _ in range(2)) if taken is not None] == ["batch 2", "batch 3"]
+    start(trainer_side.on_answer, Reported((report, replace(report, rank=1, cause="")))).result(5)
+    assert [taken.batch for taken in (trainer_side.take() for _ in range(2)) if taken is not None] == [
+        "batch 2",
+        "batch 3",
+    ]
     with pytest.raises(JobError, match="rank 0 failed: the loader process exited unexpectedly"):
-        outlet.take()
+        trainer_side.take()
 
 
 # One that comes or goes late ----------------------------------------------------------------------------------------------
@@ -357,17 +366,17 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
     with make() as loader:
         loader.load_state_dict(state)
         iterator = iter(loader)
-        outlet = loader._outlet
-        assert outlet is not None
-        while outlet._next_step < 10:
+        trainer_side = loader._trainer_side
+        assert trainer_side is not None
+        while trainer_side._position.next_step < 10:
             time.sleep(0.0005)
         iterator.close()
-        assert outlet.wait(10)
-        assert 10 <= outlet._next_step < 400, "still skipping"
-        assert outlet._broken is None
-        assert outlet._outline is not None
-        assert outlet._outline.outcome is not None
-        assert outlet._outline.outcome.kind is OutcomeKind.STOPPED
+        assert trainer_side.wait(10)
+        assert 10 <= trainer_side._position.next_step < 400, "still skipping"
+        assert not trainer_side._ending.is_broken
+        assert trainer_side._machine.summary is not None
+        assert trainer_side._machine.summary.outcome is not None
+        assert trainer_side._machine.summary.outcome.kind is OutcomeKind.STOPPED
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -377,7 +386,7 @@ def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path:
     with ODBDataLoader(Numbers(0, 300), trace=trace, **options, **SETTINGS) as loader:
         first = iter(loader)
         steps = len(list(first))
-        over = loader._outlet
+        over = loader._trainer_side
         second = iter(loader)
         next(second)
         assert next(first, None) is None

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulator.cli import main
+from odb_sim.cli.main import main
 
 pytestmark = pytest.mark.torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -15,8 +16,9 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from odb_ref.core.check import check_traces  # noqa: E402
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.reading.measure import get_length  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
@@ -116,8 +118,15 @@ def read_with_options(rank: int, options: list[dict[str, Any]]) -> None:
     [
         ({"token_budget": 61}, "budget_tokens is 61, rank 0 has 60"),
         ({"mode": "quota"}, "mode is 'quota', rank 0 has 'join'"),
-        ({"seed": 4, "shard": "auto"}, "seed=4"),
-        ({"accumulation_steps": 2}, "accumulation_steps=2"),
+        ({"shard": "auto"}, "shard is 'auto', rank 0 has 'given'"),
+        ({"accumulation_steps": 2}, "accumulation_steps is 2, rank 0 has 1"),
+        ({"loss_scaling": "samples"}, "loss_scaling is 'samples', rank 0 has 'exact'"),
+        ({"loss_reduction": "sum"}, "loss_reduction is 'sum', rank 0 has 'mean'"),
+        ({"trainer_divides_loss": True}, "trainer_divides_loss is True, rank 0 has False"),
+        ({"causal_shift": False}, "causal_shift is False, rank 0 has True"),
+        ({"supervised_fn": get_length}, "supervised_fn is 'given', rank 0 has 'default'"),
+        ({"on_idle": "none"}, "on_idle is 'none', rank 0 has 'replay'"),
+        ({"on_bad_sample": "quarantine"}, "on_bad_sample is 'quarantine', rank 0 has 'fail'"),
         ({"transport": "gather"}, "transport is 'gather', rank 0 has 'reduce'"),
     ],
 )
@@ -281,3 +290,31 @@ def test_the_traces_of_an_epoch_that_ends_early_pass_the_checker(kind: str, tmp_
     verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
     assert not verdict.violations
     assert len(verdict.jobs) == 1
+
+
+def leave_or_stay_inside(rank: int) -> float:
+    """Rank 0 leaves alone, rank 1 is inside a step for long, rank 2 asks for steps: how long until it knows."""
+    with ODBDataLoader(Numbers(100 * rank, 60), **(SETTINGS | {"timeout_s": 20})) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        synchronize()
+        if rank == 0:
+            batches.close()
+        if rank == 1:
+            time.sleep(9)
+        began = time.monotonic()
+        with pytest.raises(JobError, match="rank 0 left the loop") if rank else contextlib.nullcontext():
+            while rank:
+                next(batches)
+        spent = time.monotonic() - began
+        synchronize()
+        return spent
+
+
+@pytest.mark.slow
+def test_an_urged_rank_reads_without_a_trainer_that_does_not_come() -> None:
+    """Spec: R5.9, R12.2. Checks: STOP."""
+    results = run_ranks(3, leave_or_stay_inside)
+    assert not any(result.error for result in results), results
+    assert results[2].value < 5

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from multiprocessing import util
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_a_length_function_and_a_custom_batch_type() -> None:
 def test_step_info_is_found_by_identity_and_only_once() -> None:
     with ODBDataLoader(Numbers(0, 9), **SETTINGS) as loader:
         batch = next(iter(loader))
-        with pytest.raises(UsageError, match="no batch of an ODBDataLoader"):
+        with pytest.raises(UsageError, match="not a batch of an ODBDataLoader"):
             pop_step_info(dict(batch))
         assert pop_step_info(batch).step == 0
         with pytest.raises(UsageError, match="taken before"):
@@ -176,8 +177,8 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"len_bound": "steps"}, "len_bound must be a number of steps or 'samples'"),
         ({"len_bound": "samples", "shard": "given"}, "len_bound='samples' needs shard='auto'"),
         ({"generator": torch.Generator(), "seed": 4}, "seed and generator exclude each other"),
-        ({"token_budget": 0}, "budget_tokens"),
-        ({"window": 0}, "window_samples"),
+        ({"token_budget": 0}, "token_budget must be at least 1, got 0"),
+        ({"window": 0}, "window must be at least 1, got 0"),
         ({"mode": "both"}, "mode must be one of"),
         ({"quota": 5}, "quota_samples needs"),
         ({"policy": "best"}, "no target rule"),
@@ -187,6 +188,30 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"sampler": iter([1])}, "sampler is an iterator"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"shard": "mine"}, "shard"),
+        ({"token_budget": "60"}, "token_budget must be an integer, got '60'"),
+        ({"token_budget": 60.5}, "token_budget must be an integer"),
+        ({"window": True}, "window must be an integer, got True"),
+        ({"depth": 0}, "depth must be at least 1"),
+        ({"max_age_rounds": 0}, "max_age_rounds must be at least 1"),
+        ({"ramp_rounds": -1}, "ramp_rounds must be at least 0, got -1"),
+        ({"mode": "quota", "quota": 0}, "quota must be at least 1"),
+        ({"num_workers": -1}, "num_workers must be at least 0"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor must be at least 1"),
+        ({"prefetch_factor": 2}, "prefetch_factor needs num_workers of at least 1"),
+        ({"persistent_workers": True}, "persistent_workers needs num_workers of at least 1"),
+        ({"multiprocessing_context": "spawn"}, "multiprocessing_context needs num_workers of at least 1"),
+        ({"num_workers": 1, "multiprocessing_context": "clone"}, "multiprocessing_context must be one of fork"),
+        (
+            {"num_workers": 1, "multiprocessing_context": 3},
+            "multiprocessing_context must be a name or a context, got 3",
+        ),
+        ({"timeout": -1}, "timeout must not be negative"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a number of seconds"),
+        ({"collate_fn": 3}, "collate_fn must be a function, got int"),
+        ({"length_fn": "len"}, "length_fn must be a function, got str"),
+        ({"worker_init_fn": 1, "num_workers": 1}, "worker_init_fn must be a function"),
+        ({"transport": "carrier"}, "no transport 'carrier'; there are gather, reduce"),
+        ({"len_bound": 2.5}, "len_bound must be an integer"),
     ],
 )
 def test_misuse_is_refused_at_once(options: dict[str, object], message: str) -> None:
@@ -259,4 +284,31 @@ def test_a_dropped_loader_leaves_no_thread() -> None:
     for thread in threading.enumerate():
         if thread.name in ("odb-exchange", "odb-read", "odb-collate"):
             thread.join(5)
-    assert threading.active_count() <= before + 1  # the reaper stays
+    assert threading.active_count() <= before + 1  # the cleanup stays
+
+
+def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
+    options: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "shuffle": True}
+    with ODBDataLoader(Numbers(0, 60), **options) as loader:
+        expected = [(pop_step_info(batch), batch["numbers"]) for batch in loader]
+        loader.set_epoch(0)
+        found = [(info, batch["numbers"]) for batch, info in loader.steps()]
+        assert found == expected
+        assert loader.step_info == expected[-1][0]
+        loader.set_epoch(0)
+        steps = loader.steps()
+        batch, _ = next(steps)
+        with pytest.raises(UsageError, match="pop_step_info"):
+            pop_step_info(batch)
+        steps.close()
+
+
+def test_dropping_the_steps_leaves_the_epoch() -> None:
+    """Checks: STOP."""
+    with ODBDataLoader(Numbers(0, 600), token_budget=60, window=16, collate_fn=collate) as loader:
+        for _, info in loader.steps():
+            if info.step == 2:
+                break
+        side = loader._trainer_side
+        assert side is not None
+        assert side.wait(10)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+
+from odb_ref.torch.runtime.loader_process import _is_orphaned
 
 pytestmark = pytest.mark.torch
 
@@ -72,3 +77,31 @@ def test_no_process_outlives_the_training_process(how: signal.Signals, method: s
     finally:
         process.kill()
         process.communicate()
+
+
+@dataclass
+class Parent:
+    """What multiprocessing knows of the process that has started this one, when it takes that for gone."""
+
+    pid: int
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_a_parent_is_gone_when_the_operating_system_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe that multiprocessing asks may have been closed by mistake."""
+    child = subprocess.Popen(["sleep", "30"])
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: Parent(child.pid))
+    try:
+        assert not _is_orphaned(None)
+    finally:
+        child.kill()
+    deadline = time.monotonic() + 2
+    while not _is_orphaned(None) and time.monotonic() < deadline:  # though nobody has waited for it yet
+        time.sleep(0.01)
+    assert _is_orphaned(None)
+    child.wait()
+    assert _is_orphaned(None)
+    assert _is_orphaned(os.getppid() + 1)
+    assert not _is_orphaned(os.getppid())

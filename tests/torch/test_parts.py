@@ -15,10 +15,10 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
-from odb_ref.torch.info import LossScaling, Reduction, Weighting  # noqa: E402
-from odb_ref.torch.measure import SampleError, SupervisedCounter, get_length  # noqa: E402
+from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
-from odb_ref.torch.packing import LARGE_BYTES, pack  # noqa: E402
+from odb_ref.torch.reading.measure import SampleError, SupervisedCounter, get_length  # noqa: E402
+from odb_ref.torch.reading.serialization import LARGE_BYTES, pack  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -43,14 +43,14 @@ def compute_average(weighting: Weighting, losses: list[list[Fraction]]) -> Fract
     return value
 
 
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_exact_weights_make_the_average_the_mean_over_all_supervised_tokens(reduction: Reduction) -> None:
+@pytest.mark.parametrize("reduction", list(LossReduction))
+def test_exact_weights_make_the_average_the_mean_over_all_supervised_tokens(reduction: LossReduction) -> None:
     sums = [[Fraction(7 * i + j + 1) for j in range(3)] for i in range(2)]
     means = [
         [total / max(1, counts.supervised) for total, counts in zip(row, step, strict=True)]
         for row, step in zip(sums, WINDOW, strict=True)
     ]
-    losses = means if reduction is Reduction.MEAN else sums
+    losses = means if reduction is LossReduction.MEAN else sums
     expected = sum(
         total
         for row, step in zip(sums, WINDOW, strict=True)
@@ -61,8 +61,8 @@ def test_exact_weights_make_the_average_the_mean_over_all_supervised_tokens(redu
     assert float(compute_average(weighting, losses)) == pytest.approx(float(expected), rel=1e-12)
 
 
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_sample_weights_make_the_average_the_mean_over_samples(reduction: Reduction) -> None:
+@pytest.mark.parametrize("reduction", list(LossReduction))
+def test_sample_weights_make_the_average_the_mean_over_samples(reduction: LossReduction) -> None:
     means = [[Fraction(i + 2 * j + 1, 7) for j in range(3)] for i in range(2)]
     expected = sum(
         mean * counts.samples
@@ -70,7 +70,7 @@ def test_sample_weights_make_the_average_the_mean_over_samples(reduction: Reduct
         for mean, counts in zip(row, step, strict=True)
     ) / Fraction(11)
     losses = means
-    if reduction is Reduction.SUM:
+    if reduction is LossReduction.SUM:
         losses = [
             [mean * counts.supervised for mean, counts in zip(row, step, strict=True)]
             for row, step in zip(means, WINDOW, strict=True)

@@ -21,11 +21,11 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from odb_ref.core.check import check_traces  # noqa: E402
 from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
-from odb_ref.torch.channel import Channel  # noqa: E402
-from odb_ref.torch.quarantine import GuardedDataset, Quarantine  # noqa: E402
-from odb_ref.torch.transport import Transport  # noqa: E402
+from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
+from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
+from odb_ref.torch.reading.quarantine import GuardedDataset, Quarantine  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -371,15 +371,15 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
 
 def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec: R11.3. The samples carried are read again before the exchange has told anyone that one of them is bad."""
-    exchange = Channel._exchange
+    original = Exchange._exchange
 
-    def exchange_late(channel: Channel, transport: Transport) -> None:
+    def exchange_late(exchange: Exchange, transport: Transport) -> None:
         time.sleep(0.3)
-        exchange(channel, transport)
+        original(exchange, transport)
 
     _, state, _ = save(0, 1, [], ())
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(11)).tolist()
-    monkeypatch.setattr(Channel, "_exchange", exchange_late)
+    monkeypatch.setattr(Exchange, "_exchange", exchange_late)
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
     with ODBDataLoader(Spoiled(bad=(order[0],), faults=("raise",)), **options) as loader:
         loader.load_state_dict(state)
@@ -466,7 +466,7 @@ def test_positions_count_the_places_that_are_not_set_aside(bad: set[int]) -> Non
     good = [place for place in range(60) if place not in bad]
     assert [quarantine.get_place(position) for position in range(len(good))] == good
     assert [quarantine.get_position(place) for place in good] == list(range(len(good)))
-    resumed = Quarantine(lambda place: place, max_bad=50, total_samples=None, bad=quarantine.get_bad(41))
+    resumed = Quarantine(lambda place: place, max_bad=50, total_samples=None, bad=sorted(bad))
     assert [resumed.get_place(position) for position in range(len(good))] == good
     assert resumed.count == len(bad)
 

@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from demo_texts import ByteTexts, Text, read_docstrings  # noqa: E402
+from demo_train import collate  # noqa: E402
+
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
-from odb_ref.torch.demo_texts import ByteTexts, Text, read_docstrings  # noqa: E402
-from odb_ref.torch.demo_train import collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch

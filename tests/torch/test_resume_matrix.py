@@ -1,4 +1,4 @@
-"""RESUME as a matrix: saved after every step of an epoch by W ranks, gone on with by W' ranks, W and W' in 1 to 4.
+"""RESUME as a matrix: saved after every step of an epoch by W ranks, resumed by W' ranks, W and W' in 1 to 4.
 
 States are saved in mid-loop, as a training job saves them, while later steps are read, formed and collated already. All
 states of a W come from one epoch, and all continuations with W' ranks run in one launch, so the matrix takes 4 + 4 launches.

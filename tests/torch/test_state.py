@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import Dataset  # noqa: E402
+from torch.utils.data import Dataset, Sampler  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
-from tests.torch.data import Numbers, Stream, collate, read  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -115,8 +117,8 @@ def test_states_that_do_not_fit_are_refused() -> None:
     with make_loader() as loader:
         read(loader, 2)
         state = loader.state_dict()
-    with make_loader() as loader, pytest.raises(UsageError, match="no state of an ODBDataLoader"):
-        loader.load_state_dict({"version": 2})
+    with make_loader() as loader, pytest.raises(UsageError, match="not a state of an ODBDataLoader"):
+        loader.load_state_dict({"version": 3})
     with make_loader() as loader, pytest.raises(UsageError, match="version 1"):
         loader.load_state_dict(state | {"version": 1})
     with make_loader(seed=5) as loader:
@@ -214,3 +216,90 @@ def test_other_numbers_of_ranks_do_not_go_beyond_a_quota_that_is_met() -> None:
     assert sum(result.value[0] for result in results) >= 20
     for result in run_ranks(3, save_at_the_quota, [result.value[1] for result in results]):
         assert result.value[0] == 0
+
+
+class Remembering(Sampler[int]):
+    """A sampler that lists another order each time, unless it is given its state back."""
+
+    def __init__(self) -> None:
+        self.choose = random.Random(5)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.choose.sample(range(COUNT), COUNT))
+
+
+def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_on() -> None:
+    """Spec: R10.4. Checks: RESUME, ONCE, COVER."""
+    options = SETTINGS | {"shuffle": False}
+    sampler = Remembering()
+    with ODBDataLoader(Numbers(0, COUNT), sampler=sampler, **options) as loader:
+        at_start = loader.state_dict()
+        memory = sampler.choose.getstate()
+        before = read(loader, 5)
+        state = loader.state_dict()
+        with pytest.raises(UsageError, match="not what it was when the state was saved"):
+            loader.load_state_dict(state)
+            iter(loader)
+        sampler.choose.setstate(memory)
+        after = read(loader)
+        loader.load_state_dict(at_start)  # nothing was taken: any order will do
+        assert read(loader)
+    assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
+
+
+def test_a_refusal_of_the_order_says_what_to_do() -> None:
+    """Spec: R10.4."""
+    with ODBDataLoader(Numbers(0, COUNT), sampler=range(COUNT), **(SETTINGS | {"shuffle": False})) as loader:
+        read(loader, 5)
+        state = loader.state_dict()
+    for keys in (range(COUNT - 1), [str(key) for key in range(COUNT)], [*range(1, COUNT), 0]):
+        with ODBDataLoader(Numbers(0, COUNT), sampler=keys, **(SETTINGS | {"shuffle": False})) as loader:
+            loader.load_state_dict(state)
+            with pytest.raises(
+                UsageError, match=rf"47 keys with digest \w+, now {len(keys)} keys .* its own state back"
+            ):
+                iter(loader)
+
+
+class Sorted(Dataset[Any]):
+    """The same samples under other keys."""
+
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return make_sample((index + self.shift) % COUNT)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None:
+    """Spec: R10.4. Checks: RESUME. The order of the keys is the same; what the machine knows of the samples is not."""
+    with ODBDataLoader(Sorted(0), **SETTINGS) as loader:
+        for limit in (1, 4, 9, 15):
+            loader.set_epoch(0)
+            read(loader, limit)
+            state = loader.state_dict()
+            with ODBDataLoader(Sorted(1), num_workers=num_workers, **SETTINGS) as other:
+                other.load_state_dict(state)
+                with pytest.raises(JobError, match="not what they were"):
+                    read(other)
+
+
+def save_in_part(rank: int, base: list[Any], keys: str) -> Any:
+    with make_loader() as loader:
+        if base:
+            loader.load_state_dict([state | {"keys": keys or state["keys"]} for state in base])
+        read(loader, 3)
+        return loader.state_dict()
+
+
+def test_other_ranks_compare_the_order_of_all() -> None:
+    """Spec: R10.4. Checks: RESUME."""
+    states = [result.value for result in run_ranks(2, save_in_part, [], "")]
+    assert len({state["keys"] for state in states}) == 1
+    assert not any(result.error for result in run_ranks(3, save_in_part, states, ""))
+    for result in run_ranks(3, save_in_part, states, "47:0123456789abcdef"):
+        assert "the order of all ranks is not what it was" in result.text

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from odb_ref.core.check import check_traces  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 

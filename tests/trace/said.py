@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from odb_ref.core.check import check_traces
-from odb_ref.core.check.verdict import JobVerdict
 from odb_ref.core.types import Mode
+from odb_ref.trace.check import check_traces
+from odb_ref.trace.check.verdict import JobVerdict
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import Fault, World, make_configs
+from tests.helpers.world import Fault, make_configs, run_by_arrival
 
 PAGE = Path(__file__).with_name("said.txt")
 SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
@@ -33,7 +33,7 @@ TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
 def tell_truth(name: str, path: Path) -> list[str]:
     """What is said of the true trace called ``name``, which is written to ``path``."""
     settings, faults = TRUTHS[name]
-    World(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
+    run_by_arrival(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
     (job,) = check_traces([path], is_replayed=True).jobs
     return show(job)
 

@@ -1,4 +1,4 @@
-"""The checker on right traces, on files of every shape, and on files that are no traces."""
+"""The checker on right traces, on files of every shape, and on files that are not traces."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from odb_sim.cli.main import main
 
-from odb_ref.core.check import Property, Status, check_traces
-from odb_ref.core.check.rank import compute_fewest_groups
 from odb_ref.core.errors import UsageError
-from odb_ref.core.trace import TraceError, read_trace
 from odb_ref.core.types import Mode
-from simulator.cli import main
+from odb_ref.trace.check import Property, Status, check_traces
+from odb_ref.trace.check.groups import compute_fewest_groups
+from odb_ref.trace.format import TraceError
+from odb_ref.trace.reading import read_trace
 from tests.helpers.effort import few
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import Fault, World, make_configs
+from tests.helpers.world import Fault, make_configs, run_by_arrival
 
 SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
 
 
 def run(path: Path, *, faults: tuple[Fault, ...] = (), **values: Any) -> list[Path]:
     options = {name: values.pop(name) for name in ("is_one_file", "driver") if name in values}
-    return World(SHARDS, make_configs(3, **values), seed=5, faults=faults, trace=path, **options).paths
+    return run_by_arrival(SHARDS, make_configs(3, **values), seed=5, faults=faults, trace=path, **options).paths
 
 
 @settings(max_examples=few(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -49,7 +50,7 @@ def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_
         quota_samples=data.draw(st.none() | st.integers(1, 30)) if mode is Mode.QUOTA else None,
     )
     fault = st.builds(Fault, st.sampled_from(["fail", "stop"]), st.integers(0, world_size - 1), st.integers(0, 80))
-    world = World(
+    world = run_by_arrival(
         [data.draw(lengths) for _ in range(world_size)],
         configs,
         seed=data.draw(st.integers(0, 2**16)),
@@ -61,7 +62,7 @@ def test_whatever_the_machine_does_the_checker_accepts(data: st.DataObject, tmp_
     assert verdict.violations == ()
     assert verdict.jobs[0].get_status(Property.REPLAY) is Status.HOLDS
     assert verdict.jobs[0].samples == max(
-        sum(len(step.group) for rank in world.ranks for step in rank.taken), verdict.jobs[0].samples
+        sum(len(step.group) for rank in world.nodes for step in rank.taken), verdict.jobs[0].samples
     )
 
 
@@ -114,7 +115,7 @@ def test_fewest_does_not_apply_where_there_are_limits(tmp_path: Path) -> None:
 def test_ranks_with_different_limits_end_in_a_mismatch_that_the_checker_accepts(tmp_path: Path) -> None:
     configs = make_configs(3)
     configs[1] = make_configs(3, limits=(9, 7))[1]
-    (path,) = World(SHARDS, configs, trace=tmp_path / "t").paths
+    (path,) = run_by_arrival(SHARDS, configs, trace=tmp_path / "t").paths
     job = check_traces([path]).jobs[0]
     assert job.violations == ()
     assert job.outcome == "mismatch by rank 1: limits is [9, 7], rank 0 has None"
@@ -193,7 +194,7 @@ def test_ranks_with_different_configurations_are_told_apart(tmp_path: Path) -> N
     configs = make_configs(3)
     configs[1] = make_configs(3, budget_tokens=7)[1]
     path = tmp_path / "t"
-    World(SHARDS, configs, trace=path)
+    run_by_arrival(SHARDS, configs, trace=path)
     job = check_traces([path], is_replayed=True).jobs[0]
     assert job.outcome == "mismatch by rank 1: budget_tokens is 7, rank 0 has 40"
     assert job.is_ok
@@ -205,8 +206,10 @@ def test_ranks_that_complete_with_different_configurations_are_refused(tmp_path:
     trace = Tampered(paths[2])
     trace.header["config"]["tag"] = "another seed"
     trace.write(paths[2])
-    (violation,) = check_traces(paths).violations
-    assert (violation.property, violation.rank) == (Property.ABORT, 2)
+    violations = check_traces(paths).violations
+    assert {(item.property, item.rank) for item in violations} == {(Property.ABORT, 2)}
+    assert "continues with the fingerprint" in violations[0].what
+    assert "completes with another configuration than other ranks" in {item.what for item in violations}
 
 
 def test_a_rule_the_core_does_not_know_cannot_be_replayed(tmp_path: Path) -> None:
@@ -285,7 +288,7 @@ def test_the_command_says_what_does_not_hold(tmp_path: Path, capsys: pytest.Capt
     trace.write(path)
     assert main(["check", str(path)]) == 1
     assert capsys.readouterr().out.splitlines()[0].startswith("WEIGHT rank 1 round 1 step -: ")
-    assert main(["check", str(path), "--json"]) == 1
+    assert main(["check", str(path), "--json", "-"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] is False
     assert answer["jobs"][0]["properties"]["WEIGHT"]["status"] == "violated"

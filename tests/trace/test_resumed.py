@@ -1,4 +1,4 @@
-"""Traces of epochs that are gone on with: accepted when right, from the round they begin in; told apart when not."""
+"""Traces of resumed epochs: accepted when right, from the round they begin in; told apart when not."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from odb_ref.core.check import Property, Status, check_traces
 from odb_ref.core.effects import PostOffer, PostReport
 from odb_ref.core.events import Agreed, Reported, SamplesRead
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
-from odb_ref.core.trace import TraceError, TraceWriter, decode_resumed, encode_event
 from odb_ref.core.types import Mode, Sample
+from odb_ref.trace.check import Property, Status, check_traces
+from odb_ref.trace.format import TraceError, TraceWriter, decode_resumed, encode_event
 from tests.helpers.tamper import Tampered
-from tests.spec.world import Shard, World, make_config, make_shards
+from tests.helpers.world import Shard, World, make_config, make_shards
 from tests.trace.said import read_page, show
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
@@ -49,7 +49,7 @@ def get_shards(name: str) -> tuple[Shard, ...]:
 def write_rest(
     folder: Path, name: str, count: int, change: Callable[[Checkpoint], Checkpoint] | None = None
 ) -> list[Path]:
-    """The traces, one for each rank, of an epoch gone on with after ``count`` steps."""
+    """The traces, one for each rank, of an epoch resumed after ``count`` steps."""
     config, shards = CONFIGS[name], get_shards(name)
     stops = dict.fromkeys(range(len(shards)), count)
     saved = [node.ledger.compute_checkpoint() for node in World(config, shards, seed=count, stops=stops).run().nodes]
@@ -68,7 +68,7 @@ def write_rest(
 
 
 def find_carrying(folder: Path) -> list[Path]:
-    """Traces of an epoch in which rank 0 goes on with samples carried into a later round."""
+    """Traces of an epoch in which rank 0 continues with samples carried into a later round."""
     for count in range(20):
         paths = write_rest(folder, "join", count)
         start = Tampered(paths[0]).records[0]["event"]["start"]

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from odb_ref.core.check import Property, Status, check_traces
-from odb_ref.core.check.decode import (
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import Offer
+from odb_ref.trace.check import Property, Status, check_traces
+from odb_ref.trace.check.decode import (
     Ending,
     Settings,
     TracedStep,
+    compute_fingerprint,
     decode_ending,
     decode_settings,
     get_counts,
@@ -25,13 +28,11 @@ from odb_ref.core.check.decode import (
     get_samples,
     iterate_steps,
 )
-from odb_ref.core.check.rounds import Rounds
-from odb_ref.core.check.verdict import KEPT_VIOLATIONS, Findings, PropertyVerdict, Violation
-from odb_ref.core.errors import UsageError
-from odb_ref.core.offer import Offer
-from odb_ref.core.trace import TraceError
+from odb_ref.trace.check.rounds import Rounds
+from odb_ref.trace.check.verdict import KEPT_VIOLATIONS, Findings, PropertyVerdict, Violation
+from odb_ref.trace.format import Header, TraceError
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import World, make_configs
+from tests.helpers.world import make_configs, run_by_arrival
 from tests.trace.said import SHARDS, TRUTHS, read_page, tell_truth
 
 OFFER = dict.fromkeys(Offer.__slots__, 3)
@@ -53,7 +54,7 @@ def test_right_values_are_read() -> None:
     assert get_kind({"kind": "read"}) == "read"
     assert get_counts({"counts": [[1, 2, 3], [4, 5, 6]]}) == [[1, 2, 3], [4, 5, 6]]
     assert get_counts({"counts": []}) == []
-    assert get_samples({"samples": [[1, 2, 3, 4], [1, 2, 3, 4, 5]]}) == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    assert get_samples({"samples": [[1, 2, 4, 3], [1, 2, 4, 3, 5]]}) == [[1, 2, 4, 3], [1, 2, 4, 3, 5]]
     assert get_samples({"samples": []}) == []
     assert get_offer({"offer": OFFER}, "offer") == Offer(**OFFER)
     step = {"number": 4, "positions": [7, 8], "counts": [2, 9, 1]}
@@ -94,15 +95,15 @@ def test_right_values_are_read() -> None:
         (lambda: list(iterate_steps({"steps": [{}]})), "expected positions and three counts in step {}"),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2]}]})),
-            "expected positions and three counts in step {'positions': [], 'counts': [1, 2]}",
+            "expected positions and three counts in step {'counts': [1, 2], 'positions': []}",
         ),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, "3"]}]})),
-            "expected positions and three counts in step {'positions': [], 'counts': [1, 2, '3']}",
+            "expected positions and three counts in step {'counts': [1, 2, '3'], 'positions': []}",
         ),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [None], "counts": [1, 2, 3]}]})),
-            "expected positions and three counts in step {'positions': [None], 'counts': [1, 2, 3]}",
+            "expected positions and three counts in step {'counts': [1, 2, 3], 'positions': [None]}",
         ),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, 3]}]})),
@@ -130,19 +131,42 @@ def test_an_ending_says_kind_rank_and_cause() -> None:
     assert make_ending(kind="lost", rank=None, cause="gone").outcome == "lost: gone"
     with pytest.raises(TraceError) as caught:
         make_ending(kind="failed", rank="1", cause="disk")
-    assert str(caught.value) == "expected an outcome, got {'kind': 'failed', 'rank': '1', 'cause': 'disk'}"
+    assert str(caught.value) == "expected an outcome, got {'cause': 'disk', 'kind': 'failed', 'rank': '1'}"
 
 
-CONFIG: dict[str, Any] = {"mode": "quota", "budget_tokens": 9, "max_age_rounds": 4, "quota_samples": 7, "limits": [3]}
+CONFIG: dict[str, Any] = {
+    "world_size": 2, "mode": "quota", "budget_tokens": 9, "max_age_rounds": 4, "quota_samples": 7, "limits": [3],
+    "window_samples": 12, "ramp_rounds": 2, "rule": "odb", "tag": "",
+}  # fmt: skip
+
+
+def decode(**changes: object) -> Settings:
+    return decode_settings(Header(2, CONFIG | changes, "test", 0))
 
 
 def test_the_settings_of_a_header_are_read() -> None:
     """Spec: R9."""
-    assert decode_settings(CONFIG) == Settings(
-        budget_tokens=9, limits=(3,), is_quota=True, quota_samples=7, max_age_rounds=4
+    assert decode(tag="x") == Settings(
+        budget_tokens=9,
+        limits=(3,),
+        window_samples=12,
+        ramp_rounds=2,
+        is_quota=True,
+        quota_samples=7,
+        max_age_rounds=4,
+        fingerprint=compute_fingerprint(json.dumps(CONFIG | {"tag": "x"}, sort_keys=True)),
     )
-    bare = decode_settings({"mode": "join", "budget_tokens": 9, "max_age_rounds": 4, "quota_samples": None})
+    bare = decode(mode="join", quota_samples=None, limits=[])
     assert (bare.limits, bare.is_quota, bare.quota_samples) == ((), False, None)
+    assert [decode().compute_window_samples(round_) for round_ in range(4)] == [3, 6, 12, 12]
+    assert decode(ramp_rounds=10**12).compute_window_samples(0) == 1
+
+
+def test_the_fingerprint_is_that_of_the_core() -> None:
+    """Spec: R1.4. Two implementations of one rule."""
+    config = make_configs(3, limits=(9, 7), tag="\u00e9")[0]
+    assert compute_fingerprint(config.shared_json) == config.fingerprint
+    assert decode_settings(Header(3, json.loads(config.shared_json), "test", 0)).fingerprint == config.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -150,16 +174,23 @@ def test_the_settings_of_a_header_are_read() -> None:
     [
         ({"mode": "other"}, "the header's config has the mode 'other'"),
         ({"limits": 5}, "the header's config has the limits 5"),
+        ({"limits": [0]}, "the header's config has the limits [0]"),
         ({"limits": ["5"]}, "the header's config has the limits ['5']"),
+        ({"tag": [[[]]]}, "the header's config has the tag [[[]]]"),
+        ({"world_size": 3}, "the header's config is of 3 ranks, the header of 2"),
         ({"budget_tokens": None}, "expected an integer in 'budget_tokens', got None"),
+        ({"budget_tokens": 0}, "the header's config has the budget_tokens 0"),
+        ({"window_samples": -1}, "the header's config has the window_samples -1"),
+        ({"ramp_rounds": -1}, "the header's config has the ramp_rounds -1"),
         ({"quota_samples": "7"}, "expected an integer in 'quota_samples', got '7'"),
+        ({"quota_samples": 0}, "the header's config has the quota_samples 0"),
         ({"max_age_rounds": None}, "expected an integer in 'max_age_rounds', got None"),
     ],
 )
 def test_a_header_without_a_setting_is_refused(changes: dict[str, Any], message: str) -> None:
     """Spec: R9."""
     with pytest.raises(TraceError) as caught:
-        decode_settings(CONFIG | changes)
+        decode(**changes)
     assert str(caught.value) == message
 
 
@@ -211,7 +242,7 @@ ROWS = [[5, 50, 9], [3, 30, 9]]
     ],
 )
 def test_a_round_is_cut_after_the_step_that_reaches_the_quota(quota: int | None, steps: int, said: list[str]) -> None:
-    """Spec: R4.6. Checks: QUOTA. In an epoch gone on with at round 4, after 7 steps."""
+    """Spec: R4.6. Checks: QUOTA. In an epoch resumed at round 4, after 7 steps."""
     findings, rounds = Findings(), Rounds(quota)
     assert rounds.begin(4, 7, 0)
     assert rounds.note_round(1, 4, ROWS, steps, findings) == steps
@@ -251,7 +282,7 @@ def test_ranks_begin_alike_or_in_different_rounds() -> None:
 
 def write(path: Path, **settings: Any) -> list[Path]:
     options = {name: settings.pop(name) for name in ("is_one_file", "driver") if name in settings}
-    return World(SHARDS, make_configs(3, **settings), seed=5, trace=path, **options).paths
+    return run_by_arrival(SHARDS, make_configs(3, **settings), seed=5, trace=path, **options).paths
 
 
 def test_no_file_is_no_job() -> None:
@@ -297,6 +328,8 @@ def test_files_of_one_job_agree_in_driver_epoch_and_world_size(tmp_path: Path) -
     for key, value in (("driver", "other"), ("epoch", 1), ("world_size", 4)):
         trace = Tampered(paths[2])
         trace.header[key] = value
+        if key == "world_size":
+            trace.header["config"][key] = value
         jobs = check_traces([*paths[:2], trace.write(tmp_path / "other")]).jobs
         assert [len(job.paths) for job in jobs] == [2, 1], key
     assert [len(job.paths) for job in check_traces([*paths, paths[0]]).jobs] == [3, 1], "a rank that comes again"
@@ -309,7 +342,7 @@ def test_a_replay_says_where_the_machine_differs(tmp_path: Path) -> None:
         trace = Tampered(path)
         change(trace)
         (job,) = check_traces([trace.write(tmp_path / "other")], is_replayed=True).jobs
-        return next(str(item) for item in job.violations if item.property is Property.REPLAY)
+        return next(str(item) for item in job.violations if "the machine" in item.what)
 
     start = "REPLAY rank 0 round 0 step 0: effect 0 of missing is"
     assert (
@@ -338,7 +371,7 @@ def test_a_replay_notes_the_first_difference_of_each_rank(tmp_path: Path) -> Non
         for offer in trace.effects("post_offer", rank)[2:]:
             offer["offer"]["due_max"] += 1
     (job,) = check_traces([trace.write(path)], is_replayed=True).jobs
-    found = [item for item in job.violations if item.property is Property.REPLAY]
+    found = [item for item in job.violations if "the machine" in item.what]
     assert sorted(item.rank for item in found if item.rank is not None) == [0, 2]
     assert {item.round for item in found} == {2}
     assert all(" of step_taken(" in item.what or "_read(" in item.what or "collated(" in item.what for item in found)

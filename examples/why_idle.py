@@ -1,0 +1,47 @@
+"""Says of every idle step of a traced epoch why it was idle.
+
+    python examples/why_idle.py ddp-trace/*.ndjson
+
+Give all files of one epoch. See docs/howto/diagnose.md for what helps.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+from odb_ref.core.events import Agreed
+from odb_ref.core.offer import NONE
+from odb_ref.trace.format import decode_event, decode_offer
+from odb_ref.trace.reading import read_trace
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Why steps of an epoch were idle.")
+    parser.add_argument("traces", nargs="+", metavar="TRACE")
+    options = parser.parse_args()
+    idle: Counter[str] = Counter()
+    for path in options.traces:
+        offers, agreements = {}, {}
+        for record in read_trace(path)[1]:
+            if record.event and record.event["kind"] == "agreed":
+                event = decode_event(record.event)
+                if isinstance(event, Agreed):
+                    agreements[record.rank] = event.agreement
+            for effect in record.effects:
+                if effect["kind"] == "post_offer":
+                    offers[record.rank] = decode_offer(effect["offer"])
+                if effect["kind"] == "collate" and (count := sum(not step["positions"] for step in effect["steps"])):
+                    # The counts of a round are collated before its successor's offer is posted: this is the round's own.
+                    own, most = offers[record.rank], agreements[record.rank].groups_max
+                    why = "its source has ended" if own.groups_min == NONE else "its window is small"
+                    print(
+                        f"rank {record.rank}, round {effect['round']}: {count} of {len(effect['steps'])} steps idle; it held "
+                        f"{own.samples_max} samples in {own.groups_max} groups, another rank {most} groups; {why}"
+                    )
+                    idle[why] += count
+    print(", ".join(f"{count} idle because {why}" for why, count in idle.items()) or "no step was idle")
+
+
+if __name__ == "__main__":
+    main()

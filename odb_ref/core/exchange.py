@@ -1,0 +1,54 @@
+"""What an exchange answers: the one place where the posts of all ranks are combined.
+
+A transport combines them piece by piece, by reductions; whoever holds all posts at once (simulator, explorer, checker's
+worlds, tests) asks here. Spec: R3.2, R4.5, R6.2 to R6.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from odb_ref.core.effects import Post, PostCounts, PostOffer, PostReport
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.events import Agreed, Counted, Reported
+from odb_ref.core.offer import Offer, reduce_offers
+from odb_ref.core.types import StepCounts
+
+Answer = Agreed | Counted | Reported
+
+_NAMES: Final = {PostOffer: "offers", PostCounts: "counts", PostReport: "reports"}
+
+
+def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers) -> Answer:
+    """Returns what every rank learns of an exchange, given the posts of all ranks in their order.
+
+    Raises: InvariantError when the ranks are not in the same exchange, or post the counts of different numbers of steps: in
+    a real job that is a hang or a crash. Spec: R6.2 to R6.4. Preserves: ALIGN.
+    """
+    offers = [post.offer for post in posts if isinstance(post, PostOffer)]
+    if len(offers) == len(posts):
+        return Agreed(reduce(offers))
+    counts = [post.counts for post in posts if isinstance(post, PostCounts)]
+    if len(counts) == len(posts):
+        return Counted(_sum_counts(counts))
+    reports = [post.report for post in posts if isinstance(post, PostReport)]
+    if len(reports) == len(posts):
+        return Reported(tuple(reports))
+    kinds = sorted({_NAMES[type(post)] for post in posts})
+    raise InvariantError("ALIGN", f"the ranks are in different exchanges: {', '.join(kinds)}")
+
+
+def _sum_counts(counts: list[tuple[StepCounts, ...]]) -> tuple[StepCounts, ...]:
+    sizes = {len(steps) for steps in counts}
+    if len(sizes) > 1:
+        raise InvariantError("ALIGN", f"the ranks post the counts of {sorted(sizes)} steps")
+    # A list is summed in two thirds of the time that adding up `StepCounts` takes: with 16,384 ranks that counts.
+    return tuple(
+        StepCounts(
+            sum([count.samples for count in step]),
+            sum([count.tokens for count in step]),
+            sum([count.supervised for count in step]),
+        )
+        for step in zip(*counts, strict=True)
+    )

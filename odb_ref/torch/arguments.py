@@ -1,0 +1,113 @@
+"""Arguments of the loader, refused before any process has started."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from typing import SupportsIndex
+
+import torch.multiprocessing
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.exchange.collectives import TRANSPORTS
+from odb_ref.torch.reading.source import LoaderOptions
+
+
+def check_integer(value: object, name: str, low: int) -> int:
+    """Returns the value, an integer of any library's.
+
+    Raises: UsageError when it is none, or below ``low``.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{name} must be an integer, got {value!r}")
+    number = operator.index(value)
+    if number < low:
+        raise UsageError(f"{name} must be at least {low}, got {number}")
+    return number
+
+
+def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:
+    """Returns the value.
+
+    Raises: UsageError when it is not a time.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{name} must be a number of seconds, got {value!r}")
+    if value < 0 or (value == 0 and not is_zero_allowed):
+        raise UsageError(f"{name} must {'not be negative' if is_zero_allowed else 'be positive'}, got {value}")
+    return value
+
+
+def check_functions(**functions: object) -> None:
+    """Checks that each can be called, or is None.
+
+    Raises: UsageError.
+    """
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} must be a function, got {type(function).__name__}")
+
+
+def check_transport(name: str) -> str:
+    """Returns the name.
+
+    Raises: UsageError when there is no such transport.
+    """
+    if name not in TRANSPORTS:
+        raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
+    return name
+
+
+def _can_pin() -> bool:
+    """Returns False, with the warning that a DataLoader gives, where there is no device to pin memory for."""
+    has_device = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+    if not has_device or torch.backends.mps.is_available():
+        warnings.warn("pin_memory=True, but there is no accelerator to pin memory for: it is not pinned", stacklevel=4)
+        return False
+    return True
+
+
+def make_loader_options(
+    *,
+    num_workers: object,
+    prefetch_factor: object,
+    persistent_workers: bool | None,
+    multiprocessing_context: object,
+    worker_init_fn: Callable[[int], None] | None,
+    timeout: object,
+    pin_memory: bool,
+    loader_timeout_s: object,
+) -> LoaderOptions:
+    """Returns what the inner DataLoader is made with.
+
+    Raises: UsageError where a DataLoader would, and where the value makes no sense.
+    """
+    check_functions(worker_init_fn=worker_init_fn)
+    workers = check_integer(num_workers, "num_workers", 0)
+    prefetch = None if prefetch_factor is None else check_integer(prefetch_factor, "prefetch_factor", 1)
+    is_named = isinstance(multiprocessing_context, str)
+    if is_named and multiprocessing_context not in (known := torch.multiprocessing.get_all_start_methods()):
+        raise UsageError(
+            f"multiprocessing_context must be one of {', '.join(known)} here, got {multiprocessing_context!r}"
+        )
+    if not (is_named or multiprocessing_context is None or isinstance(multiprocessing_context, BaseContext)):
+        raise UsageError(f"multiprocessing_context must be a name or a context, got {multiprocessing_context!r}")
+    if not workers:
+        given = {"prefetch_factor": prefetch, "multiprocessing_context": multiprocessing_context}
+        given["persistent_workers"] = persistent_workers or None
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"{name} needs num_workers of at least 1, got {name}={value!r} and num_workers=0")
+    return LoaderOptions(
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        persistent_workers=persistent_workers,
+        multiprocessing_context=multiprocessing_context,
+        worker_init_fn=worker_init_fn,
+        timeout=check_seconds(timeout, "timeout", is_zero_allowed=True),
+        is_pinned=pin_memory and _can_pin(),
+        silence_s=check_seconds(loader_timeout_s, "loader_timeout_s", is_zero_allowed=False),
+    )

@@ -1,0 +1,61 @@
+"""`JobState`: the states of all ranks as one object that frameworks know how to save."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+import torch.distributed as dist
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.batches import Batch
+from odb_ref.torch.exchange.collectives import compute_place
+from odb_ref.torch.loader import ODBDataLoader
+from odb_ref.torch.plan.state import StateDict
+
+_KEY: Final = "odb_ranks"
+
+
+class JobState:
+    """Saves and loads a loader's place for all ranks at once: a ``Stateful`` of `torch.distributed.checkpoint`.
+
+    ::
+
+        torch.distributed.checkpoint.save({"model": model, "loader": JobState(loader)}, checkpoint_id=folder)
+        accelerator.register_for_checkpointing(JobState(loader))
+
+    `ODBDataLoader.state_dict` is that of one rank, and what one rank has taken is unknown to the others. Here every rank holds
+    all of them, so it does not matter who writes the file, and any number of ranks can read it and go on. Spec: R10.3.
+    """
+
+    def __init__(self, loader: ODBDataLoader[Batch]) -> None:
+        self._save, self._load, self._process_group = loader.state_dict, loader.load_state_dict, loader.process_group
+
+    def state_dict(self) -> StateDict:
+        """Returns the states of all ranks, as one text.
+
+        A collective of the loader's ranks: call it on each, after the same step.
+        """
+        states: list[object] = [self._save()]
+        group = self._process_group
+        _, world_size = compute_place(group)
+        if world_size > 1:
+            states *= world_size
+            dist.all_gather_object(states, states[0], group=group)
+        # One value: a checkpoint names each value by its key, and its keys must not depend on the number of ranks.
+        return {_KEY: json.dumps(states)}
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Goes on from there with the next iteration, on as many ranks as there are now.
+
+        Raises: UsageError when this is no such state.
+        """
+        text = state_dict.get(_KEY)
+        try:
+            states: object = json.loads(text) if isinstance(text, str) else None
+        except json.JSONDecodeError:
+            states = None
+        if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):
+            raise UsageError("load_state_dict: this is not a state of a JobState")
+        self._load(states)

@@ -1,0 +1,66 @@
+"""`apply`: an `ODBDataLoader` in place of a DataLoader that a framework has made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.loader import ODBDataLoader
+
+ADOPTED: Final = (
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "multiprocessing_context",
+    "worker_init_fn",
+    "pin_memory",
+    "timeout",
+    "collate_fn",
+)
+"""What is taken over from the DataLoader, unless it is given."""
+
+
+def apply(dataloader: DataLoader[object], *, token_budget: int, **options: object) -> ODBDataLoader:
+    """Returns an `ODBDataLoader` over the data set of ``dataloader``, with its workers and its ``collate_fn``.
+
+    ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler is replaced by the
+    loader's own shards, in random or sequential order: the first two read everything on every rank, the last pads shards by
+    repeating samples. What seeded the shuffling still does. Any other sampler is kept and read as it is; its batches are formed
+    anew.
+
+    Raises: UsageError when the DataLoader has no samples to batch, and as `ODBDataLoader`.
+    """
+    if dataloader.batch_sampler is None and "collate_fn" not in options:
+        raise UsageError("apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass one")
+    for name in ADOPTED:
+        value: object = getattr(dataloader, name)
+        # A DataLoader without workers refuses to be told about them.
+        if name not in options and not (value is None or (name == "prefetch_factor" and not dataloader.num_workers)):
+            options[name] = value
+    if not {"sampler", "shuffle", "shard"} & options.keys():
+        adopted = _adopt_order(dataloader)
+        if {"seed", "generator"} & options.keys():
+            adopted = {key: value for key, value in adopted.items() if key not in ("seed", "generator")}
+        options |= adopted
+    return ODBDataLoader(dataloader.dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
+
+
+def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
+    if isinstance(dataloader.dataset, IterableDataset):
+        return {}
+    sampler: object = getattr(dataloader.batch_sampler, "sampler", dataloader.sampler)
+    match sampler:
+        case DistributedSampler():
+            return {"shuffle": sampler.shuffle, "seed": sampler.seed}
+        case RandomSampler() if not sampler.replacement and sampler.num_samples == len(sampler.data_source):
+            return {"shuffle": True, "generator": dataloader.generator}
+        case SequentialSampler():
+            return {"shuffle": False}
+        case Iterable():
+            return {"sampler": sampler}
+        case _:
+            raise UsageError(f"apply: a batch sampler without a sampler ({type(sampler).__name__}): pass sampler=")

@@ -1,0 +1,58 @@
+"""Where an epoch begins on one rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from odb_ref.core.config import Config
+from odb_ref.core.resume import Checkpoint
+from odb_ref.torch.plan.state import START, Place
+from odb_ref.torch.reading.quarantine import Quarantine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """Where an epoch begins on this rank, and what is particular to it."""
+
+    keys: Sequence[object] | None
+    """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set."""
+    place: Place = START
+    seed: int = 0
+    read_ahead: int = 1
+    max_bad: float = 0
+    tag: str = ""
+    quota_samples: int | None = None
+    trace: Path | None = None
+    epoch: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """None at the very beginning of an epoch."""
+        return self.place.checkpoint
+
+    def make_config(self, base: Config) -> Config:
+        """Returns the configuration of the epoch."""
+        return replace(base, tag=self.tag, quota_samples=self.quota_samples)
+
+    def make_quarantine(self) -> Quarantine:
+        """Knows what was set aside before."""
+        return Quarantine(
+            self.get_key,
+            max_bad=self.max_bad,
+            total_samples=None if self.keys is None else len(self.keys),
+            bad=self.place.bad,
+            known_places=self.place.known,
+        )
+
+    def get_key(self, place: int) -> object:
+        """Returns what the sampler calls the sample at a place of its order; of an iterable data set the place."""
+        return place if self.keys is None else self.keys[place]
+
+    def get_id(self, place: int) -> int:
+        """Returns the key where it is a number, else the place."""
+        key = self.get_key(place)
+        return key if isinstance(key, int) else place

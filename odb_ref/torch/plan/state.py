@@ -1,0 +1,272 @@
+"""Saved epochs: what ``state_dict`` holds, and what is left of an epoch when another number of ranks resumes it.
+
+A rank's state is the start of the round of its last taken step and the positions taken of it: a few integers, and one for
+each sample carried into that round or taken of it, so at most two for each sample of the window; and one for each sample that
+was set aside. Going on with the same world size and configuration, a rank forms that round again, identically, and skips the
+steps it took. Otherwise what all ranks had taken or set aside is subtracted from the epoch's order, and the ranks start anew on
+what is left (`Generation`). Spec: R10, R11.3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import Checkpoint, RoundStart
+from odb_ref.core.types import ZERO_COUNTS, StepCounts
+
+VERSION: Final = 3
+
+StateDict = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank had taken of its part of an epoch, and the places it had set aside."""
+
+    checkpoint: Checkpoint
+    bad: tuple[int, ...] = ()
+
+    def compute_rest(self, places: range) -> list[int]:
+        """Returns what of ``places`` was neither taken nor set aside. Positions count the places that were not set aside."""
+        bad = frozenset(self.bad)
+        good = [item for place, item in enumerate(places) if place not in bad]
+        taken = frozenset(self.checkpoint.taken)
+        start = self.checkpoint.start
+        rest = [good[p] for p in start.carried if not self.checkpoint.is_taken(p)]
+        return rest + [good[p] for p in range(start.read_samples, len(good)) if p not in taken]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An interrupted part of an epoch, by rank."""
+
+    parts: tuple[Part, ...]
+
+    def compute_rest(self, order: Sequence[int]) -> list[int]:
+        """Returns what of ``order`` is left, still in order. Place p of rank r was item ``r + p * len(parts)``."""
+        world_size = len(self.parts)
+        rest: list[int] = []
+        for rank, part in enumerate(self.parts):
+            rest += part.compute_rest(range(rank, len(order), world_size))
+        return [order[item] for item in sorted(rest)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank stands in an epoch: at its beginning, or after a step."""
+
+    checkpoint: Checkpoint | None = None
+    window: StepCounts = ZERO_COUNTS
+    """Global counts of what was taken of the accumulation window that the checkpoint lies in."""
+    bad: tuple[int, ...] = ()
+    """The places set aside among the ``known`` ones."""
+    known: int = 0
+    """So many places of the rank's order decide the steps taken: each is set aside, or must be read again alike."""
+    digest: str = ""
+    """Of the positions and measures of all samples in the round of the last taken step: read again, they must be the same."""
+    base: tuple[Generation, ...] = ()
+    """What earlier ranks had taken."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the epoch up to here, those of ``base`` not counted."""
+        return 0 if self.checkpoint is None else self.checkpoint.start.planned_steps + self.checkpoint.taken_steps
+
+
+START: Final = Place()
+"""The beginning of an epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochState:
+    """One rank's place in an epoch."""
+
+    epoch: int
+    world_size: int
+    rank: int
+    settings: str
+    """The configuration that decides the batches, to know whether rounds can be formed again."""
+    order: str
+    """What decides the order of the samples; must not change."""
+    keys: str = ""
+    """How many keys the order lists, and their digest (`compute_digest`); empty where no epoch is under way."""
+    place: Place = START
+
+    def to_dict(self) -> StateDict:
+        """Returns the state as plain integers, strings, lists and dicts."""
+        return {
+            "version": VERSION,
+            "epoch": self.epoch,
+            "world_size": self.world_size,
+            "rank": self.rank,
+            "settings": self.settings,
+            "order": self.order,
+            "keys": self.keys,
+            "place": None if self.place.checkpoint is None else _encode_checkpoint(self.place.checkpoint),
+            "window": list(asdict(self.place.window).values()),
+            "bad": list(self.place.bad),
+            "known": self.place.known,
+            "digest": self.place.digest,
+            "base": [[_encode_part(part) for part in generation.parts] for generation in self.place.base],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> EpochState:
+        """Returns the state that `to_dict` wrote.
+
+        Raises: UsageError when it did not.
+        """
+        if data.get("version") != VERSION:
+            raise UsageError(f"load_state_dict: version {data.get('version')!r}, this library reads {VERSION}")
+        match data:
+            case {
+                "epoch": int(epoch),
+                "world_size": int(world_size),
+                "rank": int(rank),
+                "settings": str(settings),
+                "order": str(order),
+                "keys": str(keys),
+                "place": place,
+                "window": [int(samples), int(tokens), int(supervised)],
+                "bad": [*bad],
+                "known": int(known),
+                "digest": str(digest),
+                "base": [*base],
+            }:
+                return cls(
+                    epoch=epoch,
+                    world_size=world_size,
+                    rank=rank,
+                    settings=settings,
+                    order=order,
+                    keys=keys,
+                    place=Place(
+                        checkpoint=None if place is None else _decode_checkpoint(place),
+                        window=StepCounts(samples, tokens, supervised),
+                        bad=_decode_places(bad),
+                        known=known,
+                        digest=digest,
+                        base=tuple(map(_decode_generation, base)),
+                    ),
+                )
+        raise _make_error()
+
+
+def _encode_checkpoint(place: Checkpoint) -> StateDict:
+    start: StateDict = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(place.start).items()
+    }
+    return {"start": start, "taken_steps": place.taken_steps, "taken": list(place.taken)}
+
+
+def _encode_part(part: Part) -> StateDict:
+    return _encode_checkpoint(part.checkpoint) | {"bad": list(part.bad)}
+
+
+def _decode_places(values: Sequence[object]) -> tuple[int, ...]:
+    places = tuple(value for value in values if type(value) is int)
+    if len(places) != len(values):
+        raise _make_error()
+    return places
+
+
+def _decode_generation(data: object) -> Generation:
+    if not isinstance(data, Sequence):
+        raise _make_error()
+    return Generation(tuple(map(_decode_part, data)))
+
+
+def _decode_part(data: object) -> Part:
+    match data:
+        case {"bad": [*bad]}:
+            return Part(_decode_checkpoint(data), _decode_places(bad))
+    raise _make_error()
+
+
+def _decode_checkpoint(data: object) -> Checkpoint:
+    match data:
+        case {
+            "start": {
+                "round": int(round_),
+                "read_samples": int(read_samples),
+                "is_ended": bool(is_ended),
+                "carried": [*carried],
+                "marks": [*marks],
+                "planned_steps": int(planned_steps),
+                "global_samples": int(global_samples),
+            },
+            "taken_steps": int(taken_steps),
+            "taken": [*taken],
+        }:
+            start = RoundStart(
+                round=round_,
+                read_samples=read_samples,
+                is_ended=is_ended,
+                carried=tuple(carried),
+                marks=tuple(marks),
+                planned_steps=planned_steps,
+                global_samples=global_samples,
+            )
+            return Checkpoint(start=start, taken_steps=taken_steps, taken=tuple(taken))
+    raise _make_error()
+
+
+def _make_error() -> UsageError:
+    return UsageError("load_state_dict: this is not a state of an ODBDataLoader")
+
+
+def compute_digest(keys: Sequence[object]) -> str:
+    """Returns the number of keys, and a digest of them in their order; of a key that is not a plain value its type only."""
+    try:
+        data = np.asarray(keys, dtype=np.int64).tobytes() if all(type(key) is int for key in keys) else None
+    except OverflowError:
+        data = None
+    if data is None:
+        data = json.dumps(list(map(_describe_key, keys))).encode()
+    return f"{len(keys)}:{hashlib.blake2b(data, digest_size=8).hexdigest()}"
+
+
+def _describe_key(key: object) -> object:
+    match key:
+        case bool() | int() | float() | str() | bytes():
+            return repr(key)
+        case tuple() | list():
+            return [_describe_key(item) for item in key]
+        case _:
+            return f"<{type(key).__name__}>"  # what it prints may name its place in memory
+
+
+def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
+    """Returns all ranks' states as the base of a new start, their own base before it.
+
+    Raises: UsageError when they are not the states of one moment.
+    """
+    first = states[0]
+    if [state.rank for state in states] != list(range(first.world_size)):
+        ranks = [state.rank for state in states]
+        raise UsageError(f"load_state_dict: states of ranks {ranks}, expected one of each of {first.world_size} ranks")
+    for state in states:
+        if (state.epoch, state.order, state.keys, state.place.base) != (
+            first.epoch,
+            first.order,
+            first.keys,
+            first.place.base,
+        ):
+            raise UsageError(f"load_state_dict: the states of ranks 0 and {state.rank} are not of the same epoch")
+        if state.place.steps != first.place.steps:
+            raise UsageError(
+                f"load_state_dict: rank 0 was saved after {first.place.steps} steps, rank {state.rank} after "
+                f"{state.place.steps}"
+            )
+    base = first.place.base
+    checkpoints = [(state.place.checkpoint, state.place.bad) for state in states]
+    parts = tuple(Part(checkpoint, bad) for checkpoint, bad in checkpoints if checkpoint is not None)
+    # Before the first step none has a checkpoint that says more than the base does.
+    return (*base, Generation(parts)) if len(parts) == len(states) else base

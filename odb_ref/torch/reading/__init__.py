@@ -1,0 +1,1 @@
+"""From sample to batch: reading, measuring, setting bad samples aside, collating."""

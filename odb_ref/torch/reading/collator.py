@@ -1,0 +1,196 @@
+"""Samples that are read and in no batch yet, and how they become batches."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.reading.collate_workers import CollateTask, Made
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.labels import LabelCheck
+from odb_ref.torch.reading.measure import Measured
+from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
+from odb_ref.torch.reading.serialization import Packed, unpack
+
+_IDLE_ADVICE: Final = "pass idle_sample= or on_idle='none'"
+
+CollateFn = Callable[[list[object]], object]
+
+
+class OnIdle(StrEnum):
+    """What a rank with nothing left yields in a step that other ranks train on. Spec: R1.3."""
+
+    REPLAY = "replay"
+    """A small real batch with loss scale 0, so that every collective of the model stays aligned."""
+    NONE = "none"
+    """No batch: the loader yields None."""
+    SKIP = "skip"
+    """Nothing: the rank takes fewer steps than the others (for DDP's Join)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """A batch to make for a step: the samples at ``places``, or an idle one. An unwanted one is only cleared away."""
+
+    number: int
+    places: tuple[int, ...]
+    is_wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMaker:
+    """Makes a batch of what was taken for it, in whichever process: a function of the samples and a seed. Spec: R12.1."""
+
+    collate_fn: CollateFn
+    label_check: LabelCheck | None
+
+    def __call__(self, task: CollateTask) -> Made:
+        """Returns the batch, and what is doubtful about it.
+
+        Raises: what ``collate_fn`` raises, and LabelError when it has changed what carries loss.
+        """
+        seed_generators(task.seed)
+        samples = [unpack(sample) for sample in task.samples]
+        if self.label_check is None or task.supervised is None:
+            return Made(self.collate_fn(samples))
+        doubts: list[str] = []
+        batch = self.label_check.collate(self.collate_fn, samples, task.supervised, doubts.append)
+        return Made(batch, tuple(doubts))
+
+
+class Collator:
+    """Holds the samples of one rank between reading and collating. Safe to fill from one thread and empty from another."""
+
+    def __init__(
+        self,
+        on_idle: OnIdle,
+        get_idle_sample: Callable[[], object] | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._warn = warn
+        self._told: set[str] = set()
+        self._on_idle = on_idle
+        self._get_idle_sample = get_idle_sample
+        self._epoch_seed = 0
+        self._samples: dict[int, Measured] = {}
+        self._cheapest: Measured | None = None
+        self._lock = threading.Lock()
+
+    def renew(self, epoch_seed: int, warn: Callable[[str], None]) -> Collator:
+        """Returns one for an epoch: its batches draw at random what follows from the seed and their numbers.
+
+        It is another, for whatever still belongs to the epoch before; it replays what this one would.
+        """
+        other = Collator(self._on_idle, self._get_idle_sample, warn)
+        other._epoch_seed, other._cheapest, other._told = epoch_seed, self._cheapest, self._told
+        return other
+
+    def put(self, place: int, item: Measured) -> None:
+        """Adds the sample at a place of the sampler's order."""
+        if self._on_idle is OnIdle.REPLAY and self._is_cheaper(item):
+            # A copy, because a collate_fn may take a sample apart; a packed one is made anew each time.
+            sample = item.sample if isinstance(item.sample, Packed) else _copy(item.sample)
+            if sample is not None:
+                self._cheapest = Measured(item.length, item.supervised, sample)
+        with self._lock:
+            self._samples[place] = item
+
+    def _is_cheaper(self, item: Measured) -> bool:
+        # A batch without a supervised token has a mean loss of 0/0, which no weight makes harmless.
+        best = self._cheapest
+        return best is None or (not item.supervised, item.length) < (not best.supervised, best.length)
+
+    def take(self, order: BatchOrder) -> CollateTask | None:
+        """Returns what the batch is to be made of; None for an idle step that replays nothing and for one that is not
+        wanted.
+
+        Raises: UsageError when there is nothing to replay.
+        """
+        with self._lock:
+            items = [self._samples.pop(place) for place in order.places]
+        if not order.is_wanted:
+            return None
+        seed = compute_seed(Use.STEP, self._epoch_seed, order.number)
+        if items:
+            return CollateTask(seed, tuple(item.sample for item in items), sum(item.supervised for item in items))
+        if self._on_idle is not OnIdle.REPLAY:
+            return None
+        seed_generators(seed)
+        return CollateTask(seed, (self._make_idle_sample(),), None)
+
+    def warn_once(self, text: str) -> None:
+        """Warns, unless the same was said before."""
+        if text not in self._told:
+            self._told.add(text)
+            self._warn(text)
+
+    def _make_idle_sample(self) -> object:
+        if self._cheapest is not None:
+            sample = self._cheapest.sample
+            return sample if isinstance(sample, Packed) else copy.deepcopy(sample)
+        if self._get_idle_sample is None:
+            raise UsageError(f"this rank has no sample that it could replay in idle steps: {_IDLE_ADVICE}")
+        try:
+            sample = self._get_idle_sample()
+        except Exception as error:  # a data set without the key 0, or one that only a worker can read
+            what = "this rank has no sample to replay in idle steps, and the first of the data set cannot be read here"
+            raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
+        copied = _copy(sample)
+        return sample if copied is None else copied
+
+
+def _copy(sample: object) -> object:
+    """Returns a copy, or None of what cannot be copied."""
+    try:
+        return copy.deepcopy(sample)
+    except Exception:  # whatever a sample's parts raise: an open file, a lock
+        return None
+
+
+def pin(batch: object) -> object:
+    """Returns the batch with its tensors in page-locked memory, its containers made anew, as a DataLoader does."""
+    method = getattr(batch, "pin_memory", None)
+    if callable(method):
+        result: object = method()
+        return result
+    match batch:
+        case str() | bytes():
+            return batch
+        case Mapping():
+            return _pin_mapping(batch)
+        case tuple():
+            make = getattr(batch, "_make", type(batch))  # of a named tuple
+            return make(map(pin, batch))
+        case Sequence():
+            return _pin_sequence(batch)
+        case _:
+            return batch
+
+
+def _pin_mapping(batch: Mapping[object, object]) -> object:
+    pinned = {key: pin(value) for key, value in batch.items()}
+    try:
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(pinned)  # type: ignore[call-arg]
+        clone = copy.copy(batch)  # it may have more to it than its items
+        clone.update(pinned)
+    except TypeError:
+        return pinned
+    return clone
+
+
+def _pin_sequence(batch: Sequence[object]) -> object:
+    pinned = [pin(value) for value in batch]
+    try:
+        if not isinstance(batch, MutableSequence):
+            return type(batch)(pinned)  # type: ignore[call-arg]
+        clone = copy.copy(batch)
+        clone[:] = pinned
+    except TypeError:
+        return pinned
+    return clone

@@ -1,0 +1,146 @@
+"""What a sample costs beside its tokens: patches, or whatever a ``cost_fn`` says. Runs where samples are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Group
+from odb_ref.torch.reading.measure import Measured, SampleError
+from odb_ref.torch.reading.quarantine import MeasureFn
+
+CostFn = Callable[[object], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Costed(Measured):
+    """A sample, its measures, and what it uses of each further resource."""
+
+    costs: tuple[int, ...]
+
+
+def _get_field(sample: object, key: str) -> object:
+    return sample.get(key) if isinstance(sample, Mapping) else getattr(sample, key, None)
+
+
+def _to_list(value: object) -> object:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _count_grid(grid: object, name: str) -> int:
+    values = _to_list(grid)
+    match [_to_list(value) for value in values] if isinstance(values, list | tuple) else values:
+        case [int(frames), int(height), int(width)]:
+            return frames * height * width
+        case [*rows] if all(isinstance(row, list | tuple) for row in rows):
+            return sum(_count_grid(row, name) for row in rows)
+        case _:
+            raise SampleError(f"{name} is {values!r}, expected rows of three integers")
+
+
+def _count_pixels(pixels: object, name: str) -> int:
+    shape = getattr(pixels, "shape", None)
+    if isinstance(shape, Sequence) and shape:
+        return int(shape[0])
+    if isinstance(pixels, Sequence) and not isinstance(pixels, str):
+        return len(pixels)
+    raise SampleError(f"{name} is {type(pixels).__name__}, expected a tensor, an array or a sequence")
+
+
+def count_patches(sample: object) -> int:
+    """Returns the patches of a sample's images and videos: the products of the rows of ``image_grid_thw`` and
+    ``video_grid_thw``, else the first dimensions of ``pixel_values`` and ``pixel_values_videos``; 0 when it has none of
+    these.
+
+    Raises: SampleError when they are of no known kind.
+    """
+    patches = 0
+    for grid_name, pixels_name in (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos")):
+        grid, pixels = _get_field(sample, grid_name), _get_field(sample, pixels_name)
+        if grid is not None:
+            patches += _count_grid(grid, grid_name)
+        elif pixels is not None:
+            patches += _count_pixels(pixels, pixels_name)
+    return patches
+
+
+def _count_patches_only(sample: object) -> tuple[int]:
+    return (count_patches(sample),)
+
+
+def compute_costs(group: Group) -> tuple[int, ...]:
+    """Returns what a batch uses of each further resource; empty for an idle step."""
+    return tuple(map(sum, zip(*(sample.costs for sample in group), strict=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a batch may use beside its tokens: ``limits``, and a name for each, as metrics call it."""
+
+    cost_fn: CostFn | None = None
+    limits: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def make_measure(self, measure: MeasureFn) -> MeasureFn:
+        """Returns the measure, with costs where there are limits."""
+        return measure if self.cost_fn is None else CostMeasure(measure, self.cost_fn, len(self.limits))
+
+
+def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequence[int]) -> Resources:
+    """Returns what the three options of the loader say.
+
+    Raises: UsageError when they exclude each other or a limit makes no sense.
+    """
+    if max_patches is not None:
+        if cost_fn is not None or limits:
+            raise UsageError(
+                "max_patches and cost_fn with limits exclude each other: let cost_fn count the patches too"
+            )
+        return Resources(
+            cost_fn=_count_patches_only, limits=(_check_limit(max_patches, "max_patches"),), names=("patches",)
+        )
+    if (cost_fn is None) != (not limits):
+        raise UsageError("cost_fn and limits belong together: one amount a sample for each limit")
+    checked = tuple(_check_limit(limit, f"limits[{index}]") for index, limit in enumerate(limits))
+    return Resources(cost_fn=cost_fn, limits=checked, names=tuple(f"cost_{index}" for index in range(len(checked))))
+
+
+def _check_limit(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class CostMeasure:
+    """Measures samples, and their costs."""
+
+    measure: MeasureFn
+    cost_fn: CostFn
+    resources: int
+
+    def __call__(self, samples: Sequence[object]) -> Sequence[object]:
+        """As many as ``samples``.
+
+        Raises: SampleError when a cost makes no sense, and what ``measure`` raises.
+        """
+        costs = [self._compute_costs(sample) for sample in samples]
+        return [self._join(item, cost) for item, cost in zip(self.measure(samples), costs, strict=True)]
+
+    def _join(self, item: object, costs: tuple[int, ...]) -> object:
+        return Costed(item.length, item.supervised, item.sample, costs) if isinstance(item, Measured) else item
+
+    def _compute_costs(self, sample: object) -> tuple[int, ...]:
+        costs: object = _to_list(self.cost_fn(sample))
+        if not isinstance(costs, list | tuple):
+            raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers")
+        values = tuple(map(_to_number, costs))
+        if len(values) != self.resources or any(value is None or value < 0 for value in values):
+            raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers, none negative")
+        return tuple(value for value in values if value is not None)
+
+
+def _to_number(value: object) -> int | None:
+    number = value.item() if hasattr(value, "item") else value
+    return number if isinstance(number, int) and not isinstance(number, bool) else None

@@ -1,0 +1,141 @@
+"""Data sets as the inner DataLoader sees them: each sample is read with its own seed, and none is lost without a word.
+
+A DataLoader takes a StopIteration, whoever raises it, for the end of the samples. Spec: R11.4, R12.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from itertools import count
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
+
+SampleKey = tuple[int, int, object]
+"""The seed of the epoch, the place of a sample in the sampler's order, and what the sampler calls it."""
+
+
+class DataSetError(OdbError, RuntimeError):
+    """A data set or a function of the user answers what it must not."""
+
+
+def contain(error: BaseException, what: str, where: str = "") -> DataSetError | None:
+    """Returns what to raise in the place of an error that ends more than it should; None where nothing is wrong.
+
+    StopIteration ends an epoch. What is not an Exception (SystemExit, the panic of a Rust extension) ends a worker without
+    a word.
+    """
+    is_in_worker = get_worker_info() is not None
+    if isinstance(error, StopIteration) or (is_in_worker and not isinstance(error, Exception)):
+        name, text = describe(error).partition(":")[::2]
+        return DataSetError(f"{what} raised {name}{where}{text and ':'}{text}")
+    return None
+
+
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Contained(Generic[Argument, Answer]):
+    """A function from which no StopIteration comes."""
+
+    function: Callable[[Argument], Answer]
+    name: str
+
+    def __call__(self, argument: Argument) -> Answer:
+        """Returns what the function returns.
+
+        Raises: DataSetError in the place of what would end more than the function, else what the function raises.
+        """
+        try:
+            return self.function(argument)
+        except BaseException as error:
+            if (instead := contain(error, self.name)) is None:
+                raise
+            raise instead from error
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """What a worker does first: the data set it tells of is the user's, not a wrapper; then what the user asked for."""
+
+    dataset: Dataset[object]
+    init_fn: object
+
+    def __call__(self, worker_id: int) -> None:
+        """Raises: what the user's function raises, DataSetError in the place of StopIteration."""
+        object.__setattr__(get_worker_info(), "dataset", self.dataset)
+        if callable(self.init_fn):
+            Contained(self.init_fn, "worker_init_fn")(worker_id)
+
+
+class SeededDataset(Dataset[object]):
+    """A map-style data set, read by `SampleKey`."""
+
+    def __init__(self, dataset: Dataset[object]) -> None:
+        self._wrapped = dataset
+
+    def __len__(self) -> int:
+        return len(self._wrapped)  # type: ignore[arg-type]
+
+    def __getitem__(self, key: SampleKey) -> object:
+        epoch_seed, place, name = key
+        seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))
+        try:
+            return self._wrapped[name]
+        except BaseException as error:
+            if (instead := contain(error, "the data set", f" for the sample {name!r}")) is None:
+                raise
+            raise instead from error
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> Sequence[object]:
+        """Returns the samples of several keys; at once, with the seed of the first, where the data set offers that."""
+        read_all = getattr(self._wrapped, "__getitems__", None)
+        if not callable(read_all):
+            return [self[key] for key in keys]
+        epoch_seed, place, _ = keys[0]
+        names = [name for _, _, name in keys]
+        seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))
+        samples: object = Contained(read_all, "__getitems__ of the data set")(names)
+        if not isinstance(samples, Sequence):
+            samples = list(samples) if hasattr(samples, "__iter__") else samples
+        if not isinstance(samples, Sequence) or len(samples) != len(names):
+            found = f"{len(samples)} samples" if isinstance(samples, Sized) else type(samples).__name__
+            raise DataSetError(f"__getitems__ of the data set gave {found} for {len(names)} keys: {names!r:.200}")
+        return samples
+
+
+class SeededStream(IterableDataset[object]):
+    """An iterable data set: what a worker draws for its n-th sample follows from the epoch, the worker's number and n."""
+
+    def __init__(self, dataset: Dataset[object], epoch_seed: torch.Tensor) -> None:
+        self._wrapped = dataset
+        self._seed = epoch_seed
+
+    def __iter__(self) -> Iterator[object]:
+        worker = get_worker_info()
+        numbers = int(self._seed.item()), 0 if worker is None else worker.id
+        seed_generators(compute_seed(Use.STREAM, *numbers))
+        samples = Contained(_iterate, "__iter__ of the data set")(self._wrapped)
+        for index in count(1):
+            seed_generators(compute_seed(Use.STREAM, *numbers, index))
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            except BaseException as error:
+                if (instead := contain(error, "the data set")) is None:
+                    raise
+                raise instead from error
+            yield sample
+
+
+def _iterate(dataset: Dataset[object]) -> Iterator[object]:
+    return iter(dataset)

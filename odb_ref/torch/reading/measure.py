@@ -1,0 +1,132 @@
+"""What a sample costs: its length in tokens, and how many of them carry loss. Runs where samples are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import torch
+
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.reading.serialization import pack
+
+LengthFn = Callable[[object], int]
+
+IGNORE_INDEX: Final = -100
+"""The label of a token that carries no loss."""
+
+
+class SampleError(OdbError, ValueError):
+    """A sample cannot be batched: it has no length, or one that makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A sample and its measures, in tokens."""
+
+    length: int
+    supervised: int
+    sample: object
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        return type(self), tuple(getattr(self, name) for name in self.__match_args__)  # quicker than by itself
+
+
+def _get_field(sample: object, key: str) -> object:
+    if isinstance(sample, Mapping):
+        return sample.get(key)
+    return getattr(sample, key, None)
+
+
+def _compute_last_dimension(value: object) -> int:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, Sequence) and shape:
+        return int(shape[-1])
+    if isinstance(value, Sequence):
+        if value and isinstance(value[0], Sequence) and not isinstance(value[0], str):
+            return len(value[0])
+        return len(value)
+    raise SampleError(f"input_ids is {type(value).__name__}, expected a tensor, an array or a sequence")
+
+
+def get_length(sample: object) -> int:
+    """Returns the tokens of a sample: the last dimension of its ``input_ids``.
+
+    Raises: SampleError when it has none.
+    """
+    value = _get_field(sample, "input_ids")
+    if value is None:
+        raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass length_fn=")
+    return _compute_last_dimension(value)
+
+
+def _count_labels(labels: object, is_shifted: bool) -> int:
+    if isinstance(labels, torch.Tensor) and labels.device.type == "cpu" and labels.ndim == 1:
+        labels = labels.numpy()
+    if isinstance(labels, np.ndarray) and labels.ndim == 1:
+        return int(np.count_nonzero(labels[int(is_shifted) :] != IGNORE_INDEX))
+    if hasattr(labels, "tolist"):
+        labels = labels.tolist()
+    while isinstance(labels, Sequence) and len(labels) == 1 and isinstance(labels[0], Sequence):
+        labels = labels[0]
+    if not isinstance(labels, Sequence):
+        raise SampleError(
+            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass supervised_fn="
+        )
+    return sum(label != IGNORE_INDEX for label in labels[int(is_shifted) :])
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedCounter:
+    """Tokens of a sample that carry loss: ``labels`` other than -100.
+
+    A causal language model predicts token i+1 at token i, so with ``is_shifted`` the first label carries no loss. Without
+    ``labels`` every token counts. Spec: R1.1.
+    """
+
+    length_fn: LengthFn
+    is_shifted: bool = True
+
+    def __call__(self, sample: object) -> int:
+        """Returns the count.
+
+        Raises: SampleError when ``labels`` are of no known kind.
+        """
+        labels = _get_field(sample, "labels")
+        if labels is None:
+            return max(0, self.length_fn(sample) - int(self.is_shifted))
+        return _count_labels(labels, self.is_shifted)
+
+
+def _checked(value: object, name: str, low: int, high: int | None) -> int:
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise SampleError(f"{name} is {number!r}, expected an integer")
+    if number < low or (high is not None and number > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise SampleError(f"{name} is {number}, expected {bound}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """The ``collate_fn`` of the inner DataLoader: samples in, samples with their measures out, unbatched."""
+
+    length_fn: LengthFn
+    supervised_fn: LengthFn
+    is_packing: bool = False
+    """True when the samples go on to another process."""
+
+    def __call__(self, samples: Sequence[object]) -> list[Measured]:
+        """As many as ``samples``.
+
+        Raises: SampleError when a measure makes no sense.
+        """
+        return [self._measure(sample) for sample in samples]
+
+    def _measure(self, sample: object) -> Measured:
+        length = _checked(self.length_fn(sample), "the length of a sample", 1, None)
+        supervised = _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
+        return Measured(length, supervised, pack(sample) if self.is_packing else sample)

@@ -1,0 +1,376 @@
+"""Reading and collating: in threads of the process that holds the samples, or in the thread that asks for a step."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from operator import itemgetter
+from typing import Final
+
+from torch.utils.data import Dataset, IterableDataset
+
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
+from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
+from odb_ref.torch.reading.costs import Costed
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.labels import LabelCheck
+from odb_ref.torch.reading.measure import Measured
+from odb_ref.torch.reading.quarantine import (
+    BadSample,
+    GuardedDataset,
+    GuardedMeasure,
+    MeasureFn,
+    OnBadSample,
+    find_good,
+)
+from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener, ReadItem
+from odb_ref.torch.reading.seeding import isolate
+from odb_ref.torch.reading.serialization import unpack
+from odb_ref.torch.reading.source import LoaderOptions, ReadPlan, Source
+
+IDLE_TRIES: Final = 100
+"""Among so many samples a good one is looked for, where a rank has none of its own to replay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSpec:
+    """All a pipeline needs, in whichever process it runs."""
+
+    dataset: Dataset[object]
+    measure: MeasureFn
+    options: LoaderOptions
+    collate_fn: CollateFn
+    on_bad_sample: OnBadSample
+    on_idle: OnIdle
+    idle_sample: object
+    """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
+    label_check: LabelCheck | None = None
+    """None where no weight depends on it, or only the user knows what carries loss."""
+
+
+class ReadPipeline:
+    """Reads and collates, for one epoch at a time: in two threads of its own, or with `work`, in the caller's."""
+
+    def __init__(self, spec: PipelineSpec, *, is_inline: bool) -> None:
+        is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
+        measure = GuardedMeasure(spec.measure) if is_guarded else spec.measure
+        self._source = Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
+        self._collator = Collator(spec.on_idle, _make_idle_source(spec), _ignore)
+        self._workers = CollateWorkers(
+            BatchMaker(spec.collate_fn, spec.label_check),
+            0 if is_inline else spec.options.num_workers,
+            context=spec.options.multiprocessing_context,
+            init_fn=spec.options.worker_init_fn,
+        )
+        self._is_pinned = spec.options.is_pinned
+        self._is_inline = is_inline
+        self._epoch: _Epoch | None = None
+        self._left: tuple[threading.Thread, ...] = ()
+        """Threads of earlier epochs that were in the user's code when theirs ended."""
+
+    def begin(self, plan: ReadPlan, listener: PipelineListener, read_ahead: int) -> None:
+        """Starts an epoch; nothing is reported before the first `read`."""
+        self.end()
+        self._collator = self._collator.renew(plan.seed, listener.on_doubt)
+        read_ahead = 0 if self._is_inline else read_ahead
+        reader = _Reader(self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead)
+        maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
+        self._epoch = _Epoch(reader, maker, self._left)
+        if not self._is_inline:
+            self._epoch.start()
+
+    def read(self, count: int) -> None:
+        """Asks for samples; does not wait."""
+        if self._epoch is not None:
+            self._epoch.read(count)
+
+    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        """Asks for the batches of a round; does not wait."""
+        if self._epoch is not None:
+            self._epoch.collate(round_, orders)
+
+    def describe(self) -> str:
+        """Returns what is asked for and under way: in words, empty when nothing is."""
+        return "" if self._epoch is None else self._epoch.describe()
+
+    @property
+    def has_work(self) -> bool:
+        """True when something waits for `work`."""
+        return self._is_inline and self._epoch is not None and self._epoch.has_work
+
+    def work(self, steps: int, limit_s: float | None = None) -> None:
+        """Does a part of what waits, so that as many calls as ``steps`` do it all; begins nothing more after ``limit_s``.
+
+        What user code draws here leaves the process's generators as they were. Spec: R12.2.
+
+        Raises: what user code raises that is not an Exception: the caller's thread is to end.
+        """
+        if self._epoch is not None:
+            self._epoch.work(steps, limit_s)
+
+    def stop(self) -> None:
+        """Asks for no more to be read or collated. Does not wait."""
+        if self._epoch is not None:
+            self._epoch.stop()
+
+    def end(self) -> None:
+        """Ends the epoch and drops what is read: when it returns, nothing more is reported.
+
+        A thread that does not come back from the user's code is left to itself: the next epoch's wait for it, nobody else does.
+        """
+        epoch, self._epoch = self._epoch, None
+        if epoch is None:
+            return
+        epoch.end()
+        self._left = tuple(thread for thread in (*self._left, *epoch.threads) if thread.is_alive())
+        if self._left and not self._is_inline:
+            for worker in self._source.workers:  # this process's children, and one of them does not answer
+                worker.kill()
+        self._collator = self._collator.renew(0, _ignore)
+        if self._workers.pending:
+            self._workers.close()  # they would answer into the next epoch
+
+    def close(self) -> None:
+        """Ends the epoch, and the processes that collate."""
+        self.end()
+        self._workers.close()
+
+    def find_dead_worker(self) -> BaseProcess | None:
+        """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
+        # Those without one may have read their part. One that has not is found by torch, after some seconds.
+        return next((worker for worker in self._source.workers if worker.exitcode), None)
+
+
+def _ignore(text: str) -> None:
+    """Between two epochs nobody is told anything."""
+
+
+def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
+    dataset, idle_sample = spec.dataset, spec.idle_sample
+    if idle_sample is not None:
+        return lambda: idle_sample
+    if isinstance(dataset, IterableDataset) or (isinstance(dataset, Sized) and not len(dataset)):
+        return None
+    if spec.on_bad_sample is OnBadSample.FAIL:
+        return lambda: dataset[0]
+    tries = min(IDLE_TRIES, len(dataset)) if isinstance(dataset, Sized) else 1
+    return lambda: unpack(find_good(GuardedDataset(dataset), GuardedMeasure(spec.measure), tries))
+
+
+class _Reader:
+    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
+
+    def __init__(self, source: Source, collator: Collator, plan: ReadPlan, listener: Gate, *, read_ahead: int) -> None:
+        self._source = source
+        self._collator = collator
+        self._plan = plan
+        self.listener = listener
+        self._read_ahead = read_ahead
+        self._samples: Iterator[tuple[int, object]] | None = None
+        self._buffer: deque[ReadItem] = deque()
+        self._wanted: deque[int] = deque()
+        self._is_ended = False
+        self._read_samples = 0
+
+    def describe(self) -> str:
+        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
+
+    def ask(self, count: int) -> None:
+        self._wanted.append(count)
+
+    def count_work(self) -> int:
+        """Returns how often `work` has something to do."""
+        buffered = len(self._buffer)
+        if self._wanted:
+            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+            return 1 if self._is_ended else max(1, self._wanted[0] + 2 - buffered)
+        return 0 if self._is_ended else max(0, self._read_ahead - buffered)
+
+    def open(self) -> None:
+        if self._samples is None:
+            self._samples = self._source.open(self._plan, self.listener.on_doubt)
+
+    def work(self) -> None:
+        """Answers what was asked for, or reads one sample."""
+        count = self._wanted[0] if self._wanted else None
+        if count is not None and (self._is_ended or len(self._buffer) > count):
+            items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
+            self._wanted.popleft()
+            self.listener.on_read(items, self._is_ended and not self._buffer)
+            return
+        self.open()
+        for place, item in self._samples or ():
+            self._read_samples += 1
+            self._put(place, item)
+            return
+        self._is_ended = True
+
+    def _put(self, place: int, item: object) -> None:
+        match item:
+            case Measured():
+                self._collator.put(place, item)
+                costs = item.costs if isinstance(item, Costed) else ()
+                self._buffer.append((place, item.length, item.supervised, costs))
+            case BadSample():
+                self.listener.on_bad(place, item.cause)
+            case _:
+                raise OdbError(f"unexpected answer of the measure: {item!r}")
+
+
+class _Maker:
+    """Makes batches. `work` belongs to one thread at a time."""
+
+    def __init__(self, collator: Collator, workers: CollateWorkers, listener: Gate, *, is_pinned: bool) -> None:
+        self._collator = collator
+        self._workers = workers
+        self.listener = listener
+        self._is_pinned = is_pinned
+        self._orders: deque[tuple[int, deque[BatchOrder]]] = deque()
+        self._batches: list[tuple[int, object]] = []
+        self._collating: int | None = None
+
+    def describe(self) -> str:
+        return "" if self._collating is None else f"collating step {self._collating}"
+
+    def ask(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        self._orders.append((round_, deque(orders)))
+
+    def count_work(self) -> int:
+        """Returns how often `work` has something to do."""
+        return sum(len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
+
+    def work(self) -> None:
+        """Makes one batch, or has it made, or hands out those of a round."""
+        round_, orders = self._orders[0]
+        if orders and self._workers.has_room:
+            self._begin(orders.popleft())
+        elif self._workers.pending:
+            self._put(*self._workers.collect())
+        else:
+            self._orders.popleft()
+            self._collating = None
+            batches, self._batches = self._batches, []
+            self.listener.on_collated(round_, sorted(batches, key=itemgetter(0)))
+
+    def _begin(self, order: BatchOrder) -> None:
+        self._collating = order.number
+        task = self._collator.take(order)
+        if task is None:
+            self._put(order.number, Made(None))
+        elif self._workers.are_worth_it and task.can_travel:
+            self._workers.submit(order.number, task)
+        else:
+            self._put(order.number, self._workers.make(task))
+
+    def _put(self, number: int, made: Made) -> None:
+        for doubt in made.doubts:
+            self._collator.warn_once(doubt)
+        self._batches.append((number, pin(made.batch) if self._is_pinned else made.batch))
+
+
+class _Epoch:
+    """What is asked for in one epoch, and who does it: two threads of its own once started, or whoever calls `work`."""
+
+    def __init__(self, reader: _Reader, maker: _Maker, after: tuple[threading.Thread, ...]) -> None:
+        self._after = after
+        self._reader = reader
+        self._maker = maker
+        self._condition = threading.Condition()
+        self._working = threading.RLock()
+        self._is_open = True
+        self.threads: tuple[threading.Thread, ...] = ()
+
+    def start(self) -> None:
+        self.threads = (
+            threading.Thread(target=self._read_all, name="odb-read", daemon=True),
+            threading.Thread(target=self._run, args=(self._maker,), name="odb-collate", daemon=True),
+        )
+        for thread in self.threads:
+            thread.start()
+
+    def read(self, count: int) -> None:
+        with self._condition:
+            self._reader.ask(count)
+            self._condition.notify_all()
+
+    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+        with self._condition:
+            self._maker.ask(round_, orders)
+            self._condition.notify_all()
+
+    def describe(self) -> str:
+        return " and ".join(text for part in (self._reader, self._maker) if (text := part.describe()))
+
+    @property
+    def has_work(self) -> bool:
+        return self._is_open and bool(self._reader.count_work() or self._maker.count_work())
+
+    def stop(self) -> None:
+        with self._condition:
+            self._is_open = False
+            self._condition.notify_all()
+
+    def end(self) -> None:
+        self.stop()
+        deadline = time.monotonic() + END_S
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        for part in (self._reader, self._maker):
+            part.listener.close()
+        if self._working.acquire(timeout=END_S):  # then whoever works has noticed
+            self._working.release()
+
+    def work(self, steps: int, limit_s: float | None) -> None:
+        with self._working, isolate():
+            until_s = None if limit_s is None else time.monotonic() + limit_s
+            for part in (self._reader, self._maker):
+                for _ in range(-(-part.count_work() // steps)):
+                    if not self._is_open or not part.count_work():
+                        break
+                    if until_s is not None and time.monotonic() >= until_s:
+                        return
+                    self._do(part)
+
+    def _do(self, part: _Reader | _Maker) -> None:
+        try:
+            part.work()
+        except BaseException as error:  # whatever user code raises
+            if self.threads:
+                # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
+                traceback.clear_frames(error.__traceback__)
+            self.stop()
+            part.listener.on_error(describe(error), error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _wait_for_others(self) -> None:
+        """What an earlier epoch still has under way is the user's code, perhaps not made for two threads."""
+        for thread in self._after:
+            thread.join()
+
+    def _read_all(self) -> None:
+        try:
+            self._wait_for_others()
+            self._reader.open()  # workers start before they are needed
+        except BaseException as error:  # whatever a worker's start raises
+            traceback.clear_frames(error.__traceback__)
+            self._reader.listener.on_error(describe(error), error)
+            return
+        self._run(self._reader)
+
+    def _run(self, part: _Reader | _Maker) -> None:
+        self._wait_for_others()
+        while True:
+            with self._condition:
+                while self._is_open and not part.count_work():
+                    self._condition.wait()
+                if not self._is_open:
+                    return
+            self._do(part)

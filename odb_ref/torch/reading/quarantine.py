@@ -1,0 +1,238 @@
+"""Bad samples set aside: not trained on, counted and reported, never in silence.
+
+The core numbers a rank's samples without a gap (R1.1) and never sees a bad one. What it calls a *position* counts the good
+samples; a *place* counts what the sampler names, good or bad. `Quarantine` knows how the two correspond. Spec: R11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from torch.utils.data import Dataset
+
+from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.measure import Measured
+
+SAVED_CAUSE: Final = "before the state was saved"
+"""The cause of a bad sample that a saved epoch knew of."""
+
+SHARE_FLOOR: Final = 10
+"""A limit that is a share, and not 0, allows so many bad samples however few there are."""
+
+
+class OnBadSample(StrEnum):
+    """What a sample that cannot be read or measured does."""
+
+    FAIL = "fail"
+    """Ends the epoch on every rank."""
+    QUARANTINE = "quarantine"
+    """Is set aside."""
+
+
+class BadSampleWarning(UserWarning):
+    """A sample was set aside: warned of once on each rank in each epoch."""
+
+
+class QuarantineError(OdbError, ValueError):
+    """Too many bad samples, or one that a saved epoch needs."""
+
+
+# Where samples are read --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """Stands where a sample would."""
+
+    cause: str
+
+
+MeasureFn = Callable[[Sequence[object]], Sequence[object]]
+"""Samples in, `Measured` ones out, or `BadSample` where a guard found one."""
+
+
+class GuardedDataset(Dataset[object]):
+    """A map-style data set that answers a `BadSample` where the one it wraps raises.
+
+    Its attributes are those of the wrapped one, so that a ``worker_init_fn`` finds what it looks for.
+    """
+
+    def __init__(self, dataset: Dataset[object]) -> None:
+        object.__setattr__(self, "_guarded", dataset)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(object.__getattribute__(self, "_guarded"), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(object.__getattribute__(self, "_guarded"), name, value)
+
+    def __reduce__(self) -> tuple[type[GuardedDataset], tuple[object]]:
+        return GuardedDataset, (object.__getattribute__(self, "_guarded"),)
+
+    def __len__(self) -> int:
+        return len(object.__getattribute__(self, "_guarded"))
+
+    def __getitem__(self, key: object) -> object:
+        try:
+            sample: object = object.__getattribute__(self, "_guarded")[key]
+        except Exception as error:  # whatever the data set raises
+            return BadSample(describe(error))
+        return sample
+
+    def __getitems__(self, keys: Sequence[object]) -> Sequence[object]:
+        """Returns the samples of several keys, at once where the data set offers that and all are good."""
+        read_all = getattr(object.__getattribute__(self, "_guarded"), "__getitems__", None)
+        if callable(read_all):
+            with contextlib.suppress(Exception):  # one by one finds which it is
+                samples: Sequence[object] = read_all(keys)
+                if len(samples) == len(keys):
+                    return samples
+        return [self[key] for key in keys]
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedMeasure:
+    """Measures samples, and answers a `BadSample` for one that has no measure."""
+
+    measure: MeasureFn
+
+    def __call__(self, samples: Sequence[object]) -> Sequence[object]:
+        """As many as ``samples``."""
+        if not any(isinstance(sample, BadSample) for sample in samples):
+            with contextlib.suppress(Exception):  # one by one finds which it is
+                return self.measure(samples)
+        return [self._measure(sample) for sample in samples]
+
+    def _measure(self, sample: object) -> object:
+        if isinstance(sample, BadSample):
+            return sample
+        try:
+            (item,) = self.measure([sample])
+        except Exception as error:  # whatever length_fn raises
+            return BadSample(describe(error))
+        return item
+
+
+def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> object:
+    """Returns the first good sample of a guarded data set, as it is measured, among so many.
+
+    Raises: QuarantineError when there is none.
+    """
+    for index in range(tries):
+        (item,) = measure([dataset[index]])
+        if isinstance(item, Measured):
+            return item.sample
+    raise QuarantineError(f"none of the first {tries} samples is good, so there is none to replay: pass idle_sample=")
+
+
+# Where samples are counted -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A sample that was set aside: what the sampler calls it (of an iterable data set its place), and why."""
+
+    index: object
+    cause: str
+
+
+class Quarantine:
+    """What one rank has set aside in one epoch. Not safe to change from two threads."""
+
+    def __init__(
+        self,
+        get_key: Callable[[int], object],
+        *,
+        max_bad: float,
+        total_samples: int | None,
+        bad: Iterable[int] = (),
+        known_places: int = 0,
+    ) -> None:
+        self._get_key = get_key
+        self._max_bad = max_bad
+        self._total_samples = total_samples
+        self._bad = list(bad)
+        # The place of position p is p plus the number of bad places that lie at or before it: those with gap <= p.
+        self._gaps = [place - index for index, place in enumerate(self._bad)]
+        self._known_places = known_places
+        self._last = Quarantined(get_key(self._bad[-1]), SAVED_CAUSE) if self._bad else None
+
+    @property
+    def count(self) -> int:
+        """How many samples were set aside."""
+        return len(self._bad)
+
+    def find_contradiction(self, place: int, cause: str) -> str:
+        """Returns what is wrong with setting the sample at ``place`` aside in an epoch that was saved; or an empty string.
+
+        Spec: R11.3. Preserves: RESUME.
+        """
+        if place >= self._known_places:
+            return ""
+        return (
+            f"the sample {self._get_key(place)!r} was good before the state was saved, and cannot be read now: {cause}"
+        )
+
+    def add(self, place: int, cause: str) -> str:
+        """Sets the sample at ``place`` aside, which lies behind those set aside before. What is wrong with that; or empty.
+
+        Spec: R11.1, R11.2. Preserves: REPLAY.
+        """
+        key = self._get_key(place)
+        self._gaps.append(place - len(self._bad))
+        self._bad.append(place)
+        self._last = Quarantined(key, cause)
+        limit = self._compute_limit(place + 1)
+        if len(self._bad) <= limit:
+            return ""
+        return (
+            f"{len(self._bad)} bad samples, of which max_bad_samples={self._max_bad} allows {limit} here; "
+            f"the last, {key!r}: {cause}"
+        )
+
+    def _compute_limit(self, read_samples: int) -> int:
+        if isinstance(self._max_bad, int) or not self._max_bad:
+            return int(self._max_bad)
+        known = read_samples if self._total_samples is None else self._total_samples
+        return max(SHARE_FLOOR, int(self._max_bad * known))
+
+    def find_emptiness(self) -> str:
+        """Returns what is wrong when the data end here without one good sample; or empty. Spec: R11.2."""
+        if self._last is None or len(self._bad) < 2:
+            return ""
+        return f"each of the {len(self._bad)} samples of this rank is bad; {self._last.index!r}: {self._last.cause}"
+
+    def get_place(self, position: int) -> int:
+        """Returns where the sampler names the good sample number ``position``, as far as is known."""
+        return position + bisect_right(self._gaps, position)
+
+    def get_position(self, place: int) -> int:
+        """Returns the number of the good sample at ``place``."""
+        return place - bisect_left(self._bad, place)
+
+    def get_known(self, good_samples: int, is_all: bool) -> int:
+        """Returns how many places hold the first so many good samples; those behind the last included if these are all
+        there are.
+
+        Spec: R11.3. Preserves: RESUME.
+        """
+        last = self.get_place(good_samples - 1) if good_samples else -1
+        return max(last, self._bad[-1]) + 1 if is_all and self._bad else last + 1
+
+
+def check_max_bad(value: float) -> float:
+    """Returns the value.
+
+    Raises: UsageError when it is not a limit.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise UsageError(f"max_bad_samples must be a number of samples or a share, got {value!r}")
+    if isinstance(value, float) and not value < 1:
+        raise UsageError(f"max_bad_samples must be an integer, or a share below 1, got {value!r}")
+    return value

@@ -1,0 +1,237 @@
+"""Samples and batches on their way from process to process: as bytes, their large tensors in an anonymous file.
+
+Sent as it is, each tensor would cost a shared-memory file and a descriptor for as long as it is held: thousands, for a
+window of images, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as
+bytes, and the large ones of a sample or batch in one file of memory, which is mapped and closed on arrival. Such a file is no
+part of ``/dev/shm``: it takes what memory there is.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+
+from odb_ref.core.errors import OdbError
+
+LARGE_BYTES: Final = 1 << 18
+"""Tensors from this size on go through a file of memory, where the system has such files."""
+
+
+class TransferError(OdbError, MemoryError):
+    """There is no memory, or no descriptor, for what one process hands to another."""
+
+
+Rebuild = Callable[[bytes, torch.dtype, tuple[int, ...]], torch.Tensor]
+FromBytes = Callable[[bytes, str, tuple[int, ...]], torch.Tensor]
+
+
+def _unpack_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    # Half the time of the way around by torch, which is for what NumPy does not know.
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype).reshape(shape))
+
+
+def _unpack_tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and not value.requires_grad
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+Reduced = (
+    tuple[Rebuild, tuple[bytes, torch.dtype, tuple[int, ...]]] | tuple[FromBytes, tuple[bytes, str, tuple[int, ...]]]
+)
+
+
+def _reduce(tensor: torch.Tensor) -> Reduced:
+    try:
+        array = tensor.numpy()
+    except TypeError:  # bfloat16 and other types that NumPy does not know
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        return _unpack_tensor, (data, tensor.dtype, tuple(tensor.shape))
+    return _unpack_array, (array.tobytes(), array.dtype.str, array.shape)
+
+
+class _LargeFound(Exception):
+    """A sample holds a large tensor."""
+
+
+class _SmallPacker(pickle.Pickler):
+    """For samples without large tensors: asks nothing about what is not a tensor."""
+
+    def reducer_override(self, obj: object) -> Reduced:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            if obj.nbytes >= LARGE_BYTES:
+                raise _LargeFound
+            return _reduce(obj)
+        return NotImplemented  # type: ignore[no-any-return]
+
+
+class _Packer(_SmallPacker):
+    def __init__(self, file: io.BytesIO, large: list[torch.Tensor]) -> None:
+        super().__init__(file, protocol=5)
+        self._large = large
+
+    def persistent_id(self, obj: object) -> int | None:
+        if type(obj) is torch.Tensor and _is_plain(obj) and obj.nbytes >= LARGE_BYTES:
+            self._large.append(obj)
+            return len(self._large) - 1
+        return None
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, data: bytes, large: tuple[torch.Tensor, ...]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._large = large
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._large[pid]
+
+
+class Descriptor(Protocol):
+    """A file descriptor on its way to another process."""
+
+    def detach(self) -> int:
+        """Returns the descriptor, now of this process."""
+        ...
+
+
+Shape = tuple[torch.dtype, tuple[int, ...]]
+Content = Descriptor | bytes
+Open = Callable[[bytes, tuple[Shape, ...], Content], "Packed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A sample or batch as bytes, and its large tensors."""
+
+    data: bytes
+    large: tuple[torch.Tensor, ...]
+
+    def unpack(self) -> object:
+        """Returns the sample, made anew."""
+        sample: object = _Unpacker(self.data, self.large).load() if self.large else pickle.loads(self.data)
+        return sample
+
+    def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[Shape, ...], Content]]:
+        tensors = [tensor.contiguous() for tensor in self.large]
+        shapes = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+        return _open, (self.data, shapes, _make_content([_view_bytes(tensor) for tensor in tensors]))
+
+
+def _view_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the memory of a contiguous tensor."""
+    array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return array.data
+
+
+def _make_content(parts: Sequence[memoryview]) -> Content:
+    """Returns all parts one after another: in a file of memory, or as bytes where there are no such files or nothing to put
+    in.
+    """
+    if not parts or not hasattr(os, "memfd_create"):
+        return b"".join(parts)
+    try:
+        file = os.memfd_create("odb")
+        try:
+            for part in parts:
+                written = 0
+                while written < len(part):
+                    written += os.write(file, part[written:])
+            content: Descriptor = DupFd(file)
+            return content
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _explain(error, sum(map(len, parts))) from error
+
+
+def _open(data: bytes, shapes: tuple[Shape, ...], content: Content) -> Packed:
+    if not shapes:
+        return Packed(data, ())
+    whole = _read_content(content, sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes))
+    tensors: list[torch.Tensor] = []
+    offset = 0
+    for dtype, shape in shapes:
+        end = offset + math.prod(shape) * dtype.itemsize
+        part = whole[offset:end]
+        # A view needs the alignment of its type, which the tensor before may have spoilt.
+        part = part if offset % dtype.itemsize == 0 else part.clone()
+        tensors.append(part.view(dtype).reshape(shape))
+        offset = end
+    return Packed(data, tuple(tensors))
+
+
+def _read_content(content: Content, nbytes: int) -> torch.Tensor:
+    """Returns the content as a tensor of bytes, which holds no descriptor."""
+    if isinstance(content, bytes):
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    try:
+        file = content.detach()
+    except OSError as error:
+        raise _explain(error, nbytes) from error
+    try:
+        # Maps the file, and closes what it has opened: a map of Python's own would keep a descriptor.
+        return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=nbytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise TransferError(f"{nbytes / 2**20:.1f} MiB of tensors cannot be mapped: {error}") from error
+    finally:
+        os.close(file)
+
+
+def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
+    """Returns what to do about a full machine; the error itself where it is of another kind."""
+    if error.errno in (errno.ENOMEM, errno.ENOSPC):
+        return TransferError(
+            f"no memory left to hand over {nbytes / 2**20:.1f} MiB of tensors ({os.strerror(error.errno)}): "
+            "lower window=, num_workers= or prefetch_factor=, or give the process more memory"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return TransferError(
+            f"no file descriptor left to hand over a tensor ({os.strerror(error.errno)}): "
+            "close files that the data set keeps open, or raise the limit (ulimit -n)"
+        )
+    return error
+
+
+def pack(sample: object) -> Packed:
+    """Returns the sample as bytes; as it is where it is packed.
+
+    Raises: what pickling raises.
+    """
+    if isinstance(sample, Packed):
+        return sample
+    file = io.BytesIO()
+    try:
+        _SmallPacker(file, protocol=5).dump(sample)
+    except _LargeFound:
+        file = io.BytesIO()
+        large: list[torch.Tensor] = []
+        _Packer(file, large).dump(sample)
+        return Packed(file.getvalue(), tuple(large))
+    return Packed(file.getvalue(), ())
+
+
+def unpack(sample: object) -> object:
+    """Returns a sample as the data set gave it, whether it was packed or not."""
+    return sample.unpack() if isinstance(sample, Packed) else sample

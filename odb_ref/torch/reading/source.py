@@ -1,0 +1,170 @@
+"""The inner DataLoader: a standard one, that reads and measures."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Final
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Sampler
+
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.reading import collate_workers
+from odb_ref.torch.reading.datasets import Contained, DataSetError, SampleKey, SeededDataset, SeededStream, WorkerInit
+from odb_ref.torch.reading.measure import Measured
+from odb_ref.torch.reading.quarantine import GuardedDataset, MeasureFn
+from odb_ref.torch.reading.serialization import Packed
+
+CHUNK_SAMPLES: Final = 16
+"""How many samples a worker reads at a time: one message for each chunk."""
+
+_REPEATED: Final = (
+    "the workers begin with the same samples, as those of an iterable data set do that does not share them out by "
+    "torch.utils.data.get_worker_info(): each sample is then trained on once for every worker"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """What the inner DataLoader is made with; the fields mean what they mean there."""
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    """None: where starting a process takes seconds, workers stay as long as what they were sent stays the same."""
+    multiprocessing_context: object = None
+    worker_init_fn: object = None
+    timeout: float = 0
+    is_pinned: bool = False
+    silence_s: float = 60.0
+    """How long a loader process may be silent and idle before it is taken for lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """What to read in an epoch: the keys of a map-style data set in order, and their ``places`` in the sampler's order.
+
+    An iterable data set (``keys`` is None) is read from its beginning: all from place ``first`` on and the ``kept`` places
+    before it, but for the ``dropped`` ones. ``seed`` is that of the epoch on this rank.
+    """
+
+    keys: Sequence[object] | None
+    places: Sequence[int] = ()
+    first: int = 0
+    kept: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
+    seed: int = 0
+
+
+class KeyFeed(Sampler[SampleKey]):
+    """The sampler of the inner DataLoader: the keys of the epoch that is being read."""
+
+    def __init__(self) -> None:
+        self.plan = ReadPlan(keys=())
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        plan = self.plan
+        return ((plan.seed, place, key) for place, key in zip(plan.places, plan.keys or (), strict=True))
+
+
+class Source:
+    """Hands out measured samples in sampler order, for one epoch after another."""
+
+    def __init__(
+        self, dataset: Dataset[object], measure: MeasureFn, options: LoaderOptions, *, is_guarded: bool
+    ) -> None:
+        self.workers: tuple[BaseProcess, ...] = ()
+        """This process's children when reading began, but for those that collate: in a process of its own, the workers."""
+        self._feed = KeyFeed()
+        self._generator = torch.Generator()
+        # Workers that outlive an epoch learn of the next one's seed by shared memory.
+        self._epoch_seed = torch.zeros((), dtype=torch.int64)
+        # A DataLoader has ways of its own with data pipes.
+        is_pipe = isinstance(dataset, IterDataPipe)
+        arguments: dict[str, object] = {
+            "batch_size": CHUNK_SAMPLES,
+            "collate_fn": Contained(measure, "the measure of a sample"),
+            "num_workers": options.num_workers,
+            "worker_init_fn": options.worker_init_fn if is_pipe else WorkerInit(dataset, options.worker_init_fn),
+            "timeout": options.timeout,
+            "generator": self._generator,
+            "persistent_workers": bool(options.persistent_workers),
+        }
+        if options.num_workers:
+            arguments["multiprocessing_context"] = options.multiprocessing_context
+            arguments["prefetch_factor"] = options.prefetch_factor
+        if not isinstance(dataset, IterableDataset):
+            dataset = GuardedDataset(SeededDataset(dataset)) if is_guarded else SeededDataset(dataset)
+            arguments["sampler"] = self._feed
+        elif not is_pipe:
+            if options.persistent_workers:
+                self._epoch_seed.share_memory_()  # type: ignore[no-untyped-call]
+            dataset = SeededStream(dataset, self._epoch_seed)
+        self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
+
+    def open(self, plan: ReadPlan, warn: Callable[[str], None]) -> Iterator[tuple[int, object]]:
+        """Returns the samples of an epoch with their places, as the measure answers them; worker processes start at once."""
+        self._feed.plan = plan
+        self._generator.manual_seed(plan.seed)
+        self._epoch_seed.fill_(plan.seed)
+        chunks = iter(self._loader)
+        self.workers = tuple(
+            child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
+        )
+        return self._iterate(chunks, plan, warn)
+
+    def _iterate(
+        self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None]
+    ) -> Iterator[tuple[int, object]]:
+        is_shared_out = plan.keys is None and self._loader.num_workers > 1
+        items = _flatten(_compare(chunks, warn) if is_shared_out else chunks)
+        if plan.keys is not None:
+            yield from _name(items, plan.places)
+        else:
+            for place, item in enumerate(items):
+                if place in plan.kept or (place >= plan.first and place not in plan.dropped):
+                    yield place, item
+        if not self._loader.persistent_workers:
+            self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
+
+
+def _flatten(chunks: Iterator[object]) -> Iterator[object]:
+    for chunk in chunks:
+        if not isinstance(chunk, list):
+            raise OdbError(f"unexpected answer of the inner DataLoader: {type(chunk).__name__}")
+        yield from chunk
+
+
+def _compare(chunks: Iterator[object], warn: Callable[[str], None]) -> Iterator[object]:
+    """Yields the chunks; warns when the second worker begins as the first does."""
+    first: object = None
+    for number, chunk in enumerate(chunks):
+        if number < 2 and isinstance(chunk, list):
+            measures = list(map(_identify, chunk))
+            if measures and measures == first:
+                warn(_REPEATED)
+            first = measures
+        yield chunk
+
+
+def _identify(item: object) -> object:
+    match item:
+        case Measured(length, supervised, Packed(data)):
+            return length, supervised, data
+        case _:
+            return item
+
+
+def _name(items: Iterator[object], places: Sequence[int]) -> Iterator[tuple[int, object]]:
+    """Yields each item with its place. Spec: R11.4. Preserves: COVER."""
+    count = 0
+    for item in items:
+        if count == len(places):
+            raise DataSetError(f"the data set gave more than the {count} samples it was asked for")
+        yield places[count], item
+        count += 1
+    if count < len(places):
+        raise DataSetError(f"the data set ended after {count} of the {len(places)} samples it was asked for")

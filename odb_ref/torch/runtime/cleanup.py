@@ -1,0 +1,64 @@
+"""Tidies up after loaders and iterators that were dropped instead of closed, and before the process ends.
+
+An object may be dropped in any thread and at any moment, even while that thread holds a lock, so nothing is done there and
+then: the work is handed to one thread that does it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Closable(Protocol):
+    """What is closed before the process ends."""
+
+    def close(self) -> None:
+        """Gives back everything; may wait a little."""
+        ...
+
+
+class Cleanup:
+    """One per process; its thread starts with the first loader."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._open: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+    def watch(self, item: Closable) -> None:
+        """Closes ``item`` before the process ends, if it is still there then."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._open = weakref.WeakSet()
+                self._tasks = queue.SimpleQueue()
+                threading.Thread(target=self._run, name="odb-cleanup", daemon=True).start()
+                # Runs before multiprocessing waits for child processes, in main and in child processes.
+                multiprocessing.util.Finalize(None, self._close_all, exitpriority=100)
+            self._open.add(item)
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Has ``task`` done soon. Safe in a finalizer; does nothing in a forked child."""
+        if self._pid == os.getpid():
+            self._tasks.put(task)
+
+    def _run(self) -> None:
+        while True:
+            task = self._tasks.get()
+            task()
+            del task
+
+    def _close_all(self) -> None:
+        if self._pid == os.getpid():
+            for item in list(self._open):
+                item.close()
+
+
+CLEANUP = Cleanup()

@@ -1,0 +1,108 @@
+"""Steps and rounds as the trainer's side knows them: what they hold, but no sample."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from odb_ref.core.resume import RoundStart
+from odb_ref.core.types import Step, StepCounts, compute_counts, compute_padded_tokens
+from odb_ref.torch.reading.costs import compute_costs
+
+
+@dataclass(frozen=True, slots=True)
+class StepNote:
+    """A planned step, without its samples."""
+
+    number: int
+    round: int
+    positions: tuple[int, ...]
+    local: StepCounts
+    padded_tokens: int
+    costs: tuple[int, ...]
+    global_counts: StepCounts
+
+    @property
+    def is_idle(self) -> bool:
+        """True when this rank has nothing to train on in this step."""
+        return not self.positions
+
+
+@dataclass(frozen=True, slots=True)
+class RoundNote:
+    """A planned round: its steps, and where the next round begins.
+
+    Few objects, however many its steps: taking many apart would hold the interpreter lock of the training process, and then
+    have its garbage collector look for more.
+    """
+
+    round: int
+    numbers: range
+    """The numbers of its steps."""
+    next_start: RoundStart
+    known_places: int
+    """So many places of the rank's order have decided its steps: see `Place.known`."""
+    positions: array[int]
+    """Of all its samples, step by step."""
+    rows: array[int]
+    """For each step: where its positions begin, the counts of this rank and of all ranks, padded tokens, further costs."""
+    digest: str
+    """Of all that the machine knows of its samples."""
+
+    def get(self, number: int) -> StepNote:
+        """Returns a step by its number."""
+        width = len(self.rows) // len(self.numbers)
+        row = self.rows[width * (number - self.numbers.start) :][:width]
+        first, samples, tokens, supervised, padded_tokens = row[:5]
+        return StepNote(
+            number,
+            self.round,
+            tuple(self.positions[first : first + samples]),
+            StepCounts(samples, tokens, supervised),
+            padded_tokens,
+            tuple(row[8:]) if samples else (),
+            StepCounts(*row[5:8]),
+        )
+
+    def get_counts(self, number: int) -> StepCounts:
+        """Returns what a step holds, on all ranks."""
+        first = len(self.rows) // len(self.numbers) * (number - self.numbers.start)
+        return StepCounts(*self.rows[first + 5 : first + 8])
+
+
+def make_round_note(
+    steps: Sequence[Step], next_start: RoundStart, *, resources: int = 0, known_places: int = 0
+) -> RoundNote:
+    """Returns what the trainer's side needs to know of a round; ``resources`` counts the further costs of each sample."""
+    first = next_start.planned_steps - len(steps)
+    positions, rows = array("q"), array("q")
+    for step in steps:
+        local, total = compute_counts(step.group), step.global_counts
+        rows.extend((len(positions), local.samples, local.tokens, local.supervised, compute_padded_tokens(step.group)))
+        rows.extend((total.samples, total.tokens, total.supervised))
+        rows.extend(compute_costs(step.group) or (0,) * resources)
+        positions.extend(sample.position for sample in step.group)
+    numbers = range(first, first + len(steps))
+    return RoundNote(steps[0].round, numbers, next_start, known_places, positions, rows, _compute_digest(steps))
+
+
+def _compute_digest(steps: Sequence[Step]) -> str:
+    samples = (
+        (sample.position, sample.length, sample.supervised, *sample.costs) for step in steps for sample in step.group
+    )
+    return hashlib.blake2b(array("q", chain.from_iterable(samples)).tobytes(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step as the consumer takes it."""
+
+    step: StepNote
+    batch: object
+    window: StepCounts
+    """Global counts of its accumulation window."""
+    emitted_samples: int
+    is_last: bool

@@ -1,0 +1,348 @@
+"""The side of a loader where samples are read and batches formed, in a process of its own.
+
+So reading, collating and the protocol's state machine never hold the interpreter lock of the process that trains. Samples never
+enter it: it learns what the machine has decided, and receives finished batches. Their large tensors lie in shared memory,
+small ones come as bytes: handing over a shared-memory file takes several times as long, most of it with the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import selectors
+import threading
+from dataclasses import replace
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Final, assert_never
+
+import torch.multiprocessing
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import OdbError
+from odb_ref.core.events import Event
+from odb_ref.torch.exchange.process_table import Look, kill_with_children, look_at
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading.collator import pin
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.pipeline import PipelineSpec
+from odb_ref.torch.reading.serialization import unpack
+from odb_ref.torch.runtime.loader_process import WATCH_S, LoaderProcessError, Task, serve
+from odb_ref.torch.runtime.messages import Listener, Update
+from odb_ref.torch.runtime.wire import (
+    Alive,
+    Batch,
+    BeginEpoch,
+    Broken,
+    Conclude,
+    Concluded,
+    Doubt,
+    EndEpoch,
+    Exit,
+    Link,
+    Lost,
+    Notice,
+    Order,
+    ReadFailed,
+    Report,
+    RoundCollated,
+    SetAside,
+    Submit,
+)
+
+JOIN_S: Final = 1.5
+"""How long a loader process may take to end its workers, before it is killed with them."""
+
+QUIET_S: Final = 2.0
+"""A loader process that has done nothing for so long is said to be silent."""
+
+CONCLUDE_S: Final = 5.0
+"""How long the end of an epoch waits for its trace."""
+
+
+class ProcessBackend:
+    """A process, which outlives the epoch if its workers do. See `odb_ref.torch.runtime.messages.Backend`."""
+
+    def __init__(self, config: Config, spec: PipelineSpec) -> None:
+        context = spec.options.multiprocessing_context
+        self._context = (
+            context if isinstance(context, BaseContext) else torch.multiprocessing.get_context(_name(context))
+        )
+        self._config = config
+        self._is_pinned = spec.options.is_pinned
+        start_method = self._context.get_start_method(allow_none=False)
+        wanted = spec.options.persistent_workers
+        self._is_persistent = start_method != "fork" if wanted is None else wanted
+        self._is_watching_changes = self._is_persistent and wanted is None
+        """True when the process stays only as long as another one would read the same."""
+        self._sent = b""
+        """A digest of what the process was started with, where that is watched."""
+        # Pages are locked in the training process, and the process is already of the kind asked for.
+        options = replace(
+            spec.options,
+            is_pinned=False,
+            multiprocessing_context=start_method,
+            persistent_workers=self._is_persistent,
+        )
+        self._spec = replace(spec, options=options)
+        self._silence_s = spec.options.silence_s
+        self._process: BaseProcess | None = None
+        self._connection: Link | None = None
+        self._receiver: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_spoilt = False
+        """True when the process is gone, or has lost a worker or anything else: the next epoch needs another."""
+        self._epoch = 0
+        self._doing = "starting its loader process"
+        self._silence: Silence | None = None
+        self._listener: Listener | None = None
+        self._is_traced = False
+        self._concluded = threading.Event()
+        # Batches of a round that is not complete yet; only the receiving thread touches them.
+        self._arrived: list[tuple[int, object]] = []
+        self._arrived_epoch = 0
+
+    def begin(self, start: EpochStart, listener: Listener) -> None:
+        """Starts the process, unless it is there, and an epoch.
+
+        Raises: what sending the data set to a process raises.
+        """
+        digest = _digest(self._spec) if self._is_watching_changes else b""
+        with self._lock:
+            is_alive = self._process is not None and self._process.is_alive() and not self._is_spoilt
+            is_alive = is_alive and digest == self._sent
+            self._epoch += 1
+            self._listener = listener if is_alive else None
+            self._is_traced = start.trace is not None
+            self._concluded.clear()
+        if not is_alive:
+            self.close()  # what is left of one that was lost in an epoch, or died between two
+            self._listener = listener
+            self._sent = digest
+            self._start(start)
+        else:
+            self._send(BeginEpoch(self._epoch, start))
+
+    def _start(self, start: EpochStart) -> None:
+        self._is_spoilt = False
+        self._doing = "starting its loader process"
+        ours, theirs = self._context.Pipe()
+        is_forked = self._context.get_start_method() == "fork"
+        task = Task(
+            config=self._config,
+            spec=self._spec,
+            connection=theirs,
+            other_end=ours if is_forked else None,
+            forked_from=os.getpid() if is_forked else None,
+            epoch=self._epoch,
+            start=start,
+        )
+        # Not a daemon: daemons may have no children. It ends with the training process all the same.
+        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+            target=serve, args=(task,), name="odb-loader", daemon=False
+        )
+        process.start()
+        theirs.close()
+        self._process, self._connection = process, ours
+        self._receiver = threading.Thread(target=self._receive, args=(ours, process), name="odb-receive", daemon=True)
+        self._receiver.start()
+
+    def _send(self, order: Order) -> None:
+        connection = self._connection
+        if connection is not None:
+            # When the process is gone the receiver says so.
+            with contextlib.suppress(OSError):
+                connection.send(order)
+
+    def submit(self, event: Event, at_s: float | None = None) -> None:
+        """Sends an event to the machine."""
+        self._send(Submit(self._epoch, event, at_s))
+
+    def describe(self) -> str:
+        """Returns what the loader process is doing, by the last it has said."""
+        silence = self._silence
+        if silence is not None and silence.seconds > QUIET_S:
+            return f"waiting for its loader process, which {silence.describe()}"
+        return self._doing
+
+    @property
+    def is_inline(self) -> bool:
+        """False: the process reads and collates."""
+        return False
+
+    @property
+    def has_work(self) -> bool:
+        """False."""
+        return False
+
+    def work(self, steps: int, limit_s: float | None = None) -> None:
+        """Nothing."""
+
+    def conclude(self) -> None:
+        """Waits until the trace is complete."""
+        if self._is_traced and self._listener is not None:
+            self._send(Conclude(self._epoch))
+            self._concluded.wait(CONCLUDE_S)
+
+    def end(self) -> None:
+        """Ends the epoch, and the process unless its workers persist."""
+        self._listener = None
+        if self._is_persistent and not self._is_spoilt:
+            self._send(EndEpoch())
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the process and its workers."""
+        self._listener = None
+        self._send(Exit())
+        process, connection, receiver = self._process, self._connection, self._receiver
+        self._process = self._connection = self._receiver = None
+        # Two threads that wait for one process may both miss that it has ended: first the receiver, then this one.
+        if process is not None and not wait([process.sentinel], JOIN_S):
+            _kill(process)
+        if receiver is not None:
+            receiver.join(JOIN_S)
+        if process is not None:
+            process.join(JOIN_S)
+        if connection is not None:
+            connection.close()
+
+    def _receive(self, connection: Link, process: BaseProcess) -> None:
+        # What `Connection.poll` does, at less than half the price: every step pays it.
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            # A forked one speaks at once, another must first load what it is to do, which may take any time.
+            self._silence = silence = Silence(process, is_heard=self._context.get_start_method() == "fork")
+            while not connection.closed:
+                try:
+                    if selector.select(WATCH_S):
+                        silence.end()
+                        self._dispatch(connection.recv())
+                        continue
+                    # A killed process does not end the connection before its workers end too: they hold copies of its end.
+                    if not process.is_alive() and not connection.poll():
+                        raise EOFError
+                    silence.count(WATCH_S)
+                    if silence.seconds >= self._silence_s:
+                        cause = f"the loader process {silence.describe()}"
+                        _kill(process)
+                        self._lose(cause, TimeoutError(cause))
+                except (EOFError, ConnectionResetError) as error:
+                    if self._listener is not None:
+                        process.join(1.0)
+                    self._lose(f"the loader process exited unexpectedly (exit code {process.exitcode})", error)
+                    return
+                except BaseException as error:  # a batch that cannot be rebuilt here
+                    self._lose(describe(error), error)
+
+    def _lose(self, cause: str, error: BaseException) -> None:
+        with self._lock:
+            self._is_spoilt = True
+            listener, self._listener = self._listener, None
+        self._concluded.set()
+        if listener is not None:
+            listener.on_lost(cause, error)
+
+    def _dispatch(self, message: object) -> None:
+        match message:
+            case Alive(doing):
+                self._doing = doing
+            case Concluded(epoch):
+                if epoch == self._epoch:
+                    self._concluded.set()
+            case Report(epoch, notice):
+                if self._listener is not None and epoch == self._epoch:
+                    self._report(epoch, notice, self._listener)
+            case _:
+                raise OdbError(f"unexpected message of the loader process: {message!r}")
+
+    def _report(self, epoch: int, notice: Notice, listener: Listener) -> None:
+        match notice:
+            case Update():
+                listener.on_update(notice)
+            case Doubt(text):
+                listener.on_doubt(text)
+            case SetAside(place, cause):
+                listener.on_bad(place, cause)
+            case Batch(number, packed):
+                if epoch != self._arrived_epoch:
+                    self._arrived_epoch, self._arrived = epoch, []
+                batch = unpack(packed)
+                self._arrived.append((number, pin(batch) if self._is_pinned else batch))
+            case RoundCollated(round_):
+                batches = self._arrived if epoch == self._arrived_epoch else []
+                self._arrived = []
+                listener.on_collated(round_, batches)
+            case ReadFailed(text):
+                self._is_spoilt = True
+                listener.on_error(LoaderProcessError(text))
+            case Broken(error):
+                listener.on_broken(error if isinstance(error, OdbError) else LoaderProcessError(error))
+            case Lost(cause, text):
+                self._lose(cause, LoaderProcessError(text))
+            case _:
+                assert_never(notice)
+
+
+def _digest(spec: PipelineSpec) -> bytes:
+    """Returns a digest of all that a new process would be sent: the data set and the functions, as they are now.
+
+    Never the same twice where it cannot be told: what holds a lock or a shared value can be sent to a new process only.
+    """
+    try:
+        content = pickle.dumps(spec, protocol=5)
+    except Exception:  # whatever pickling raises
+        content = os.urandom(16)
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+class Silence:
+    """How long a loader process has not been heard of while it did nothing either.
+
+    One that uses its processor is not silent, however long it holds its interpreter lock. Not by the clock: if the whole job is
+    stopped for a while, nobody is lost.
+    """
+
+    def __init__(self, process: BaseProcess, *, is_heard: bool) -> None:
+        self._pid = process.pid or 0
+        self._is_heard = is_heard
+        self._look: Look | None = None
+        self.seconds = 0.0
+
+    def end(self) -> None:
+        """It has said something."""
+        self.seconds, self._is_heard = 0.0, True
+
+    def count(self, seconds: float) -> None:
+        """It has said nothing for so long."""
+        before = self._look
+        try:
+            self._look = look_at(self._pid)
+        except OSError:  # that it cannot be seen says nothing about it
+            return
+        if self._look is not None and self._look.is_busy_since(before):
+            self.seconds = 0.0
+        elif self._is_heard or (self._look is not None and self._look.is_stopped):
+            self.seconds += seconds
+
+    def describe(self) -> str:
+        """Returns what it has done instead."""
+        if self._look is not None and self._look.is_stopped:
+            return f"has been stopped for {self.seconds:g} s (SIGSTOP, or a debugger)"
+        return (
+            f"has neither been heard of nor used its processor for {self.seconds:g} s (loader_timeout_s): "
+            "something holds its interpreter lock, or it was forked while a lock was held"
+        )
+
+
+def _kill(process: BaseProcess) -> None:
+    if process.pid is not None and process.is_alive():
+        kill_with_children(process.pid)
+
+
+def _name(context: object) -> str | None:
+    return context if isinstance(context, str) else None

@@ -1,0 +1,72 @@
+"""The side of a loader where samples are read and batches formed, in threads of this process."""
+
+from __future__ import annotations
+
+from odb_ref.core.config import Config
+from odb_ref.core.events import Event
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
+from odb_ref.torch.runtime.driver import Driver
+from odb_ref.torch.runtime.messages import Listener
+
+
+class ThreadBackend:
+    """A pipeline, and a driver for each epoch. See `odb_ref.torch.runtime.messages.Backend`."""
+
+    def __init__(self, config: Config, spec: PipelineSpec, *, is_inline: bool = False) -> None:
+        self._config = config
+        self.is_inline = is_inline
+        """True when the consumer's thread reads and collates, by `work`."""
+        self._pipeline = ReadPipeline(spec, is_inline=is_inline)
+        self._driver: Driver | None = None
+
+    def begin(self, start: EpochStart, listener: Listener) -> None:
+        """Starts an epoch."""
+        self.end()
+        self._driver = Driver(start.make_config(self._config), start, listener)
+        self._driver.begin(self._pipeline)
+
+    def submit(self, event: Event, at_s: float | None = None) -> None:
+        """Has the machine handle an event."""
+        if self._driver is not None:
+            self._driver.submit(event, at_s)
+
+    @property
+    def has_work(self) -> bool:
+        """True when something waits for `work`."""
+        return self._pipeline.has_work
+
+    def work(self, steps: int, limit_s: float | None = None) -> None:
+        """Reads and collates in the caller's thread: see `ReadPipeline.work`."""
+        self._pipeline.work(steps, limit_s)
+
+    def check_workers(self) -> bool:
+        """Returns False when a worker has died; the driver is then told. Torch itself looks only every five seconds."""
+        worker = self._pipeline.find_dead_worker()
+        if worker is None:
+            return True
+        if self._driver is not None:
+            cause = f"DataLoader worker (pid {worker.pid}) exited unexpectedly (exit code {worker.exitcode})"
+            self._driver.on_error(cause, RuntimeError(cause))
+        return False
+
+    def describe(self) -> str:
+        """Returns what is being read and collated."""
+        return self._pipeline.describe()
+
+    def conclude(self) -> None:
+        """Ends the trace."""
+        if self._driver is not None:
+            self._driver.close_trace()
+
+    def end(self) -> None:
+        """Ends the epoch."""
+        driver, self._driver = self._driver, None
+        self._pipeline.end()
+        if driver is not None:
+            driver.close_trace()
+
+    def close(self) -> None:
+        """Ends the epoch, and the processes that outlive one."""
+        self.end()
+        self._pipeline.close()

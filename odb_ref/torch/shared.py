@@ -1,0 +1,41 @@
+"""What all ranks must have in common, by the names that the user has for it; a difference ends the epoch. Spec: R7.3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from odb_ref.core.config import Config
+from odb_ref.torch.info import Weighting
+from odb_ref.torch.plan.order import Beginning, Order
+from odb_ref.torch.reading.counting import Counting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSettings:
+    """The settings that the core does not know."""
+
+    order: Order
+    weighting: Weighting
+    counting: Counting
+    choices: Mapping[str, str]
+    """Further settings by name."""
+
+    def make_tag(self, beginning: Beginning) -> str:
+        """Returns the tag of an epoch's configuration."""
+        settings: dict[str, object] = self.order.settings | {
+            "epoch": beginning.start.epoch,
+            "step": beginning.resume_step,
+            "loss_scaling": self.weighting.scaling,
+            "loss_reduction": self.weighting.reduction,
+            "accumulation_steps": self.weighting.accumulation_steps,
+            "trainer_divides_loss": self.weighting.is_divided_by_steps,
+        }
+        return json.dumps({**settings, **self.choices, **self.counting.settings}, sort_keys=True)
+
+
+def describe_decisive(config: Config) -> str:
+    """Returns what decides the batches, but for the data and the number of ranks."""
+    shared = json.loads(config.shared_json)
+    return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})

@@ -1,0 +1,272 @@
+"""Trace lines as typed values, fast: what `trace` leaves as JSON because replaying needs no more. Spec: R9.2, R9.3."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import chain
+from reprlib import Repr
+from typing import Final, NamedTuple, TypeGuard
+
+from odb_ref.core.offer import Offer
+from odb_ref.core.types import Mode
+from odb_ref.trace.format import Header, Json, JsonObject, TraceError
+
+Rows = list[list[int]]
+
+
+def _is_rows(value: Json) -> TypeGuard[Rows]:
+    # map and set run in C: this is the checker's innermost loop.
+    return (
+        isinstance(value, list)
+        and set(map(type, value)) <= {list}
+        and set(map(type, chain.from_iterable(value))) <= {int}
+    )
+
+
+def _is_integers(value: Json) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and set(map(type, value)) <= {int}
+
+
+_REPR: Final = Repr()
+_REPR.maxlevel, _REPR.maxdict, _REPR.maxlist, _REPR.maxstring, _REPR.maxother = 3, 6, 8, 80, 80
+
+
+def shorten(value: Json) -> str:
+    """Returns ``value`` as one short line, however long or deep it is."""
+    return _REPR.repr(value)
+
+
+def get_integer(data: JsonObject, key: str) -> int:
+    """Returns the integer at ``key``.
+
+    Raises: TraceError when there is none.
+    """
+    value = data.get(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise TraceError(f"expected an integer in {key!r}, got {shorten(value)}")
+
+
+def get_flag(data: JsonObject, key: str) -> bool:
+    """Returns the truth value at ``key``.
+
+    Raises: TraceError when there is none.
+    """
+    value = data.get(key)
+    if isinstance(value, bool):
+        return value
+    raise TraceError(f"expected true or false in {key!r}, got {shorten(value)}")
+
+
+def get_object(data: JsonObject, key: str) -> JsonObject:
+    """Returns the object at ``key``.
+
+    Raises: TraceError when there is none.
+    """
+    value = data.get(key)
+    if isinstance(value, dict):
+        return value
+    raise TraceError(f"expected an object in {key!r}, got {shorten(value)}")
+
+
+def get_kind(data: Json) -> str:
+    """Returns the kind of an event or effect.
+
+    Raises: TraceError when there is none.
+    """
+    value = data.get("kind") if isinstance(data, dict) else None
+    if isinstance(value, str):
+        return value
+    raise TraceError(f"expected a kind, got {shorten(value)}")
+
+
+def get_counts(data: JsonObject) -> Rows:
+    """Returns the counts by step: samples, tokens, supervised tokens.
+
+    Raises: TraceError when malformed.
+    """
+    value = data.get("counts")
+    if _is_rows(value) and set(map(len, value)) <= {3}:
+        return value
+    raise TraceError("expected counts, lists of three integers")
+
+
+def get_samples(data: JsonObject) -> Rows:
+    """Returns the samples, a row each: id, position, length, supervised tokens, and what it uses of each further resource.
+
+    Raises: TraceError when malformed.
+    """
+    value = data.get("samples")
+    if not _is_rows(value) or min(map(len, value), default=4) < 4:
+        raise TraceError("expected samples, lists of four integers or more")
+    for row in value:
+        if row[1] < 0 or not 0 <= row[3] <= row[2] or row[2] < 1 or (len(row) > 4 and min(row[4:]) < 0):
+            raise TraceError(f"expected id, position, length, supervised tokens and costs, got {shorten(row)}")
+    return value
+
+
+_OFFER_FIELDS: Final = tuple(item.name for item in fields(Offer))
+
+
+def get_offer(data: JsonObject, key: str) -> Offer:
+    """Returns the offer or agreement at ``key``.
+
+    Raises: TraceError when malformed.
+    """
+    value = data.get(key)
+    if isinstance(value, dict) and len(value) == len(_OFFER_FIELDS):
+        values = {name: item for name in _OFFER_FIELDS if type(item := value.get(name)) is int}
+        if len(values) == len(_OFFER_FIELDS):
+            return Offer(**values)
+    raise TraceError(f"expected an offer in {key!r}, with {', '.join(_OFFER_FIELDS)}")
+
+
+class TracedReport(NamedTuple):
+    """A report as a trace holds it."""
+
+    rank: int
+    cause: str
+    round: int
+    config: str
+
+
+def get_report(value: Json) -> TracedReport:
+    """Returns the report that ``value`` is.
+
+    Raises: TraceError when malformed.
+    """
+    match value:
+        case {"rank": int(rank), "cause": str(cause), "round": int(round_), "config": str(config), **rest} if not rest:
+            return TracedReport(rank, cause, round_, config)
+        case _:
+            raise TraceError(f"expected a report, got {shorten(value)}")
+
+
+def get_reports(data: JsonObject) -> list[TracedReport]:
+    """Returns the reports of a ``reported``.
+
+    Raises: TraceError when malformed.
+    """
+    value = data.get("reports")
+    if isinstance(value, list):
+        return [get_report(item) for item in value]
+    raise TraceError(f"expected reports, got {shorten(value)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A step as a trace names it: its samples by position."""
+
+    number: int
+    positions: list[int]
+    counts: list[int]
+
+
+def iterate_steps(data: JsonObject) -> Iterator[TracedStep]:
+    """Yields the steps of a ``collate``.
+
+    Raises: TraceError when malformed.
+    """
+    steps = data.get("steps")
+    if not isinstance(steps, list):
+        raise TraceError("expected steps, a list")
+    for step in steps:
+        if not isinstance(step, dict):
+            raise TraceError(f"expected a step, got {shorten(step)}")
+        positions, counts = step.get("positions"), step.get("counts")
+        if not _is_integers(positions) or not _is_integers(counts) or len(counts) != 3:
+            raise TraceError(f"expected positions and three counts in step {shorten(step)}")
+        yield TracedStep(get_integer(step, "number"), positions, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A ``finish``."""
+
+    kind: str
+    rank: int | None
+    cause: str
+    step_limit: int
+
+    @property
+    def outcome(self) -> str:
+        """What must be the same on every rank, in words."""
+        place = "" if self.rank is None else f" by rank {self.rank}"
+        return f"{self.kind}{place}: {self.cause}" if self.cause else f"{self.kind}{place}"
+
+
+def decode_ending(data: JsonObject) -> Ending:
+    """Returns the ending of a ``finish``.
+
+    Raises: TraceError when malformed.
+    """
+    outcome = get_object(data, "outcome")
+    match outcome.get("kind"), outcome.get("rank"), outcome.get("cause"):
+        case str(kind), (int() | None) as rank, str(cause) if "rank" in outcome and not isinstance(rank, bool):
+            return Ending(kind, rank, cause, get_integer(data, "step_limit"))
+        case _:
+            raise TraceError(f"expected an outcome, got {shorten(outcome)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the checker needs of a header's configuration."""
+
+    budget_tokens: int
+    limits: tuple[int, ...]
+    window_samples: int
+    ramp_rounds: int
+    is_quota: bool
+    quota_samples: int | None
+    max_age_rounds: int
+    fingerprint: int
+    """What every rank with this configuration must offer."""
+
+    def compute_window_samples(self, round_: int) -> int:
+        """Returns the size of the window of ``round_``. Spec: R2.3."""
+        halvings = max(0, self.ramp_rounds - round_)
+        return max(1, self.window_samples // 2**halvings) if halvings < self.window_samples.bit_length() else 1
+
+
+def compute_fingerprint(config_json: str) -> int:
+    """Returns the fingerprint of a configuration's JSON text. Spec: R1.4."""
+    return int.from_bytes(hashlib.blake2b(config_json.encode(errors="backslashreplace"), digest_size=7).digest(), "big")
+
+
+def decode_settings(header: Header) -> Settings:
+    """Returns the settings of a header.
+
+    Raises: TraceError when one is missing or makes no sense.
+    """
+    config = header.config
+    for key, value in config.items():
+        if not isinstance(value, str | int | float | None) and not _is_integers(value):
+            raise TraceError(f"the header's config has the {key} {shorten(value)}")
+    mode = config.get("mode")
+    if mode not in tuple(Mode):
+        raise TraceError(f"the header's config has the mode {mode!r:.80}")
+    limits = config.get("limits", [])
+    if not _is_integers(limits) or min(limits, default=1) < 1:
+        raise TraceError(f"the header's config has the limits {shorten(limits)}")
+    if get_integer(config, "world_size") != header.world_size:
+        raise TraceError(f"the header's config is of {config['world_size']} ranks, the header of {header.world_size}")
+    return Settings(
+        budget_tokens=_get_setting(config, "budget_tokens"),
+        limits=tuple(limits),
+        window_samples=_get_setting(config, "window_samples"),
+        ramp_rounds=_get_setting(config, "ramp_rounds", least=0),
+        is_quota=mode == Mode.QUOTA,
+        quota_samples=None if config.get("quota_samples") is None else _get_setting(config, "quota_samples"),
+        max_age_rounds=_get_setting(config, "max_age_rounds"),
+        fingerprint=compute_fingerprint(json.dumps(config, sort_keys=True)),
+    )
+
+
+def _get_setting(config: JsonObject, key: str, least: int = 1) -> int:
+    value = get_integer(config, key)
+    if value < least:
+        raise TraceError(f"the header's config has the {key} {value}")
+    return value

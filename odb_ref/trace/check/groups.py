@@ -1,0 +1,66 @@
+"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2.
+
+The grouping differs from the core's: where there are no limits it counts from the longest sample down, and forms
+groups only to see which of them are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+
+from odb_ref.trace.check.decode import Rows, Settings
+
+
+def compute_fewest_groups(lengths: list[int], budget_tokens: int) -> int:
+    """Returns the fewest groups of any partition in which a group of two or more fits the budget, padded. Spec: R2.1.
+
+    Some group holds the longest sample, and fits no more samples than that length allows; giving it the next longest ones
+    leaves the shortest to the rest. (The grouping under test sweeps from the other end.)
+    """
+    ordered = sorted(lengths, reverse=True)
+    groups = start = 0
+    while start < len(ordered):
+        start += max(1, budget_tokens // ordered[start])
+        groups += 1
+    return groups
+
+
+def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
+    """Yields the groups of a window, in the order of R2.1."""
+    group: Rows = []
+    used = [0] * len(settings.limits)
+    for row in sorted(rows, key=itemgetter(2, 1)):
+        costs = row[4:]
+        fits = (len(group) + 1) * row[2] <= settings.budget_tokens and all(
+            have + more <= limit for have, more, limit in zip(used, costs, settings.limits, strict=False)
+        )
+        if group and not fits:
+            yield group
+            group, used = [], [0] * len(used)
+        group.append(row)
+        used = [have + more for have, more in zip(used, costs, strict=False)]
+    if group:
+        yield group
+
+
+def count_groups(rows: Rows, settings: Settings, due_before: int) -> tuple[int, int]:
+    """Returns how many groups a window makes, and how many of them hold a sample from before ``due_before``."""
+    is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
+    if settings.limits or is_due:
+        groups = list(_iterate_groups(rows, settings))
+        return len(groups), sum(any(row[1] < due_before for row in group) for group in groups)
+    return compute_fewest_groups([row[2] for row in rows], settings.budget_tokens), 0
+
+
+def list_excesses(group: Rows, settings: Settings) -> Iterator[str]:
+    """Yields how a group of two samples or more goes beyond the budget and the limits."""
+    if len(group) < 2:
+        return
+    padded = len(group) * max(row[2] for row in group)
+    if padded > settings.budget_tokens:
+        yield f"{len(group)} samples, {padded} padded tokens, over {settings.budget_tokens}"
+    for place, limit in enumerate(settings.limits, 4):
+        used = sum(row[place] for row in group if place < len(row))
+        if used > limit:
+            yield f"{len(group)} samples use {used} of resource {place - 4}, over {limit}"

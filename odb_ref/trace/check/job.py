@@ -1,0 +1,294 @@
+"""A job: its ranks together, and what must be true when all of them have ended. Spec: R9."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import NONE
+from odb_ref.trace.check.decode import Ending
+from odb_ref.trace.check.exchanges import ANSWERS, Exchanges, Kind
+from odb_ref.trace.check.rank import RankChecker
+from odb_ref.trace.check.replay import Depths, Rules, replay
+from odb_ref.trace.check.rounds import Rounds
+from odb_ref.trace.check.stream import Stream, group_into_jobs, merge
+from odb_ref.trace.check.verdict import Findings, JobVerdict, Property, Verdict, Violation
+from odb_ref.trace.format import Record, TraceError
+
+_BY_CONFIGURATION: Final = frozenset(
+    {Property.BUDGET, Property.FEWEST, Property.AGE, Property.QUOTA, Property.CONSERVE, Property.REPLAY}
+)
+"""Properties that are judged by the header's configuration, and so cannot be when the ranks have different ones."""
+
+
+def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
+    """Returns the verdict on the traces at ``paths``: any number of jobs and epochs, one file for a job or one for each
+    rank.
+
+    ``is_replayed`` also asks the machine for each event and compares its effects (REPLAY); ``rules`` are the target rules that
+    do not ship, which it then needs. Memory is what the ranks hold
+    between reading a sample and forming its step, however long the trace.
+
+    Raises: TraceError, with file and line, when a file is not a trace; UsageError when there is none. Spec: R9.
+    """
+    streams = [Stream(path) for path in paths]
+    if not streams:
+        raise UsageError("no trace to check")
+    return judge(streams, is_replayed=is_replayed, rules=rules)
+
+
+def judge(streams: Sequence[Stream], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
+    """Returns the verdict on traces that are open.
+
+    Raises: as `check_traces`.
+    """
+    verdicts = []
+    for group in group_into_jobs(streams):
+        job = Job(group)
+        for _ in job.follow():  # nothing grows, so nothing is waited for
+            pass
+        verdicts.append(job.judge(is_replayed=is_replayed, rules=rules))
+    return Verdict(tuple(verdicts))
+
+
+def compute_remembered(world_size: int) -> int:
+    """Returns how much the checker remembers of a job at most, in samples held and steps under way. Spec: R9.5."""
+    return 2**20 + 2**14 * world_size
+
+
+class Job:
+    """One epoch of one job, judged record by record; ``streams`` may grow while some of their files do."""
+
+    def __init__(self, streams: list[Stream]) -> None:
+        self._streams = streams
+        self._header = streams[0].header
+        self._findings = Findings()
+        self._exchanges = Exchanges(self._header.world_size, self._findings)
+        self._rounds = Rounds(streams[0].settings.quota_samples)
+        self._ranks: dict[int, RankChecker] = {}
+        self._most = compute_remembered(self._header.world_size)
+        self._remembered = 0
+        self.records = 0
+        """How many records have been judged."""
+        self._told = 0
+
+    @property
+    def is_done(self) -> bool:
+        """True when every rank has ended, and its consumer has taken all it may or has left."""
+        ranks = self._ranks.values()
+        return len(ranks) == self._header.world_size and all(rank.is_done for rank in ranks)
+
+    def take_news(self) -> tuple[Violation, ...]:
+        """Returns the violations found since the last call."""
+        is_one = all(stream.header.config == self._header.config for stream in self._streams)
+        found = self._findings.get_violations(frozenset() if is_one else _BY_CONFIGURATION)
+        news, self._told = found[self._told :], len(found)
+        return news
+
+    def follow(self) -> Iterator[None]:
+        """Judges all records; yields when there is nothing to do until a growing file has grown.
+
+        Raises: TraceError when a record is malformed, or a trace would take too much memory.
+        """
+        for item in merge(self._streams, self):
+            if item is None:
+                yield
+                continue
+            stream, record = item
+            rank = self._ranks.get(record.rank)
+            if rank is None:
+                rank = RankChecker(record.rank, stream.settings, self._exchanges, self._rounds, self._findings)
+                self._ranks[record.rank] = rank
+            before = rank.size
+            try:
+                rank.handle(record)
+            except TraceError as error:
+                raise stream.locate(error) from error
+            self.records += 1
+            self._remembered += rank.size - before
+            if self._remembered > self._most:
+                raise stream.locate(f"the ranks hold more than {self._most} samples and steps: too many to check")
+
+    def judge(self, *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
+        """Returns the verdict on all that `follow` has seen."""
+        ranks = [self._ranks[number] for number in sorted(self._ranks)]
+        endings = [(rank, rank.ending) for rank in ranks if rank.ending is not None]
+        self._judge_ends(ranks)
+        self._judge_outcomes(endings)
+        left = (rank.taken_steps for rank in ranks if rank.has_left or self._is_lost(rank.rank))
+        fewest_left = min(left, default=NONE)
+        for rank, ending in endings:
+            self._judge_ending(rank, ending, fewest_left)
+        self._judge_rounds(ranks)
+        not_applicable = self._compute_not_applicable(ranks, endings)
+        if not is_replayed:
+            not_applicable[Property.REPLAY] = "not asked for (--replay)"
+        elif Property.REPLAY not in not_applicable:
+            depths: Depths = {rank.rank: max(1, rank.most_queued_steps) for rank in ranks}
+            reason = replay([stream.path for stream in self._streams], depths, self._findings, rules)
+            if reason:
+                not_applicable[Property.REPLAY] = reason
+        kinds = {ending.kind for _, ending in endings}
+        ignored = _BY_CONFIGURATION if OutcomeKind.MISMATCH in kinds else frozenset[Property]()
+        return JobVerdict(
+            paths=tuple(str(stream.path) for stream in self._streams),
+            driver=self._header.driver,
+            epoch=self._header.epoch,
+            ranks=self._header.world_size,
+            rounds=self._rounds.count,
+            steps=self._rounds.total_steps - self._rounds.steps_before,
+            samples=self._rounds.total_samples - self._rounds.planned_samples_before,
+            outcome="; ".join(sorted({ending.outcome for _, ending in endings})) or "unfinished",
+            properties=self._findings.judge(not_applicable),
+            violations=self._findings.get_violations(ignored),
+        )
+
+    def is_early(self, record: Record) -> bool:
+        """Returns True when the record answers an exchange to which not all ranks have posted."""
+        kind = None if record.event is None else ANSWERS.get(str(record.event.get("kind")))
+        return kind is not None and self._exchanges.is_missing(kind, self._count_answered(kind, record.rank))
+
+    def list_missing(self, record: Record) -> set[int]:
+        """Returns the ranks that the record waits for."""
+        kind = None if record.event is None else ANSWERS.get(str(record.event.get("kind")))
+        if kind is None:
+            return set()
+        return self._exchanges.list_missing(kind, self._count_answered(kind, record.rank))
+
+    def lose(self, ranks: set[int]) -> None:
+        """Says that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
+        self._exchanges.gone |= ranks
+
+    def _count_answered(self, kind: Kind, number: int) -> int:
+        rank = self._ranks.get(number)
+        return 0 if rank is None else rank.answered[kind]
+
+    def _is_lost(self, number: int) -> bool:
+        """Returns True when another rank was told that this one is gone, and it has not ended itself."""
+        rank = self._ranks.get(number)
+        if rank is not None and rank.ending is not None:
+            return False
+        lost = set[int | None]().union(*(other.lost_peers for other in self._ranks.values()))
+        return number in lost or None in lost
+
+    def _judge_ends(self, ranks: Sequence[RankChecker]) -> None:
+        """Judges FREE: every rank has come to an end. Only a rank whose loss the others tell of may have none."""
+        followed = {rank.rank: rank for rank in ranks}
+        cut = [str(stream.path) for stream in self._streams if stream.is_cut]
+        for number in range(self._header.world_size):
+            self._findings.checked[Property.FREE] += 1
+            rank = followed.get(number)
+            if (rank is not None and rank.ending is not None) or self._is_lost(number):
+                continue
+            if rank is None:
+                self._findings.violate(Property.FREE, "no trace of this rank", rank=number)
+            else:
+                where = f" ({', '.join(cut)} ends inside a line)" if cut else ""
+                what = f"its trace ends without a finish: deadlocked or cut off{where}"
+                self._findings.violate(Property.FREE, what, rank=number, round_=rank.round, step=rank.taken_steps)
+
+    def _judge_outcomes(self, endings: Sequence[tuple[RankChecker, Ending]]) -> None:
+        """Judges ABORT: one outcome, in one round; but a rank that has lost the exchange can only say what it saw (R7.5)."""
+        differing = [stream for stream in self._streams if stream.header.config != self._header.config]
+        if differing and any(ending.kind == OutcomeKind.COMPLETE for _, ending in endings):
+            what = "completes with another configuration than other ranks"
+            self._findings.violate(Property.ABORT, what, rank=min(differing[0].ranks, default=None))
+        told = [pair for pair in endings if pair[1].kind != OutcomeKind.LOST]
+        for rank, ending in told[1:]:
+            first, reference = told[0]
+            if ending.outcome != reference.outcome:
+                what = f"ends with {ending.outcome!r}, rank {first.rank} with {reference.outcome!r}"
+                self._findings.violate(Property.ABORT, what, rank=rank.rank, round_=rank.round)
+            elif rank.answered[Kind.OFFER] != first.answered[Kind.OFFER]:
+                what = f"ends after {rank.answered[Kind.OFFER]} agreements, rank {first.rank} after "
+                what += str(first.answered[Kind.OFFER])
+                self._findings.violate(Property.ABORT, what, rank=rank.rank, round_=rank.round)
+            self._findings.checked[Property.ABORT] += 1
+        if told:
+            self._judge_cause(told[0][1])
+
+    def _judge_cause(self, ending: Ending) -> None:
+        origin = None if ending.rank is None else self._ranks.get(ending.rank)
+        if ending.kind == OutcomeKind.FAILED and (origin is None or origin.failure != ending.cause):
+            what = f"the outcome is {ending.outcome!r}, but that did not happen there"
+            self._findings.violate(Property.ABORT, what, rank=ending.rank)
+        lower = [rank for rank, checker in self._ranks.items() if checker.reported_cause and rank < (ending.rank or 0)]
+        if ending.kind == OutcomeKind.FAILED and lower:
+            what = f"the outcome is {ending.outcome!r}, but rank {min(lower)} has reported a failure too"
+            self._findings.violate(Property.ABORT, what, rank=ending.rank)
+        if ending.kind == OutcomeKind.STOPPED and (origin is None or origin.stopped_after is None):
+            what = f"the outcome is {ending.outcome!r}, but its consumer has not left"
+            self._findings.violate(Property.STOP, what, rank=ending.rank)
+
+    def _judge_ending(self, rank: RankChecker, ending: Ending, fewest_left: int) -> None:
+        """Judges a rank that has ended; a rank that left the others has taken ``fewest_left`` steps."""
+
+        def expect(is_true: bool, property_: Property, what: str) -> None:
+            if is_true:
+                self._findings.checked[property_] += 1
+            else:
+                self._findings.violate(property_, what, rank=rank.rank, round_=rank.round, step=rank.taken_steps)
+
+        if rank.stopped_after is not None:
+            is_limited = ending.step_limit <= rank.stopped_after
+            what = f"may take {ending.step_limit} steps, though its consumer left after {rank.stopped_after}"
+            expect(is_limited, Property.STOP, what)
+        if not rank.has_left and ending.kind != OutcomeKind.LOST:
+            # A trainer whose peer has left waits in its own collective: no loader can help that.
+            limit = min(ending.step_limit, fewest_left)
+            what = f"{rank.taken_steps} steps taken of {limit}: deadlocked or cut off"
+            expect(rank.taken_steps >= limit, Property.FREE, what)
+        if not rank.is_complete or rank.stopped_after is not None:
+            return
+        what = f"may take {ending.step_limit} steps, the ranks have planned {self._rounds.total_steps}"
+        expect(ending.step_limit == self._rounds.total_steps, Property.ALIGN, what)
+        property_ = Property.QUOTA if rank.settings.is_quota else Property.COVER
+        what = f"closes with {rank.delivered_steps} of {rank.planned_steps} steps handed out"
+        expect(rank.delivered_steps == rank.planned_steps, property_, what)
+        if not rank.settings.is_quota:
+            expect(rank.is_ended, Property.COVER, "closes before its source has ended")
+            some = ", ".join(str(position) for position in list(rank.held)[:5])
+            expect(not rank.held, Property.COVER, f"closes with {len(rank.held)} samples not emitted: position {some}")
+
+    def _judge_rounds(self, ranks: Sequence[RankChecker]) -> None:
+        """Judges TERM: every round emits, so there are no more rounds than samples. QUOTA: why did it end?"""
+        total = sum(rank.seen_samples for rank in ranks)
+        if self._rounds.count > total:
+            self._findings.violate(Property.TERM, f"{self._rounds.count} rounds for {total} samples")
+        settings = self._streams[0].settings
+        complete = [rank for rank in ranks if rank.is_complete]
+        if not settings.is_quota or not complete or len(complete) < self._header.world_size:
+            return
+        is_met = self._rounds.is_quota_met(self._rounds.first_round + self._rounds.count)
+        is_dry = any(rank.is_ended and not rank.held for rank in ranks)
+        if is_met or is_dry:
+            self._findings.checked[Property.QUOTA] += 1
+        else:
+            what = f"closes at {self._rounds.total_samples} samples: no quota is reached and no rank has run dry"
+            self._findings.violate(Property.QUOTA, what, round_=self._rounds.count)
+
+    def _compute_not_applicable(
+        self, ranks: Sequence[RankChecker], endings: Sequence[tuple[RankChecker, Ending]]
+    ) -> dict[Property, str]:
+        """Returns why a property says nothing about this job."""
+        reasons: dict[Property, str] = {}
+        kinds = {ending.kind for _, ending in endings}
+        is_complete = kinds == {OutcomeKind.COMPLETE} and len(endings) == self._header.world_size
+        if OutcomeKind.MISMATCH in kinds:
+            reasons.update(dict.fromkeys(_BY_CONFIGURATION, "the ranks have different configurations"))
+        if self._streams[0].settings.limits:
+            reasons[Property.FEWEST] = "several resources"
+        if self._streams[0].settings.is_quota:
+            reasons[Property.COVER] = "quota mode"
+        else:
+            reasons[Property.QUOTA] = "join mode"
+        if not is_complete:
+            reasons[Property.COVER] = reasons[Property.QUOTA] = "the epoch was not completed"
+        if kinds <= {OutcomeKind.COMPLETE}:
+            reasons[Property.ABORT] = "nothing failed"
+        if not any(rank.has_left for rank in ranks):
+            reasons[Property.STOP] = "no consumer left"
+        return reasons

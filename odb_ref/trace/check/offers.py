@@ -1,0 +1,66 @@
+"""What a rank must offer, computed again from what its trace says it holds, has done and was told. Spec: R2.3, R3.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.trace.check.decode import Rows, Settings
+from odb_ref.trace.check.groups import count_groups
+from odb_ref.trace.check.verdict import Judgement, Property
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a rank's trace says of it when it posts an offer."""
+
+    rank: int
+    rows: Rows
+    """The samples it holds."""
+    due_before: int
+    """The position before which a sample is due. Spec: R4.3."""
+    is_ended: bool
+    is_collated: bool
+    """True when the steps of the round before are ready."""
+    wanted_samples: int
+    has_failed: bool
+    stopped_after: int | None
+
+
+def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgement]:
+    """Yields what is judged of an offer: the property, and how it is violated; nothing in words when it is not. Spec: R3.1."""
+    groups, due = count_groups(seen.rows, settings, seen.due_before)
+    what = f"offers {offer.groups_max} groups of {len(seen.rows)} samples, which make {groups}"
+    yield Property.FEWEST, what if offer.groups_max != groups else ""
+    fewest = NONE if seen.is_ended else offer.groups_max
+    what = f"offers {offer.groups_min} as its fewest groups and {offer.groups_max} as its most; its source "
+    what += "has ended" if seen.is_ended else "goes on"
+    yield Property.FEWEST, what if offer.groups_min != fewest else ""
+    what = f"offers {offer.due_max} due groups, but {due} hold a sample that is due"
+    yield Property.AGE, what if offer.due_max != due else ""
+    is_ready = seen.is_collated and seen.wanted_samples <= 0
+    what = "says that it is ready" if offer.ready_min else "does not say that it is ready"
+    what += f"; the round before is {'' if seen.is_collated else 'not '}collated, a read is "
+    what += "open" if seen.wanted_samples > 0 else "not open"
+    yield Property.RELEASE, what if offer.ready_min != is_ready else ""
+    yield Property.EXCHANGE, "offers two fingerprints" if offer.fingerprint_min != offer.fingerprint_max else ""
+    if seen.has_failed or offer.failed_rank != NONE:
+        is_said = offer.failed_rank == (seen.rank if seen.has_failed else NONE)
+        yield Property.ABORT, "" if is_said else "its offer and its failure differ"
+    if seen.stopped_after is not None or (offer.stop_rank, offer.stop_step) != (NONE, NONE):
+        is_said = (offer.stop_rank, offer.stop_step) == (seen.rank, seen.stopped_after)
+        yield Property.STOP, "" if is_said else "its offer and what its consumer did differ"
+
+
+def compare_window(held: int, new: int, asked: int, size: int, *, is_ended: bool) -> str:
+    """Returns how a window differs from R2.3; empty when it does not.
+
+    Of the ``held`` samples ``new`` were read, and ``asked`` were asked for; ``size`` is the window's by the configuration.
+    """
+    carried = held - new
+    wanted = max(0, size - carried)
+    # A source that ended in a round before is not asked again.
+    if new == asked == wanted or (is_ended and new <= asked == wanted) or (is_ended and new == asked == 0):
+        return ""
+    return f"has a window of {held} samples, {new} of them new, {asked} asked for; the configuration's size is {size}"

@@ -1,0 +1,420 @@
+"""One rank, followed through its trace: which samples it holds, which steps it formed, handed out and took.
+
+The checker's own bookkeeping, from what the rank did; nothing here knows what the machine would do.
+"""
+
+from __future__ import annotations
+
+from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.trace.check.decode import (
+    Ending,
+    Rows,
+    Settings,
+    TracedReport,
+    TracedStep,
+    compute_fingerprint,
+    decode_ending,
+    get_counts,
+    get_flag,
+    get_integer,
+    get_kind,
+    get_offer,
+    get_report,
+    get_reports,
+    get_samples,
+    iterate_steps,
+)
+from odb_ref.trace.check.endings import is_broken_off, is_ended_by, judge_ending
+from odb_ref.trace.check.exchanges import Exchanges, Kind
+from odb_ref.trace.check.groups import list_excesses
+from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
+from odb_ref.trace.check.rounds import Rounds
+from odb_ref.trace.check.verdict import Findings, Property
+from odb_ref.trace.format import RESUMED, JsonObject, Record, TraceError, decode_resumed
+
+
+class RankChecker:
+    """Judges one rank's records; `Exchanges` and `Rounds` hold what it shares with the other ranks."""
+
+    def __init__(self, rank: int, settings: Settings, exchanges: Exchanges, rounds: Rounds, findings: Findings) -> None:
+        self.rank = rank
+        self.settings = settings
+        self._exchanges = exchanges
+        self._rounds = rounds
+        self._findings = findings
+        self._has_begun = False
+        self._first_round = 0
+        # Input.
+        self.read_samples = 0
+        self.seen_samples = 0
+        """Samples read or carried into a resumed epoch: all that this trace can emit."""
+        self.is_ended = False
+        self._wanted_samples = 0
+        self.held: dict[int, list[int]] = {}
+        """Samples read and in no step yet, by position, oldest first."""
+        self._skipped: list[range] = []
+        """Positions left out by the reads: none, in a right trace."""
+        self._new_samples = self._asked_samples = 0
+        """Samples read and asked for since the offer before."""
+        self._marks: dict[int, int] = {}
+        """``read_samples`` at the agreement of each round, as far back as the trace says."""
+        # Exchanges: how many of each kind have been posted and answered.
+        self.posted = dict.fromkeys(Kind, 0)
+        self.answered = dict.fromkeys(Kind, 0)
+        self._agreement: Offer | None = None
+        self._offered_fingerprint = settings.fingerprint
+        self._is_other = False  # of another configuration than its header says
+        self._posted_counts: Rows = []
+        self._counted: Rows = []
+        # Steps.
+        self.planned_steps = 0
+        self._collated_round = -1
+        self._released_steps = 0
+        self.delivered_steps = 0
+        self.taken_steps = 0
+        self.most_queued_steps = 0
+        """The fullest the queue has been: what its depth was, as far as it mattered."""
+        # Ending.
+        self.failure = ""
+        self.reported_cause = ""
+        self.lost_peers: set[int | None] = set()
+        """Ranks whose loss this one was told of, even after its end; None when it was not said which."""
+        self.stopped_after: int | None = None
+        """Steps taken when the consumer left while the rank was still running."""
+        self.has_left = False
+        self.ending: Ending | None = None
+        self.is_complete = False
+        """True when it finished COMPLETE, and its last agreement spoke of nothing else."""
+
+    @property
+    def size(self) -> int:
+        """How much is remembered of this rank, in samples or the like. Spec: R9.5."""
+        texts = len(self.failure) + len(self.reported_cause) + (len(self.ending.cause) if self.ending else 0)
+        kept = (self.held, self._posted_counts, self._counted, self._marks, self._skipped, self.lost_peers)
+        return sum(map(len, kept)) + texts // 64
+
+    @property
+    def is_done(self) -> bool:
+        """True when it has ended, and its consumer has taken all it may or has left."""
+        return self.ending is not None and (self.has_left or self.taken_steps >= self.ending.step_limit)
+
+    @property
+    def round(self) -> int:
+        """The round the rank is in: one further with each that it has counted."""
+        return self._first_round + self.answered[Kind.COUNTS]
+
+    def handle(self, record: Record) -> None:
+        """Judges one record.
+
+        Raises: TraceError when it is malformed.
+        """
+        if not self._has_begun:
+            self._begin(record.event)
+        elif record.event is None:
+            self._violate(Property.EXCHANGE, "begins again")
+        else:
+            self._handle_event(record.event)
+        for effect in record.effects:
+            self._handle_effect(effect)
+
+    def _violate(self, property_: Property, what: str, step: int | None = None, round_: int | None = None) -> None:
+        at = self.round if round_ is None else round_
+        self._findings.violate(property_, what, rank=self.rank, round_=at, step=step)
+
+    def _expect(self, is_true: bool, property_: Property, what: str, step: int | None = None) -> None:
+        if is_true:
+            self._findings.checked[property_] += 1
+        else:
+            self._violate(property_, what, step)
+
+    def _begin(self, event: JsonObject | None) -> None:
+        self._has_begun = True
+        if event is not None and get_kind(event) == RESUMED:
+            self._resume(event)
+            return
+        self._rounds.begin(0, 0, 0)
+        if event is not None:
+            self._handle_event(event)
+
+    def _resume(self, event: JsonObject) -> None:
+        """Begins at a saved round: what lies before ``start`` counts as emitted, but for the samples carried, and as taken."""
+        start = decode_resumed(event).start
+        rows = get_samples(event)
+        self._judge_costs(rows)
+        positions = [row[1] for row in rows]
+        is_carried = positions == sorted({*start.carried}) and all(0 <= item < start.read_samples for item in positions)
+        what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
+        self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
+        self._first_round = self._exchanges.first_round = start.round
+        self.read_samples, self.is_ended = start.read_samples, start.is_ended
+        self.seen_samples = len(rows)
+        self.held = {row[1]: row for row in rows}
+        self._marks = dict(enumerate(start.marks, start.round - len(start.marks)))
+        self._collated_round = start.round - 1
+        self.planned_steps = self._released_steps = self.delivered_steps = self.taken_steps = start.planned_steps
+        is_same = self._rounds.begin(start.round, start.planned_steps, start.global_samples)
+        what = (
+            f"is resumed at step {start.planned_steps} with {start.global_samples} samples planned, unlike another rank"
+        )
+        self._expect(is_same, Property.ALIGN, what, start.planned_steps)
+
+    def _handle_event(self, event: JsonObject) -> None:
+        match get_kind(event):
+            case "resumed":
+                self._violate(Property.EXCHANGE, "is resumed after it has begun")
+            case "samples_read":
+                self._read(get_samples(event), get_flag(event, "is_ended"))
+            case "collated":
+                number = get_integer(event, "round")
+                is_next = self._collated_round < number == self.round - 1
+                self._expect(is_next, Property.RELEASE, f"collated round {number}, not the last one")
+                self._collated_round = max(number, self._collated_round)
+            case "agreed":
+                self._agree(event)
+            case "counted":
+                self._count(get_counts(event))
+            case "reported":
+                is_right = self._exchanges.answer_reports(self.rank, get_reports(event))
+                self._expect(is_right, Property.EXCHANGE, "is told other reports than the ranks have posted")
+                self.answered[Kind.REPORT] += 1
+            case "step_taken":
+                self._take()
+            case "consumer_stopped":
+                self.has_left = True
+                if self.ending is None and self.stopped_after is None:
+                    self.stopped_after = self.taken_steps
+            case "local_failed":
+                cause = event.get("cause")
+                if self.ending is None and not self.failure:
+                    self.failure = cause if isinstance(cause, str) and cause else "unknown failure"
+            case "peer_lost":
+                self.lost_peers.add(None if event.get("rank") is None else get_integer(event, "rank"))
+            case "urged":
+                pass
+            case kind:
+                raise TraceError(f"unknown event kind {kind!r}")
+
+    def _handle_effect(self, effect: JsonObject) -> None:
+        match get_kind(effect):
+            case "deliver":
+                self._deliver(get_integer(effect, "number"))
+            case "read":
+                self._wanted_samples = self._asked_samples = get_integer(effect, "count")
+            case "collate":
+                self._collate(get_integer(effect, "round"), list(iterate_steps(effect)))
+            case "post_offer":
+                self._post_offer(get_offer(effect, "offer"))
+            case "post_counts":
+                self._post_counts(get_counts(effect))
+            case "post_report":
+                self._post_report(get_report(effect.get("report")))
+            case "finish":
+                self._finish(decode_ending(effect))
+            case kind:
+                raise TraceError(f"unknown effect kind {kind!r}")
+
+    # Samples -------------------------------------------------------------------------------------------------------
+
+    def _read(self, rows: Rows, is_ended: bool) -> None:
+        self._judge_costs(rows)
+        for row in rows:
+            position = row[1]
+            if position < self.read_samples:
+                self._violate(Property.ONCE, f"reads position {position} again")
+                continue
+            if position > self.read_samples:
+                self._violate(Property.CONSERVE, f"reads position {position} after {self.read_samples} samples: a gap")
+                self._skipped.append(range(self.read_samples, position))
+            self.read_samples = position + 1
+            self.seen_samples += 1
+            self._new_samples += 1
+            self.held[position] = row
+        self._wanted_samples -= len(rows)
+        self._expect(self._wanted_samples >= 0, Property.CONSERVE, "reads more samples than it asked for")
+        self.is_ended = is_ended
+        if is_ended:
+            self._wanted_samples = 0
+
+    def _judge_costs(self, rows: Rows) -> None:
+        limits = len(self.settings.limits)
+        if not set(map(len, rows)) <= {4 + limits}:
+            self._violate(Property.BUDGET, f"has a sample with more or fewer costs than there are limits, {limits}")
+
+    def _post_offer(self, offer: Offer) -> None:
+        self._exchanges.post_offer(self.rank, self.posted[Kind.OFFER], offer)
+        number = self._first_round + self.posted[Kind.OFFER]
+        self.posted[Kind.OFFER] += 1
+        is_of_round = offer.round_min == offer.round_max == number
+        self._expect(is_of_round, Property.EXCHANGE, f"offers for round {offer.round_min}, in round {number}")
+        offered, held = offer.samples_max, len(self.held)
+        is_met = self._rounds.is_quota_met(number)
+        if held and (is_met or (offered == 0 and self.settings.quota_samples is not None)):
+            # Offering none although some are held says: the quota is reached.
+            what = f"offers {offered} of {held} samples; the quota {'has been' if is_met else 'is not'} reached"
+            self._expect(is_met and offer.samples_min == offered == 0, Property.QUOTA, what)
+        else:
+            what = f"offers {offer.samples_min} to {offered} samples, but holds {held}"
+            self._expect(offer.samples_min == offered == held, Property.CONSERVE, what)
+        seen = Seen(
+            rank=self.rank,
+            rows=list(self.held.values()),
+            due_before=self._get_mark(number - self.settings.max_age_rounds),
+            is_ended=self.is_ended,
+            is_collated=self._collated_round == number - 1,
+            wanted_samples=self._wanted_samples,
+            has_failed=bool(self.failure),
+            stopped_after=self.stopped_after,
+        )
+        for property_, what in judge_offer(offer, seen, self.settings):
+            self._expect(not what, property_, what)
+        if not (is_met or self.failure or self.stopped_after is not None):
+            size = self.settings.compute_window_samples(number)
+            if what := compare_window(held, self._new_samples, self._asked_samples, size, is_ended=self.is_ended):
+                self._violate(Property.REPLAY, what)
+        self._new_samples = self._asked_samples = 0
+        self._offered_fingerprint = offer.fingerprint_min
+
+    def _post_report(self, report: TracedReport) -> None:
+        self._exchanges.post_report(self.rank, report)
+        self.posted[Kind.REPORT] += 1
+        self.reported_cause = report.cause
+        is_own = (report.rank, report.cause, report.round) == (self.rank, self.failure, self.round)
+        self._expect(is_own, Property.ABORT, "its report differs from what happened to it")
+        is_same = compute_fingerprint(report.config) == self._offered_fingerprint
+        self._expect(is_same, Property.ABORT, "reports a configuration of another fingerprint than it offered")
+
+    # Rounds --------------------------------------------------------------------------------------------------------
+
+    def _agree(self, event: JsonObject) -> None:
+        number = self.answered[Kind.OFFER]
+        self.answered[Kind.OFFER] += 1
+        agreement, is_right = self._exchanges.answer_offer(self.rank, number, event)
+        self._expect(is_right, Property.EXCHANGE, "is told another agreement than the combination of all offers")
+        self._agreement = agreement
+        self._marks[self._first_round + number] = self.read_samples
+        self._marks.pop(self._first_round + number - self.settings.max_age_rounds - 2, None)
+        self._judge_fingerprint(agreement)
+        if is_broken_off(agreement) or agreement.stop_rank != NONE:
+            return
+        if agreement.ready_min == 1:
+            self._released_steps = self.planned_steps
+
+    def _judge_fingerprint(self, agreement: Offer) -> None:
+        """Judges ABORT: ranks that continue have the configuration of the header."""
+        told, own = self._offered_fingerprint, self.settings.fingerprint
+        if not self._is_other and agreement.fingerprint_min == agreement.fingerprint_max:
+            self._is_other = told != own
+            what = f"continues with the fingerprint {told}, but its configuration's is {own}"
+            self._expect(told == own, Property.ABORT, what)
+
+    def _post_counts(self, rows: Rows) -> None:
+        number = self.posted[Kind.COUNTS]
+        self.posted[Kind.COUNTS] += 1
+        self._exchanges.post_counts(self.rank, number, rows)
+        self._posted_counts = rows
+        most = 0 if self._agreement is None else self._agreement.samples_max
+        what = f"{len(rows)} steps from at most {most} samples of a rank: not from 1 to that many"
+        self._expect(1 <= len(rows) <= most, Property.TERM, what)
+        due = 0 if self._agreement is None or self.settings.is_quota else self._agreement.due_max
+        if len(rows) < due:
+            self._violate(Property.AGE, f"{len(rows)} steps for {due} due groups")
+
+    def _count(self, rows: Rows) -> None:
+        is_right = self._exchanges.answer_counts(self.rank, self.answered[Kind.COUNTS], rows)
+        self._expect(is_right, Property.WEIGHT, "is told other counts than the sum over all ranks")
+        self._counted = rows
+        self.answered[Kind.COUNTS] += 1
+        for offset, row in enumerate(rows):
+            if not row[0]:
+                what = "no rank has a sample in this step"
+                self._violate(Property.TERM, what, self.planned_steps + offset, self.round - 1)
+
+    def _collate(self, number: int, steps: list[TracedStep]) -> None:
+        what = f"collates round {number}, not round {self.round - 1}, which was counted last"
+        self._expect(number == self.round - 1, Property.RELEASE, what)
+        number = self.round - 1
+        self._judge_numbers(number, steps)
+        due = number - self.settings.max_age_rounds
+        for offset, step in enumerate(steps):
+            self._judge_step(number, offset, step, self._get_mark(due - 1))
+        checked = self._findings.checked
+        for item in (Property.ONCE, Property.BUDGET, Property.WEIGHT, Property.AGE):
+            checked[item] += len(steps)
+        if self.held and due >= 0 and not self.settings.is_quota:
+            oldest = next(iter(self.held))
+            if oldest < self._get_mark(due):
+                what = f"position {oldest} is carried for more than {self.settings.max_age_rounds} rounds"
+                self._violate(Property.AGE, what, round_=number)
+
+    def _get_mark(self, number: int) -> int:
+        """Returns the samples read when round ``number`` was agreed on; 0 for a round of which that is not known."""
+        return self._marks.get(number, 0)
+
+    def _judge_numbers(self, number: int, steps: list[TracedStep]) -> None:
+        first = self.planned_steps
+        is_numbered = [step.number for step in steps] == list(range(first, first + len(steps)))
+        self._expect(is_numbered, Property.ALIGN, f"steps are not numbered from {first} on", first)
+        posted = len(self._posted_counts)
+        is_whole = len(steps) == posted or (self.settings.quota_samples is not None and len(steps) < posted)
+        self._expect(is_whole, Property.ALIGN, f"collates {len(steps)} steps, posted counts of {posted}", first)
+        others = self._rounds.note_round(self.rank, number, self._counted, len(steps), self._findings)
+        what = f"collates {len(steps)} steps, another rank {others}"
+        self._expect(len(steps) == others, Property.ALIGN, what, first)
+        # One mistake is enough: go on as if the steps were there, so that it is not found again in every later round.
+        self.planned_steps = first + max(len(steps), others, 0 if self.settings.is_quota else posted)
+
+    def _judge_step(self, number: int, offset: int, step: TracedStep, due_position: int) -> None:
+        group: Rows = []
+        for position in step.positions:
+            row = self.held.pop(position, None)
+            if row is not None:
+                group.append(row)
+            elif position < self.read_samples and not any(position in gap for gap in self._skipped):
+                self._violate(Property.ONCE, f"position {position} is emitted again", step.number, number)
+            else:
+                self._violate(Property.CONSERVE, f"position {position} was never read", step.number, number)
+        if step.positions and min(step.positions) < due_position and len(group) == len(step.positions):
+            what = f"position {min(step.positions)} was carried for more than {self.settings.max_age_rounds} rounds"
+            self._violate(Property.AGE, what, step.number, number)
+        for what in list_excesses(group, self.settings):
+            self._violate(Property.BUDGET, what, step.number, number)
+        if self.settings.is_quota:
+            self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
+        if len(group) == len(step.positions) and offset < len(self._posted_counts):
+            counts = [len(group), sum(row[2] for row in group), sum(row[3] for row in group)]
+            if counts != self._posted_counts[offset]:
+                what = f"holds {counts}, but posted {self._posted_counts[offset]} (samples, tokens, supervised)"
+                self._violate(Property.WEIGHT, what, step.number, number)
+        if offset < len(self._counted) and step.counts != self._counted[offset]:
+            what = f"carries the counts {step.counts}, but was told {self._counted[offset]}"
+            self._violate(Property.WEIGHT, what, step.number, number)
+
+    # Output --------------------------------------------------------------------------------------------------------
+
+    def _deliver(self, number: int) -> None:
+        self._expect(number == self.delivered_steps, Property.ALIGN, "is not the next step to deliver", number)
+        what = "is delivered before all ranks have said that they are ready for it"
+        self._expect(number < self._released_steps, Property.RELEASE, what, number)
+        if self.stopped_after is not None:
+            self._expect(number < self.stopped_after, Property.STOP, "is delivered after the consumer left", number)
+        self.delivered_steps = max(self.delivered_steps, number + 1)
+        self.most_queued_steps = max(self.most_queued_steps, self.delivered_steps - self.taken_steps)
+
+    def _take(self) -> None:
+        number = self.taken_steps
+        self._expect(number < self.delivered_steps, Property.RELEASE, "is taken before it is delivered", number)
+        if self.has_left:
+            self._violate(Property.STOP, "is taken by a consumer that has left", number)
+        elif self.ending is not None and number >= self.ending.step_limit:
+            self._violate(Property.STOP, f"is taken, but the limit is {self.ending.step_limit}", number)
+        self.taken_steps += 1
+
+    def _finish(self, ending: Ending) -> None:
+        if self.ending is not None:
+            self._violate(Property.FREE, "finishes twice")
+            return
+        self.ending = ending
+        self.is_complete = ending.kind == OutcomeKind.COMPLETE and not is_ended_by(self._agreement)
+        for property_, what in judge_ending(ending, self._agreement, self.lost_peers):
+            self._expect(not what, property_, what)

@@ -1,0 +1,134 @@
+"""Trace files into jobs, and a job's files into one order in which every answer follows what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from odb_ref.trace.check.decode import Settings, decode_settings
+from odb_ref.trace.format import Header, Record, TraceError
+from odb_ref.trace.reading import Lines, TraceReader
+
+
+class Posts(Protocol):
+    """Who has posted to what."""
+
+    def is_early(self, record: Record) -> bool:
+        """Returns True when the record answers an exchange to which not all ranks have posted."""
+
+    def list_missing(self, record: Record) -> set[int]:
+        """Returns the ranks that the record waits for."""
+
+    def lose(self, ranks: set[int]) -> None:
+        """Says that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
+
+
+class Stream:
+    """A trace file with its next record in sight.
+
+    With ``is_growing`` the file is still being written: ``next`` is None while its next line is not there, and `advance`
+    looks again. ``file`` is read in the place of the file at ``path``.
+
+    Raises: TraceError when the file is not a trace; a last line that is cut off, as by a killed process, only ends it.
+    """
+
+    def __init__(self, path: str | Path, file: Lines | None = None, *, is_growing: bool = False) -> None:
+        self.path = path
+        self._reader = TraceReader(path, file, is_growing=is_growing)
+        self.header: Header = self._reader.header
+        self.ranks: set[int] = set()
+        """The ranks seen so far."""
+        self.next: Record | None = None
+        try:
+            self.settings: Settings = decode_settings(self.header)
+        except TraceError as error:
+            raise self.locate(error) from error
+        self.advance()
+
+    @property
+    def is_growing(self) -> bool:
+        """True while more may be written to the file."""
+        return self._reader.is_growing
+
+    @property
+    def is_cut(self) -> bool:
+        """True when the file ends inside a line."""
+        return self._reader.is_cut
+
+    def advance(self) -> None:
+        """Moves on to the next record; ``next`` is None at the end."""
+        self.next = self._reader.read()
+        if self.next is not None:
+            self.ranks.add(self.next.rank)
+
+    def end(self) -> None:
+        """Waits for nothing more: what is not written by now does not come."""
+        self._reader.end()
+        if self.next is None:
+            self.advance()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._reader.close()
+
+    def locate(self, what: object) -> TraceError:
+        """Returns an error about the next record, with file and line."""
+        return self._reader.locate(what)
+
+
+def group_into_jobs(streams: Sequence[Stream]) -> list[list[Stream]]:
+    """Returns the files of each epoch of each job, in the order given.
+
+    Files of one job agree in driver, epoch and world size and begin with different ranks; a rank that comes again begins
+    another job.
+    """
+    jobs: list[list[Stream]] = []
+    for stream in streams:
+        job = next((job for job in jobs if is_of_job(stream, job)), None)
+        if job is None:
+            jobs.append([stream])
+        else:
+            job.append(stream)
+    return jobs
+
+
+def is_of_job(stream: Stream, job: Sequence[Stream]) -> bool:
+    """Returns True when ``stream`` may be one more file of ``job``."""
+    ours, theirs = stream.header, job[0].header
+    is_same = (ours.driver, ours.epoch, ours.world_size) == (theirs.driver, theirs.epoch, theirs.world_size)
+    return is_same and not any(other.ranks & stream.ranks for other in job)
+
+
+def merge(streams: Sequence[Stream], exchanges: Posts) -> Iterator[tuple[Stream, Record] | None]:
+    """Yields all records of a job, with their stream, an answer only when all ranks it waits for have posted.
+
+    In one file the order is as written. Between files it is any order that could have been; where there is none, a rank
+    whose file has ended is gone (`Posts.lose`), and otherwise the answer that came too early is let through. Streams
+    move on when the next record is asked for. While some grow, so may ``streams`` itself; yields None when there is nothing
+    to do until then.
+    """
+    while True:
+        has_moved = False
+        for stream in streams:
+            if stream.next is None and stream.is_growing:
+                stream.advance()
+            while stream.next is not None and not exchanges.is_early(stream.next):
+                has_moved = True
+                yield stream, stream.next
+                stream.advance()
+        if has_moved:
+            continue
+        if any(stream.is_growing for stream in streams):
+            yield None
+            continue
+        active = [(stream, stream.next) for stream in streams if stream.next is not None]
+        if not active:
+            return
+        alive = set[int]().union(*(stream.ranks for stream, _ in active))
+        waited_for = set[int]().union(*(exchanges.list_missing(record) for _, record in active))
+        if waited_for - alive:
+            exchanges.lose(waited_for - alive)
+            continue
+        yield active[0]
+        active[0][0].advance()

@@ -1,0 +1,348 @@
+"""The trace: one NDJSON format for the simulator, the torch adapter and the tests. Spec: R9.
+
+The first line of a file is a header, each further line a record: the event a rank handled and the effects that followed,
+in the order they happened. A job may write one file for all ranks or one for each; `odb-ref check` reads either. A file
+name that ends in ``.gz`` is compressed. Everything a record holds is an integer, a boolean or a string, so the same run
+gives the same bytes (REPLAY); wall-clock times are the one exception, and are only written when a driver passes them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import IO, Final, Self, assert_never
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
+from odb_ref.core.errors import UsageError
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    Report,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.offer import Offer
+from odb_ref.core.resume import Resumed, RoundStart
+from odb_ref.core.rules import TargetRule, get_rule
+from odb_ref.core.types import Mode, Sample, Step, StepCounts
+
+FORMAT: Final = "odb-trace"
+VERSION: Final = 1
+RESUMED: Final = "resumed"
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+JsonObject = Mapping[str, Json]
+
+
+class TraceError(UsageError):
+    """A trace file that cannot be read: says the file and the line."""
+
+
+def _encode_samples(samples: Sequence[Sample]) -> Json:
+    return [[sample.id, sample.position, sample.length, sample.supervised, *sample.costs] for sample in samples]
+
+
+def _encode_counts(counts: Sequence[StepCounts]) -> Json:
+    return [[count.samples, count.tokens, count.supervised] for count in counts]
+
+
+def _encode_step(step: Step) -> Json:
+    return {
+        "number": step.number,
+        "positions": [sample.position for sample in step.group],
+        "counts": [step.global_counts.samples, step.global_counts.tokens, step.global_counts.supervised],
+    }
+
+
+def encode_event(event: Event | Resumed) -> JsonObject:
+    """Returns the event as JSON. Spec: R9.2, R9.4."""
+    match event:
+        case Resumed():
+            return {"kind": RESUMED, "start": asdict(event.start), "samples": _encode_samples(event.samples)}
+        case SamplesRead():
+            return {"kind": "samples_read", "samples": _encode_samples(event.samples), "is_ended": event.is_ended}
+        case Collated():
+            return {"kind": "collated", "round": event.round}
+        case Agreed():
+            return {"kind": "agreed", "agreement": asdict(event.agreement)}
+        case Counted():
+            return {"kind": "counted", "counts": _encode_counts(event.counts)}
+        case Reported():
+            return {"kind": "reported", "reports": [asdict(report) for report in event.reports]}
+        case StepTaken():
+            return {"kind": "step_taken"}
+        case ConsumerStopped():
+            return {"kind": "consumer_stopped"}
+        case LocalFailed():
+            return {"kind": "local_failed", "cause": event.cause}
+        case Urged():
+            return {"kind": "urged"}
+        case PeerLost():
+            return {"kind": "peer_lost", "rank": event.rank, "cause": event.cause}
+        case _:
+            assert_never(event)
+
+
+def encode_effect(effect: Effect) -> JsonObject:
+    """Returns the effect as JSON.
+
+    A step's samples are named by position; the read that brought them tells the rest. Spec: R9.3.
+    """
+    match effect:
+        case Read():
+            return {"kind": "read", "count": effect.count}
+        case PostOffer():
+            return {"kind": "post_offer", "offer": asdict(effect.offer)}
+        case PostCounts():
+            return {"kind": "post_counts", "counts": _encode_counts(effect.counts)}
+        case PostReport():
+            return {"kind": "post_report", "report": asdict(effect.report)}
+        case Collate():
+            return {"kind": "collate", "round": effect.round, "steps": [_encode_step(step) for step in effect.steps]}
+        case Deliver():
+            return {"kind": "deliver", "number": effect.step.number}
+        case Finish():
+            return {"kind": "finish", "outcome": asdict(effect.outcome), "step_limit": effect.step_limit}
+        case _:
+            assert_never(effect)
+
+
+def _integers(value: Json) -> tuple[int, ...]:
+    if isinstance(value, Sequence) and all(type(item) is int for item in value):
+        return tuple(item for item in value if isinstance(item, int))
+    raise TraceError(f"expected a list of integers, got {value!r}")
+
+
+def _rows(value: Json) -> Iterator[tuple[int, ...]]:
+    if not isinstance(value, Sequence):
+        raise TraceError(f"expected a list, got {value!r}")
+    yield from map(_integers, value)
+
+
+def _object(value: Json) -> JsonObject:
+    if isinstance(value, Mapping):
+        return value
+    raise TraceError(f"expected an object, got {value!r}")
+
+
+def _integer(data: JsonObject, key: str) -> int:
+    (value,) = _integers([data.get(key)])
+    return value
+
+
+def _text(data: JsonObject, key: str) -> str:
+    value = data.get(key)
+    if isinstance(value, str):
+        return value
+    raise TraceError(f"expected text in {key!r}, got {value!r}")
+
+
+def decode_counts(value: Json) -> tuple[StepCounts, ...]:
+    """Returns the counts by step.
+
+    Raises: TraceError when the value is malformed.
+    """
+    return tuple(map(_decode_step_counts, _rows(value)))
+
+
+def _decode_step_counts(row: tuple[int, ...]) -> StepCounts:
+    if len(row) != 3:
+        raise TraceError(f"expected 3 integers, got {list(row)}")
+    return StepCounts(*row)
+
+
+def decode_sample(row: Sequence[int]) -> Sample:
+    """Returns a sample: four integers, and then its costs.
+
+    Raises: TraceError when there are fewer. Spec: R9.2.
+    """
+    if len(row) < 4:
+        raise TraceError(f"expected at least 4 integers, got {list(row)}")
+    id_, position, length, supervised, *costs = row
+    return Sample(id_, position, length, supervised, tuple(costs))
+
+
+def decode_offer(value: Json) -> Offer:
+    """Returns an offer or an agreement.
+
+    Raises: TraceError when the value is malformed.
+    """
+    data = _object(value)
+    return Offer(**{item.name: _integer(data, item.name) for item in fields(Offer)})
+
+
+def _decode_report(value: Json) -> Report:
+    data = _object(value)
+    return Report(_integer(data, "rank"), _text(data, "cause"), _integer(data, "round"), _text(data, "config"))
+
+
+def decode_event(data: JsonObject) -> Event:
+    """Returns the event that `encode_event` wrote.
+
+    Raises: TraceError when the data is not one.
+    """
+    match data.get("kind"):
+        case "samples_read":
+            samples = tuple(map(decode_sample, _rows(data.get("samples"))))
+            return SamplesRead(samples, data.get("is_ended") is True)
+        case "collated":
+            return Collated(_integer(data, "round"))
+        case "agreed":
+            return Agreed(decode_offer(data.get("agreement")))
+        case "counted":
+            return Counted(decode_counts(data.get("counts")))
+        case "reported":
+            reports = data.get("reports")
+            return Reported(tuple(map(_decode_report, reports if isinstance(reports, list) else ())))
+        case "step_taken":
+            return StepTaken()
+        case "consumer_stopped":
+            return ConsumerStopped()
+        case "local_failed":
+            return LocalFailed(_text(data, "cause"))
+        case "urged":
+            return Urged()
+        case "peer_lost":
+            return PeerLost(None if data.get("rank") is None else _integer(data, "rank"), _text(data, "cause"))
+        case kind:
+            raise TraceError(f"unknown event kind {kind!r}")
+
+
+def decode_resumed(data: JsonObject) -> Resumed:
+    """Returns what `encode_event` wrote of a resumed epoch.
+
+    Raises: TraceError when the data is not that. Spec: R9.4.
+    """
+    start = _object(data.get("start"))
+    is_ended = start.get("is_ended")
+    if not isinstance(is_ended, bool):
+        raise TraceError(f"expected true or false in 'is_ended', got {is_ended!r}")
+    return Resumed(
+        RoundStart(
+            round=_integer(start, "round"),
+            read_samples=_integer(start, "read_samples"),
+            is_ended=is_ended,
+            carried=_integers(start.get("carried")),
+            marks=_integers(start.get("marks")),
+            planned_steps=_integer(start, "planned_steps"),
+            global_samples=_integer(start, "global_samples"),
+        ),
+        tuple(map(decode_sample, _rows(data.get("samples")))),
+    )
+
+
+def decode_config(
+    data: JsonObject, *, rank: int, depth_steps: int, rules: Mapping[str, TargetRule] = MappingProxyType({})
+) -> Config:
+    """Returns the shared configuration of a header, as that of ``rank``; the depth is each rank's own, and no part of it.
+
+    ``rules`` holds, by name, target rules that do not ship.
+
+    Raises: TraceError when a field is malformed, UsageError when a value makes no sense.
+    """
+    mode, rule = _text(data, "mode"), _text(data, "rule")
+    if mode not in tuple(Mode):
+        raise TraceError(f"the config has the mode {mode!r}")
+    return Config(
+        rank=rank,
+        world_size=_integer(data, "world_size"),
+        budget_tokens=_integer(data, "budget_tokens"),
+        limits=_integers(data.get("limits", ())),
+        window_samples=_integer(data, "window_samples"),
+        depth_steps=depth_steps,
+        mode=Mode(mode),
+        quota_samples=None if data.get("quota_samples") is None else _integer(data, "quota_samples"),
+        max_age_rounds=_integer(data, "max_age_rounds"),
+        ramp_rounds=_integer(data, "ramp_rounds"),
+        rule=rules[rule] if rule in rules else get_rule(rule),
+        tag=_text(data, "tag"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a trace. ``event`` is None for the start of an epoch. ``time_s`` is the driver's clock, in seconds."""
+
+    rank: int
+    event: JsonObject | None
+    effects: tuple[JsonObject, ...]
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a trace says of its run: the shared configuration, the epoch, and which driver wrote it."""
+
+    world_size: int
+    config: JsonObject
+    driver: str
+    epoch: int = 0
+
+
+class TraceWriter:
+    """Writes a trace file; a context manager. ``record`` is what a `Machine` calls as its observer."""
+
+    def __init__(self, path: str | Path, config: Config, *, driver: str, epoch: int = 0) -> None:
+        self._file: IO[str] = _open_to_write(Path(path))
+        self._is_packed = Path(path).suffix == ".gz"
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "driver": driver,
+            "epoch": epoch,
+            "world_size": config.world_size,
+            "config": json.loads(config.shared_json),
+        }
+        self._write(header)
+        # A process that is killed early must leave a trace that says whose it is, not an empty file.
+        self._file.flush()
+
+    def record(
+        self, rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float | None = None
+    ) -> None:
+        """Writes one record."""
+        line: dict[str, Json] = {"rank": rank}
+        if time_s is not None:
+            line["time_s"] = round(time_s, 6)
+        line["event"] = None if event is None else encode_event(event)
+        line["effects"] = [encode_effect(effect) for effect in effects]
+        self._write(line)
+        if isinstance(event, Agreed) and not self._is_packed:
+            self._file.flush()  # once a round, so that a job can be followed and a killed one leaves what it did
+
+    def _write(self, line: JsonObject) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def flush(self) -> None:
+        """Makes what is recorded visible to readers."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _open_to_write(path: Path) -> IO[str]:
+    if path.suffix != ".gz":
+        return path.open("w", encoding="utf-8")
+    # Neither a name nor a time in the gzip header: the same run gives the same bytes.
+    return io.TextIOWrapper(gzip.GzipFile(filename="", fileobj=path.open("wb"), mode="wb", mtime=0), encoding="utf-8")

@@ -1,0 +1,202 @@
+"""Reads a trace file line by line, within bounds: whatever the file holds, it costs one line of memory, or one error.
+
+A trace may come from anywhere: a job that was killed while writing, a disk that is full, a person who wants the checker to
+fail. So every line has a longest size, every integer a greatest number of digits, and whatever is not a trace is refused
+with the file and the line. Spec: R9, R9.5.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+from odb_ref.trace.format import FORMAT, VERSION, Header, Json, JsonObject, Record, TraceError
+
+WORLD_SIZE: Final = 2**20
+"""The largest world that is read."""
+
+INTEGER_DIGITS: Final = 19
+"""The most digits of an integer: every one of the protocol fits into 64 bits."""
+
+
+def compute_line_bytes(world_size: int) -> int:
+    """Returns the longest line that is read: a window of samples, or a report of each rank. Spec: R9.5."""
+    return 2**24 + 2**12 * world_size
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits.lstrip("-")) > INTEGER_DIGITS:
+        raise ValueError(f"an integer has more than {INTEGER_DIGITS} digits")
+    return int(digits)
+
+
+_DECODE: Final = json.JSONDecoder(parse_constant=_refuse).decode
+_DECODE_LONG: Final = json.JSONDecoder(parse_constant=_refuse, parse_int=_parse_integer).decode
+# A line in which no 20 digits follow each other holds no long integer; most lines, so only others are parsed slowly.
+_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG: Final = b"0" * (INTEGER_DIGITS + 1)
+
+
+def _parse(line: bytes) -> Json:
+    value: Json = (_DECODE_LONG if _LONG in line.translate(_DIGITS) else _DECODE)(line.decode("utf-8"))
+    return value
+
+
+class Lines(Protocol):
+    """A file of bytes, as far as it is read here."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Returns the next line, or its first ``size`` bytes."""
+
+    def close(self) -> None:
+        """Closes the file."""
+
+
+def _open(path: Path) -> Lines:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+class TraceReader:
+    """A trace file: its header, then its records one by one.
+
+    With ``is_growing`` the end of the file is not the end of the trace: `read` can be called again for what is written
+    later, until `end` is called. ``file`` is read in the place of the file at ``path``.
+
+    Raises: TraceError, with file and line, when the file is not a trace. Spec: R9, R9.5.
+    """
+
+    def __init__(self, path: str | Path, file: Lines | None = None, *, is_growing: bool = False) -> None:
+        self.path = path
+        self.line = 0
+        """The number of the line read last."""
+        self.is_growing = is_growing
+        self.is_cut = False
+        """True when the file ends inside a line, as that of a killed process may."""
+        self._rest = b""
+        self._most = compute_line_bytes(1)
+        try:
+            self._file = _open(Path(path)) if file is None else file
+        except OSError as error:
+            raise TraceError(f"{path}: {error}") from error
+        self.header: Header = self._read_header()
+        self._most = compute_line_bytes(self.header.world_size)
+
+    def locate(self, what: object) -> TraceError:
+        """Returns an error about the line read last."""
+        return TraceError(f"{self.path}:{self.line}: {what!s:.400}")
+
+    def read(self) -> Record | None:
+        """Returns the next record, or None at the end of the file.
+
+        Raises: TraceError when the line is not a record.
+        """
+        data = self._read_object()
+        if data is None:
+            return None
+        match data:
+            case {"rank": int(rank), "event": (dict() | None) as event, "effects": list(effects)} if type(rank) is int:
+                if not 0 <= rank < self.header.world_size:
+                    raise self.locate(f"rank {rank} in a world of {self.header.world_size}")
+                time_s = data.get("time_s")
+                if not isinstance(time_s, int | float) or not math.isfinite(time_s):
+                    time_s = None
+                return Record(rank, event, tuple(effects), time_s)
+            case _:
+                raise self.locate("a record needs rank, event and effects")
+
+    def end(self) -> None:
+        """Makes the end of the file the end of the trace."""
+        self.is_growing = False
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _read_header(self) -> Header:
+        head = self._read_object()
+        if head is None:
+            if self.is_cut:
+                raise TraceError(f"{self.path}:1: the header is cut off")
+            raise TraceError(f"{self.path}: empty file, expected an {FORMAT} header")
+        if head.get("format") != FORMAT:
+            raise self.locate(f"no {FORMAT} header")
+        if type(head.get("version")) is not int or head.get("version") != VERSION:
+            raise self.locate(f"version {head.get('version')!r:.80}, this program reads {VERSION}")
+        match head:
+            case {"world_size": int(world), "config": dict(config), "driver": str(driver), "epoch": int(epoch)}:
+                if not 1 <= world <= WORLD_SIZE or type(world) is not int or epoch < 0 or type(epoch) is not int:
+                    raise self.locate(
+                        f"epoch {epoch} of a world of {world} ranks; this program reads 1 to {WORLD_SIZE}"
+                    )
+                return Header(world, config, driver, epoch)
+            case _:
+                raise self.locate("the header lacks world_size, config, driver or epoch")
+
+    def _read_object(self) -> JsonObject | None:
+        line = self._read_line()
+        if line is None:
+            return None
+        try:
+            data = _parse(line)
+        except ValueError as error:
+            is_text = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+            if is_text and self.line > 1 and not line.endswith(b"\n") and not isinstance(self._file, gzip.GzipFile):
+                self.is_cut = True
+                return None
+            if isinstance(error, json.JSONDecodeError):
+                raise self.locate(f"not JSON, or cut off: {error.msg}: column {error.colno}") from error
+            raise self.locate(error) from error
+        except RecursionError as error:
+            raise self.locate("lists and objects are nested too deeply") from error
+        if not isinstance(data, dict):
+            raise self.locate("not a JSON object")
+        return data
+
+    def _read_line(self) -> bytes | None:
+        """Returns the next line; None at the end of what there is so far."""
+        try:
+            line = self._rest + self._file.readline(self._most + 1 - len(self._rest))
+        except EOFError:  # the compressed stream ends early
+            self.is_cut = True
+            return None
+        except (OSError, zlib.error) as error:
+            self.line += 1
+            raise self.locate(error) from error
+        if not line:
+            return None
+        if self.is_growing and not line.endswith(b"\n") and len(line) <= self._most:
+            self._rest = line
+            return None
+        self._rest = b""
+        self.line += 1
+        if len(line) > self._most:
+            raise self.locate(f"a line of more than {self._most} bytes")
+        return line
+
+
+def read_trace(path: str | Path) -> tuple[Header, Iterator[Record]]:
+    """Returns the header, and the records one by one.
+
+    Raises: TraceError, naming file and line, when the file is not a trace, at once or while iterating.
+    """
+    reader = TraceReader(path)
+    return reader.header, _iterate(reader)
+
+
+def _iterate(reader: TraceReader) -> Iterator[Record]:
+    try:
+        while (record := reader.read()) is not None:
+            yield record
+        if reader.is_cut:
+            raise reader.locate("cut off")
+    finally:
+        reader.close()

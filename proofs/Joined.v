@@ -1,0 +1,137 @@
+(** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
+Require Import List Arith Lia Bool Permutation QArith.
+From ODB Require Import Types Grouping Alignment Machine Local Rules System Facts Protocol Rounds Instance Loss Weight.
+Import ListNotations.
+Open Scope nat_scope.
+
+(** ** Losses *)
+
+(** The losses of a sample's supervised tokens; any. *)
+Definition losses_of (loss : sample -> list Q) (g : group) : micro :=
+  match g with [] => Idle 0%Q | _ => Batch (flat_map loss g) end.
+
+(** What the ranks train on in [m] steps from step [j]. *)
+Definition window_of (N : nat) (loss : sample -> list Q) (s : sys) (j m : nat) : list (list micro) :=
+  map (fun r => map (fun i => losses_of loss (nth i (groups_of (rank_of s r)) [])) (seq j m)) (seq 0 N).
+
+(** The supervised tokens of all ranks in these steps, as the steps of one rank say. *)
+Definition counted (u : state) (j m : nat) : nat := sum_nat (map (fun x => n_supervised (s_counts x)) (firstn m (skipn j (steps_of u)))).
+
+(** The scale of a rank's loss, of which it knows its own batch, [N], and the counts of its steps. *)
+Definition scale_of_mean (N total : nat) (m : micro) : Q :=
+  match m with Batch ts => (q_of (length ts) * q_of N / q_of total)%Q | Idle _ => 0%Q end.
+Definition scale_of_sum (N total : nat) (m : micro) : Q :=
+  match m with Batch _ => (q_of N / q_of total)%Q | Idle _ => 0%Q end.
+
+Lemma sum_supervised : forall l a, n_supervised (fold_left add_counts l a) = n_supervised a + sum_nat (map n_supervised l).
+Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. lia. Qed.
+
+Lemma losses_supervised : forall loss g, (forall x, length (loss x) = sup x) -> supervised (losses_of loss g) = n_supervised (count_group g).
+Proof.
+  intros loss g L. assert (F : length (flat_map loss g) = sum_nat (map sup g)).
+  { induction g as [|x g IH]; simpl; [reflexivity|]. rewrite app_length, L, IH. reflexivity. }
+  unfold losses_of, supervised, count_group. simpl. destruct g; [reflexivity|exact F].
+Qed.
+
+Lemma sum_nat_swap : forall (f : nat -> nat -> nat) rs js,
+  sum_nat (map (fun r => sum_nat (map (fun j => f r j) js)) rs) = sum_nat (map (fun j => sum_nat (map (fun r => f r j) rs)) js).
+Proof.
+  intros f rs. induction js as [|j js IH]; simpl.
+  - induction rs; simpl; auto.
+  - rewrite <- IH. clear IH. induction rs as [|r rs IH]; simpl; [reflexivity|]. rewrite IH. lia.
+Qed.
+
+Lemma nth_steps : forall u j x, nth_error (steps_of u) j = Some x -> nth j (groups_of u) [] = s_group x.
+Proof.
+  intros u j x E. unfold groups_of. assert (L : j < length (steps_of u)) by (apply nth_error_Some; congruence).
+  rewrite app_nth1 by (rewrite map_length; exact L). apply nth_error_nth. apply map_nth_error, E.
+Qed.
+
+Lemma firstn_skipn_map : forall (A B : Type) (f : A -> B) (g : nat -> B) l m j, j + m <= length l -> (forall i x, nth_error l i = Some x -> f x = g i) ->
+  map f (firstn m (skipn j l)) = map g (seq j m).
+Proof.
+  intros A B f g l m. induction m as [|m IH]; intros j L H; [reflexivity|]. simpl seq. simpl map.
+  destruct (nth_error l j) as [x|] eqn:E; [|apply nth_error_None in E; lia].
+  assert (Sk : skipn j l = x :: skipn (S j) l).
+  { clear - E. revert j E. induction l as [|y l IH]; intros j E; [destruct j; discriminate|]. destruct j; [injection E as ->; reflexivity|]. simpl in *. rewrite (IH j E). reflexivity. }
+  rewrite Sk. change (f x :: map f (firstn m (skipn (S j) l)) = g j :: map g (seq (S j) m)). rewrite (H j x E). f_equal. apply IH; [lia|exact H].
+Qed.
+
+Section Joined.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Notation reachable := (System.reachable N cfg depth input).
+
+Lemma counted_is_all_supervised : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < N ->
+  j + m <= length (steps_of (rank_of s r)) -> all_supervised (window_of N loss s j m) = counted (rank_of s r) j m.
+Proof.
+  intros loss s r j m L R H Lj. unfold counted.
+  set (own := fun i => sum_nat (map (fun q => n_supervised (count_group (nth i (groups_of (rank_of s q)) []))) (seq 0 N))).
+  rewrite (firstn_skipn_map _ _ (fun x => n_supervised (s_counts x)) own (steps_of (rank_of s r)) m j Lj).
+  2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks N cfg depth input ok s r i x R H E).
+      unfold sum_counts. rewrite sum_supervised. simpl. rewrite map_map. reflexivity. }
+  unfold own. rewrite <- sum_nat_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
+  apply losses_supervised, L.
+Qed.
+
+(** WEIGHT, for the steps that the system makes: whatever the losses of the samples' supervised tokens are, over any [m] steps from
+    step [j] on, with the counts that the steps of any one rank say. *)
+Theorem the_steps_of_the_system_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < N ->
+  j + m <= length (steps_of (rank_of s r)) -> 0 < counted (rank_of s r) j m ->
+  let world := window_of N loss s j m in
+  let total := counted (rank_of s r) j m in
+  Qeq (averaged world (fun b => scale_of_mean N total b * mean_loss b)%Q) (global_mean world) /\
+  Qeq (averaged world (fun b => scale_of_sum N total b * sum_loss b)%Q) (global_mean world).
+Proof.
+  intros loss s r j m L R H Lj T world total. pose proof (counted_is_all_supervised loss s r j m L R H Lj) as A. fold world in A. fold total in A, T.
+  assert (W : length world = N) by (unfold world, window_of; rewrite map_length, seq_length; reflexivity).
+  assert (P1 : (0 < length world)%nat) by lia. assert (P2 : (0 < all_supervised world)%nat) by lia.
+  pose proof (the_average_of_the_scaled_losses_is_the_global_mean world P1 P2) as X1. pose proof (the_average_of_the_scaled_sums_is_the_global_mean world P1 P2) as X2.
+  unfold mean_scale in X1. unfold sum_scale in X2. rewrite A, W in X1, X2. split; [exact X1|exact X2].
+Qed.
+
+End Joined.
+
+(** ** The shipped configuration *)
+
+Section Shipped.
+Variables N budget size ramp max_age print : nat.
+Variable limits : list nat.
+Variable is_quota : bool.
+Variable quota : option nat.
+Variable rule : offer -> nat.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis some : 1 <= N.
+Hypothesis old : 1 <= max_age.
+Hypothesis bounded : within_bounds rule.
+Notation all := (fun _ : nat => shipped budget limits size ramp max_age is_quota quota rule print).
+
+(** Every assumption about the ranks holds. *)
+Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok N all.
+Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
+
+(** BUDGET, in every step of every rank, with losses and without. *)
+Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable N all depth input u -> r < N ->
+  Forall (fun x => fits budget limits (s_group x)) (steps_of (rank_of u r)).
+Proof.
+  intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
+  destruct (a_run_with_losses_follows_a_run_without N all depth input ok u Ru) as [v [R F]]. destruct (follows_frame N u v r F H) as [-> _].
+  pose proof (every_batch_keeps_the_budget N all depth input ok budget limits) as B. specialize (B (fun _ w _ => every_group_fits_the_budget budget limits w)).
+  specialize (B (fun _ gs t d _ G => an_alignment_keeps_the_budget budget limits gs t d G) v r R H).
+  unfold groups_of in B. apply Forall_app in B as [B _]. rewrite Forall_map in B. exact B.
+Qed.
+
+(** TERM, in join mode: rounds and exchanges by the largest shard. *)
+Theorem the_shipped_configuration_makes_no_more_rounds_than_the_largest_shard_has_samples : forall largest, is_quota = false -> quota = None ->
+  (forall r, r < N -> length (input r) <= largest) -> forall s r, System.reachable N all depth input s -> r < N ->
+  round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
+Proof.
+  intros largest Q1 Q2 L s r R H. apply (join_mode_has_no_more_rounds_than_the_largest_shard_has_samples N all depth input ranks_with_the_shipped_configuration_meet_every_assumption); auto.
+  intros _ gs t d _. apply an_alignment_carries_only_surplus_groups.
+Qed.
+
+End Shipped.

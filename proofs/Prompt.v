@@ -1,0 +1,276 @@
+(** A failure ends every rank in its own round or the next, and so does a stop: ABORT and STOP as one theorem each.
+
+    What follows one rank from the moment it failed, or its consumer stopped: it says so with its next offer, and the agreement
+    that holds such an offer is the last. Only an offer that it had posted before may still end the epoch in another way, or
+    make one more round. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
+Import ListNotations.
+
+(** ** What a rank says *)
+
+(** What has happened to the rank: its consumer has stopped, or it has failed. *)
+Inductive trouble := AStop | AFailure.
+
+Definition hit (k : trouble) (s : state) : Prop := match k with AStop => stopped s = true | AFailure => failure s <> None end.
+Definition says (k : trouble) (o : offer) : bool := match k with AStop => is_some (o_stop_rank o) | AFailure => is_some (o_failed o) end.
+
+(** How the epoch then ends. *)
+Definition ends_by (k : trouble) (o : outcome_kind) : Prop :=
+  match o with Failed _ _ | Mismatch _ => True | Stopped _ _ => k = AStop | Complete | Lost _ _ => False end.
+
+(** The rank had posted its offer of the round before. *)
+Definition had_offered (k : trouble) (s : state) : Prop := at_phase s = OFFER /\ exists o, posted s = Some (MOffer o) /\ says k o = false.
+
+(** ** One rank *)
+
+Definition sign (s : state) := (round s, ended_as s, failure s, stopped s).
+
+Lemma sign_post : forall c r s, sign (post c r s) = sign s.
+Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
+Lemma sign_deliver : forall d s, sign (deliver d s) = sign s.
+Proof. intros. destruct (deliver_eq d s) as [a [b [_ [-> _]]]]. reflexivity. Qed.
+Lemma sign_finish : forall s, sign (finish_when_drained s) = sign s.
+Proof. intros. destruct (finish_eq s) as [p [-> _]]. reflexivity. Qed.
+Lemma sign_drain : forall d o l s, sign (drain d o l s) = (round s, Some o, failure s, stopped s).
+Proof. intros. unfold drain. rewrite sign_finish, sign_deliver. reflexivity. Qed.
+
+Lemma drain_ending : forall d o l s, is_ending (drain d o l s) = true.
+Proof. intros. unfold is_ending. destruct (drain_phase d o l s) as [-> | ->]; reflexivity. Qed.
+
+Lemma post_ends : forall c r s, is_ending s = true -> is_ending (post c r s) = true.
+Proof. intros c r s E. rewrite post_ending by (unfold is_ending in E; destruct (at_phase s); auto; discriminate). exact E. Qed.
+
+(** What is not an answer leaves a rank's round and outcome as they are. *)
+Lemma own_sign : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
+  round t = round s /\ ended_as t = ended_as s /\ (failure s <> None -> failure t = failure s) /\ (stopped s = true -> stopped t = true) /\
+  (is_ending s = true -> is_ending t = true).
+Proof.
+  intros c r d s e t NG E.
+  assert (P : forall u, (round u, ended_as u) = (round s, ended_as s) -> (failure s <> None -> failure u = failure s) -> (stopped s = true -> stopped u = true) ->
+    at_phase u = at_phase s -> let v := post c r u in
+    round v = round s /\ ended_as v = ended_as s /\ (failure s <> None -> failure v = failure s) /\ (stopped s = true -> stopped v = true) /\ (is_ending s = true -> is_ending v = true)).
+  { intros u E1 E2 E3 E4 v. pose proof (sign_post c r u) as X. fold v in X. unfold sign in X. injection X as -> -> -> ->. injection E1 as -> ->. repeat split; auto.
+    intros En. unfold v. apply post_ends. unfold is_ending in *. rewrite E4. exact En. }
+  assert (F : forall u, (round u, ended_as u) = (round s, ended_as s) -> (failure s <> None -> failure u = failure s) -> (stopped s = true -> stopped u = true) ->
+    at_phase u = DRAIN -> let v := finish_when_drained u in
+    round v = round s /\ ended_as v = ended_as s /\ (failure s <> None -> failure v = failure s) /\ (stopped s = true -> stopped v = true) /\ (is_ending s = true -> is_ending v = true)).
+  { intros u E1 E2 E3 E4 v. pose proof (sign_finish u) as X. fold v in X. unfold sign in X. injection X as -> -> -> ->. injection E1 as -> ->. repeat split; auto.
+    intros _. unfold v, is_ending. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; rewrite ?E4; reflexivity. }
+  destruct e as [xs en| |x| | |cause|]; simpl in E.
+  - destruct (_ || _); [discriminate|]. injection E as <-. apply P; auto.
+  - destruct (collated s); [discriminate|]. injection E as <-. apply P; auto.
+  - exfalso. eapply NG. reflexivity.
+  - destruct (queue s) as [|x q]; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (u := set_taken _ _).
+    pose proof (sign_deliver d u) as X. unfold sign in X. injection X as X1 X2 X3 X4. destruct (deliver_same d u) as [Dp _]. change (at_phase u) with (at_phase s) in Dp.
+    assert (Y : (round (deliver d u), ended_as (deliver d u)) = (round s, ended_as s)) by (rewrite X1, X2; reflexivity).
+    destruct (at_phase (deliver d u)) eqn:Ph; try (apply P; [exact Y|rewrite X3; auto|rewrite X4; auto|congruence]). apply F; [exact Y|rewrite X3; auto|rewrite X4; auto|exact Ph].
+  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase s) in E.
+    destruct (at_phase s) eqn:Ph; try (injection E as <-; auto 6); (destruct (stopped s) eqn:St; injection E as <-; [auto 6|]);
+      try (apply P; simpl; auto; congruence). apply F; simpl; auto.
+  - destruct (_ || _) eqn:C; injection E as <-; [auto 6|]. apply orb_false_iff in C as [C1 C2]. apply P; simpl; auto. intros X. destruct (failure s); [discriminate|easy].
+  - destruct (is_ending s) eqn:En; injection E as <-; [auto 6|]. apply P; auto.
+Qed.
+
+(** Where a rank can be that was hit in round [n]; [early] says that it had offered before. *)
+Definition prompt (k : trouble) (n : nat) (early : Prop) (u : state) : Prop :=
+  hit k u /\
+  ((round u = n /\ early /\ had_offered k u) \/
+   (at_phase u = COUNT /\ round u = n) \/
+   ((round u = n \/ round u = S n) /\ at_phase u = OFFER /\ exists o, posted u = Some (MOffer o) /\ says k o = true) \/
+   ((round u = n \/ round u = S n) /\ at_phase u = REPORT) \/
+   ((round u = n \/ round u = S n) /\ is_ending u = true /\ exists o, ended_as u = Some o /\ (ends_by k o \/ (early /\ round u = n)))).
+
+Lemma hit_must_end : forall k s, hit k s -> must_end s = true.
+Proof. intros [|] s H; unfold must_end; simpl in H; [rewrite H; apply orb_true_r|]. destruct (failure s); [reflexivity|easy]. Qed.
+
+Lemma hit_says : forall k c r s gs, hit k s -> says k (compute_offer c r s gs) = true.
+Proof. intros [|] c r s gs H; simpl in *; [rewrite H; reflexivity|]. destruct (failure s); [reflexivity|easy]. Qed.
+
+Lemma failure_of_kind : forall rs o, failure_of rs = Some o -> match o with Failed _ _ | Mismatch _ => True | _ => False end.
+Proof.
+  assert (A : forall rs o, first_failed rs = Some o -> exists q c, o = Failed q c).
+  { induction rs as [|x rs IH]; simpl; intros o E; [discriminate|]. destruct (r_cause x); [injection E as <-; eauto|auto]. }
+  intros rs o E. unfold failure_of in E. destruct (first_failed rs) eqn:F; [injection E as <-; destruct (A _ _ F) as [q [c ->]]; exact Logic.I|].
+  destruct rs as [|x rs]; [discriminate|]. apply first_different_mismatch in E as [q ->]. exact Logic.I.
+Qed.
+
+(** What an agreement does to a rank. *)
+Lemma agree_sign : forall c r d a s t, agree c r d a s = Some t ->
+  failure t = failure s /\ stopped t = stopped s /\ round t = round s /\
+  (at_phase t = REPORT \/ (is_bad a = false /\
+    (is_ending t = true /\ (exists q n, o_stop_rank a = Some q /\ ended_as t = Some (Stopped q n)) \/
+     (o_stop_rank a = None /\ (at_phase t = COUNT \/ is_ending t = true /\ ended_as t = Some Complete))))).
+Proof.
+  intros c r d a s t E. unfold agree in E. destruct (is_bad a) eqn:B; [injection E as <-; simpl; auto|]. destruct (negb _); [discriminate|].
+  destruct (o_stop_rank a) as [q|] eqn:Sr.
+  - injection E as <-. set (n := match o_stop_step a with Some n => n | None => 0 end). pose proof (sign_drain d (Stopped q n) n (set_groups [] s)) as X. unfold sign in X. injection X as -> -> -> ->.
+    repeat split; auto. right. split; [reflexivity|]. left. split; [apply drain_ending|eauto].
+  - destruct (negb _); [discriminate|]. destruct (target c a) as [|m].
+    + injection E as <-. match goal with |- context[drain d Complete ?l ?u] => pose proof (sign_drain d Complete l u) as X; pose proof (drain_ending d Complete l u) as Y end.
+      unfold sign in X. injection X as -> -> -> ->. repeat split; auto. right. split; [reflexivity|]. right. split; [reflexivity|]. right. split; [exact Y|reflexivity].
+    + destruct (c_align c (groups s) (S m) (due_before c s)) as [al ca]. injection E as <-.
+      match goal with |- context[deliver d ?u] => pose proof (sign_deliver d u) as X; destruct (deliver_same d u) as [Y _] end.
+      unfold sign in X. injection X as X1 X2 X3 X4. rewrite X1, X3, X4, Y. repeat split; auto. right. split; [reflexivity|]. right. split; [reflexivity|]. left. reflexivity.
+Qed.
+
+Section Prompt.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N cfg.
+Notation step := (System.step N cfg depth input).
+Notation reachable := (System.reachable N cfg depth input).
+Notation leads := (System.leads N cfg depth input).
+
+Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+  prompt k n early (rank_of s r) -> prompt k n early t.
+Proof.
+  intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  - destruct (got_current N cfg depth input ok s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry N cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
+    simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+    + destruct (agree_sign _ _ _ _ _ _ E) as [E1 [E2 [E3 C]]].
+      assert (Hk' : hit k t) by (destruct k; simpl in *; congruence). split; [exact Hk'|]. rewrite E3.
+      assert (Rn : round (rank_of s r) = n \/ round (rank_of s r) = S n) by (destruct Pr as [[-> _]|[[X _]|[[X _]|[[_ X]|[_ [X _]]]]]]; auto; try congruence; unfold is_ending in X; rewrite Ph in X; discriminate).
+      destruct C as [C|[B C]]; [auto 6|].
+      assert (Early : round (rank_of s r) = n /\ early \/ exists o, posted (rank_of s r) = Some (MOffer o) /\ says k o = true).
+      { destruct Pr as [[X [Y _]]|[[X _]|[[_ [_ X]]|[[_ X]|[_ [X _]]]]]]; auto; try congruence. unfold is_ending in X. rewrite Ph in X. discriminate. }
+      destruct Early as [[Rs Ea]|[o [Po So]]].
+      * rewrite Rs. destruct C as [[C1 [q [m [_ C2]]]]|[_ [C|[C1 C2]]]]; [|auto 6|]; right; right; right; right; (split; [auto|]; split; [assumption|]; eexists; split; [eassumption|auto]).
+      * destruct (reduce_agreed _ _ Rd) as [os [-> A]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
+        destruct k; simpl in So.
+        -- assert (Ne : o_stop_rank a <> None) by (apply (ag_stop _ _ A o Io); destruct (o_stop_rank o); [discriminate|discriminate So]).
+           destruct C as [[C1 [q [m [_ C2]]]]|[C _]]; [|contradiction]. right. right. right. right. split; [exact Rn|]. split; [exact C1|]. eexists. split; [exact C2|]. left. reflexivity.
+        -- assert (Ne : o_failed a <> None) by (apply (ag_failed _ _ A o Io); destruct (o_failed o); [discriminate|discriminate So]).
+           exfalso. unfold is_bad in B. destruct (o_failed a); [discriminate|easy].
+    + unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. set (u := set_phase FILL _).
+      assert (Hu : hit k u) by (destruct k; exact Hk). assert (Ru : round u = S (round (rank_of s r))) by reflexivity.
+      assert (Rs : round (rank_of s r) = n) by (destruct Pr as [[X _]|[[_ X]|[[_ [X _]]|[[_ X]|[_ [X _]]]]]]; auto; try congruence; unfold is_ending in X; rewrite Ph in X; discriminate).
+      destruct (post_eq (cfg r) r u) as [[_ X]|[_ [_ Eq]]]; [destruct (X eq_refl) as [X1 _]; rewrite (hit_must_end k u Hu) in X1; discriminate|].
+      rewrite Eq. split; [destruct k; exact Hu|]. right. right. left. split; [right; simpl; congruence|]. split; [reflexivity|]. eexists. split; [reflexivity|]. apply hit_says, Hu.
+    + destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. apply failure_of_kind in Fo.
+      match goal with |- prompt _ _ _ (drain ?d ?o ?l ?u) => pose proof (sign_drain d o l u) as X; pose proof (drain_ending d o l u) as Y end. unfold sign in X. injection X as X1 X2 X3 X4.
+      split; [destruct k; simpl in *; congruence|]. right. right. right. right. rewrite X1. split.
+      * destruct Pr as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[X _]|[_ [X _]]]]]]; auto; try congruence; unfold is_ending in X; rewrite Ph in X; discriminate.
+      * split; [exact Y|]. exists o. split; [exact X2|]. left. destruct o; simpl in *; tauto.
+  - destruct (own_sign _ _ _ _ _ _ NG E) as [E1 [E2 [E3 [E4 E5]]]]. destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _].
+    split; [destruct k; simpl in *; [auto|rewrite E3; auto]|]. rewrite E1, E2. unfold had_offered in *.
+    assert (W : is_waiting (rank_of s r) = true -> at_phase t = at_phase (rank_of s r) /\ posted t = posted (rank_of s r)) by exact S1. unfold is_waiting in W.
+    destruct Pr as [[X [Y [Ph Z]]]|[[Ph X]|[[X [Ph Z]]|[[X Ph]|[X [Ph Z]]]]]].
+    + rewrite Ph in W. destruct (W eq_refl) as [-> ->]. auto 6.
+    + rewrite Ph in W. destruct (W eq_refl) as [-> _]. auto 6.
+    + rewrite Ph in W. destruct (W eq_refl) as [-> ->]. auto 8.
+    + rewrite Ph in W. destruct (W eq_refl) as [-> _]. auto 8.
+    + auto 12.
+Qed.
+
+Lemma prompt_stays : forall s t r k n early, reachable s -> leads s t -> r < N -> prompt k n early (rank_of s r) -> prompt k n early (rank_of t r).
+Proof.
+  intros s t r k n early R Ld H P. induction Ld as [s|s t l u Ld IH St]; [exact P|]. specialize (IH R P). pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  destruct St as [t i e v Hi M E|t x Pd Rd|t i Hi Ru Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH].
+  eapply event_keeps_prompt; eauto.
+Qed.
+
+Lemma prompt_at_first : forall s r k, reachable s -> r < N -> hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
+  prompt k (round (rank_of s r)) (had_offered k (rank_of s r)) (rank_of s r).
+Proof.
+  intros s r k R H Hk E. split; [exact Hk|]. pose proof (invariant_of N cfg depth input ok s R) as I. unfold is_ending in E.
+  destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate; [|destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po _]]; destruct (says k o) eqn:So|auto 6|auto 8].
+  - exfalso. destruct (t_fill _ _ (g_tight _ _ _ _ _ I r H) Ph) as [M _]. rewrite (hit_must_end k _ Hk) in M. discriminate.
+  - right. right. left. split; [auto|]. split; [reflexivity|]. eauto.
+  - left. assert (O : had_offered k (rank_of s r)) by (split; [exact Ph|eauto]). auto.
+Qed.
+
+(** An end that some rank has reached is before every rank. *)
+Lemma everyone_can_end : forall t r q, reachable t -> r < N -> q < N -> is_ending (rank_of t q) = true ->
+  exists u, leads t u /\ is_ending (rank_of u r) = true /\ rank_of u q = rank_of t q.
+Proof.
+  intros t r q R Hr Hq E. destruct (is_ending (rank_of t r)) eqn:Er; [exists t; split; [constructor|auto]|].
+  pose proof (invariant_of N cfg depth input ok t R) as I. destruct (ended_outcome N cfg depth input ok t q R Hq E) as [o [l [Hk _]]].
+  destruct (ended_current N cfg depth input ok t q R Hq E) as [_ Gq].
+  destruct (hist_cases N cfg depth input t r I Hr) as [[Gr Wr]|[Pr [Gr [W [ms [x [El [_ Wx]]]]]]]].
+  - exfalso. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr))) as Ph. rewrite Wr, Hk in Ph. unfold is_ending in Er. destruct Ph as [Ph|Ph]; rewrite Ph in Er; discriminate.
+  - assert (M : may input t r (Got x)) by (split; [exact Pr|apply (results_nth _ _ _ El)]). destruct (every_result_is_accepted N cfg depth input ok t r x R Hr M) as [v Ev].
+    pose proof (StepRank N cfg depth input t r (Got x) v Hr M Ev) as St. match type of St with System.step _ _ _ _ _ _ ?z => set (u := z) in * end.
+    exists u. split; [eapply leads_on; [constructor|exact St]|].
+    assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).
+    split; [|exact Uq]. assert (Ru : reachable u) by (eapply reach_step; [exact R|exact St]).
+    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of N cfg depth input ok _ Ru) r Hr))) as Ph.
+    unfold System.hist_of in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
+    rewrite (firstn_snoc _ _ _ x (results_nth _ _ _ El)), history_snoc in Ph. change (history (cfg 0) (firstn (got t r) (results t))) with (System.hist_of cfg t r) in Ph. rewrite <- Wx, Hk in Ph.
+    unfold is_ending. destruct Ph as [-> | ->]; reflexivity.
+Qed.
+
+Lemma trouble_ends_the_epoch : forall k s t r q, reachable s -> leads s t -> r < N -> q < N -> hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true ->
+  (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
+  exists o, ended_as (rank_of t q) = Some o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
+Proof.
+  intros k s t r q R Ld Hr Hq Hk E Eq. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
+  destruct (everyone_can_end t r q R' Hr Hq Eq) as [u [Lu [Er Uq]]].
+  assert (Lsu : leads s u) by (clear - Ld Lu; induction Lu as [u|t' u l w Lu IH St]; [exact Ld|eapply leads_on; [apply IH; exact Ld|exact St]]).
+  pose proof (leads_reachable _ _ _ _ s u Lsu R) as Ru. destruct (prompt_stays s u r k _ _ R Lsu Hr (prompt_at_first s r k R Hr Hk E)) as [_ P].
+  assert (Eq' : is_ending (rank_of u q) = true) by (rewrite Uq; exact Eq). destruct (failure_ends_all_ranks_in_the_same_round N cfg depth input ok u r q Ru Hr Hq Er Eq') as [A1 [A2 _]]. rewrite Uq in A1, A2.
+  rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
+Qed.
+
+(** ABORT. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
+    cause, or as MISMATCH, where configurations do differ. Only where it had posted its offer of round [k] before, that round may
+    still be the last for another reason. And when nothing more can happen, every rank has ended. *)
+Theorem a_failure_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < N ->
+  failure (rank_of s r) <> None -> is_ending (rank_of s r) = false ->
+  (forall q, q < N -> is_ending (rank_of t q) = true ->
+    (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
+    exists o, ended_as (rank_of t q) = Some o /\ outcome_true N cfg t o /\
+      ((exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/ (had_offered AFailure (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
+  ((forall i, i < N -> 1 <= depth i) -> ~ can N cfg depth input (by_itself N t) t -> forall q, q < N -> is_ending (rank_of t q) = true).
+Proof.
+  intros s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
+  - intros q Hq Eq. destruct (trouble_ends_the_epoch AFailure s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
+    destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
+    destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; try discriminate; eauto.
+  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left N cfg depth input ok deep t R') as [C|A]; [contradiction|].
+    unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
+Qed.
+
+(** STOP. A consumer that leaves in round [k] ends every rank in round [k] or the next, as STOPPED, naming a rank whose consumer has
+    stopped; or as FAILED or MISMATCH, which go first. Only where its rank had posted its offer of round [k] before, that round may
+    still be the last for another reason. And when nothing more can happen, every rank has ended. *)
+Theorem a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < N ->
+  stopped (rank_of s r) = true -> is_ending (rank_of s r) = false ->
+  (forall q, q < N -> is_ending (rank_of t q) = true ->
+    (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
+    exists o, ended_as (rank_of t q) = Some o /\ outcome_true N cfg t o /\
+      ((exists i n, o = Stopped i n) \/ (exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/
+       (had_offered AStop (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
+  ((forall i, i < N -> 1 <= depth i) -> ~ can N cfg depth input (by_itself N t) t -> forall q, q < N -> is_ending (rank_of t q) = true).
+Proof.
+  intros s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
+  - intros q Hq Eq. destruct (trouble_ends_the_epoch AStop s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
+    destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
+    destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; eauto 6.
+  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left N cfg depth input ok deep t R') as [C|A]; [contradiction|].
+    unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
+Qed.
+
+(** The same with losses, for ranks that are not LOST. *)
+Theorem with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next : forall k s n t r q,
+  lossy_reachable N cfg depth input s -> lossy_path N cfg depth input s n t -> r < N -> q < N ->
+  hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true -> is_lost (rank_of t q) = false ->
+  (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
+  exists o, ended_as (rank_of t q) = Some o /\ outcome_true N cfg t o /\
+    (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
+Proof.
+  intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without N cfg depth input ok s Rs) as [v [R F]].
+  destruct (lossy_path_leads N cfg depth input ok s n t P v R F) as [w [Ld Fw]].
+  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
+  destruct (f_rank _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
+  assert (Rt : lossy_reachable N cfg depth input t).
+  { destruct Rs as [m Pm]. clear - Pm P. revert m Pm. induction P as [s|s t n u P IH St]; intros m Pm; [exists m; exact Pm|]. destruct (IH m Pm) as [j Pj]. exists (S j). eapply lossy_on; eauto. }
+  destruct (with_losses_an_outcome_names_the_rank_and_the_cause N cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
+  rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].
+  exists o. rewrite O in O'. injection O' as <-. auto.
+Qed.
+
+End Prompt.

@@ -1,0 +1,593 @@
+(** REPLAY: the steps planned on a rank are a function of the samples, the shared configuration and the world size alone.
+
+    [view] says what a rank plans, from the results of the exchange and its own input: no schedule, no depth, no way in which
+    reads are split. [image] says that a rank's state is what [view] says. And the results themselves are made of offers that
+    [view] says too, up to the one that ends the epoch. One thing of a source matters beside its samples: whether it says that it
+    has ended with its last sample ([eager]), or only when it is asked for more. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt.
+Import ListNotations.
+
+Lemma firstn_more : forall (A : Type) (l : list A) n m, firstn n l ++ firstn m (skipn n l) = firstn (n + m) l.
+Proof. induction l as [|x l IH]; intros [|n] m; simpl; try reflexivity; [rewrite firstn_nil; reflexivity|]. f_equal. apply IH. Qed.
+
+Lemma skipn_more : forall (A : Type) n m (l : list A), skipn (n + m) l = skipn m (skipn n l).
+Proof. induction n as [|n IH]; intros m l; simpl; [reflexivity|]. destruct l as [|x l]; [rewrite skipn_nil; reflexivity|apply IH]. Qed.
+
+Lemma counted_samples : forall k rd xs released cs n m, h_samples (mkHist k rd (xs ++ make_shared n m cs) released) = h_samples (mkHist k rd xs released) + total_samples cs.
+Proof.
+  intros k rd xs released cs n m. unfold h_samples, total_samples. simpl. rewrite map_app.
+  assert (Sn : forall a b, sum_nat (a ++ b) = sum_nat a + sum_nat b) by (induction a as [|y a IH]; simpl; intros; [reflexivity|rewrite IH; lia]). rewrite Sn. f_equal. clear Sn.
+  revert n. induction cs as [|y cs IH]; intros n; simpl; [reflexivity|]. rewrite IH. reflexivity.
+Qed.
+
+Lemma nth_error_ext : forall (A : Type) (a b : list A), (forall i, nth_error a i = nth_error b i) -> a = b.
+Proof.
+  induction a as [|x a IH]; intros [|y b] H; [reflexivity|specialize (H 0); discriminate|specialize (H 0); discriminate|].
+  pose proof (H 0) as E. injection E as ->. f_equal. apply IH. intros i. apply (H (S i)).
+Qed.
+
+(** ** What a rank plans *)
+
+Record view := mkView {
+  v_window : list sample;   (* carried into the round *)
+  v_read : nat;             (* read before it *)
+  v_want : nat;             (* to be read for it *)
+  v_ended : bool;
+  v_marks : list nat;
+  v_aligned : list group;
+  v_steps : list Machine.step }.
+
+Section View.
+Variable c : config.
+Variable eager : bool.
+Variable inp : list sample.
+
+Definition first_view : view := mkView [] 0 (c_window c 0) false [] [] [].
+
+Definition more (v : view) : list sample := if v_ended v then [] else firstn (v_want v) (skipn (v_read v) inp).
+Definition full_window (v : view) : list sample := v_window v ++ more v.
+Definition full_read (v : view) : nat := v_read v + length (more v).
+Definition full_ended (v : view) : bool :=
+  v_ended v || (if eager then (1 <=? v_want v) && (full_read v =? length inp) else length (more v) <? v_want v).
+
+Definition due_of (marks : list nat) : nat := if length marks =? c_max_age c then hd 0 marks else 0.
+
+Definition next_view (h : hist) (v : view) (x : result) : view :=
+  match h_kind h, x with
+  | NOffer, Agreed a =>
+      if is_bad a then v else
+      match o_stop_rank a, target c a with
+      | None, S t =>
+          let al := c_align c (c_group c (full_window v)) (S t) (due_of (v_marks v)) in
+          mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c (S (h_round h)) - length (snd al)) (full_ended v)
+            (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v)
+      | _, _ => v
+      end
+  | NCount _, Counted cs =>
+      mkView (v_window v) (v_read v) (v_want v) (v_ended v) (v_marks v) []
+        (v_steps v ++ make_steps (length (h_steps h)) (h_round h) (firstn (cut c (h_samples h) cs) (v_aligned v)) cs)
+  | _, _ => v
+  end.
+
+Definition views (rs : list result) : hist * view := fold_left (fun p x => (h_step c (fst p) x, next_view (fst p) (snd p) x)) rs (h_initial, first_view).
+
+Definition view_of (rs : list result) : view := snd (views rs).
+
+Lemma views_history : forall rs, fst (views rs) = history c rs.
+Proof.
+  intros rs. unfold views, history. change h_initial with (fst (h_initial, first_view)) at 2. generalize (h_initial, first_view).
+  induction rs as [|x rs IH]; intros p; simpl; [reflexivity|]. rewrite IH. reflexivity.
+Qed.
+
+Lemma view_snoc : forall rs x, view_of (rs ++ [x]) = next_view (history c rs) (view_of rs) x.
+Proof. intros rs x. unfold view_of, views. rewrite fold_left_app. simpl. fold (views rs). rewrite views_history. reflexivity. Qed.
+
+Definition alive (h : hist) : Prop := match h_kind h with NOffer | NCount _ => True | _ => False end.
+
+(** The window of a rank that reads: so much of what the view wants is there. *)
+Definition reading (v : view) (u : state) : Prop :=
+  exists x, window u = v_window v ++ x /\ read u = v_read v + length x /\ x = firstn (length x) (skipn (v_read v) inp) /\ length x <= v_want v /\
+    if v_ended v then x = [] /\ ended u = true /\ wanted u = 0
+    else if ended u then wanted u = 0 /\ read u = length inp /\ (if eager then 1 <= v_want v else length x < v_want v)
+    else wanted u + length x = v_want v /\ (eager = true -> x = [] \/ read u < length inp).
+
+Lemma ready_is_full : forall v u, reading v u -> wanted u = 0 -> window u = full_window v /\ read u = full_read v /\ ended u = full_ended v.
+Proof.
+  intros v u [x [Wx [Rx [Fx [Lx C]]]]] W. unfold full_window, full_ended, full_read, more. destruct (v_ended v) eqn:E.
+  - destruct C as [-> [E2 _]]. simpl in *. auto.
+  - assert (Ln : length (skipn (v_read v) inp) = length inp - v_read v) by apply skipn_length.
+    assert (X : x = firstn (v_want v) (skipn (v_read v) inp)).
+    { destruct (ended u).
+      - destruct C as [_ [R _]]. rewrite Fx. assert (length x = length (skipn (v_read v) inp) \/ length (skipn (v_read v) inp) <= length x) by lia.
+        rewrite !firstn_all2 by lia. reflexivity.
+      - destruct C as [C _]. rewrite W in C. simpl in C. rewrite <- C. exact Fx. }
+    rewrite <- X. split; [exact Wx|]. split; [exact Rx|]. cbn [orb]. rewrite <- Rx. destruct (ended u).
+    + destruct C as [_ [R C]]. destruct eager; symmetry; [apply andb_true_iff; split; [apply Nat.leb_le, C|apply Nat.eqb_eq, R]|apply Nat.ltb_lt, C].
+    + destruct C as [C D]. rewrite W in C. simpl in C. destruct eager; symmetry.
+      * apply andb_false_iff. destruct (D eq_refl) as [-> |D']; [left; simpl in C; rewrite <- C; reflexivity|right; apply Nat.eqb_neq; lia].
+      * apply Nat.ltb_ge. lia.
+Qed.
+
+(** The offer of a rank that is ready. *)
+Definition offer_of (h : hist) (v : view) (o : offer) : Prop :=
+  let gs := c_group c (full_window v) in
+  let held := if is_quota_met c (h_samples h) then 0 else length (full_window v) in
+  o = mkOffer (h_round h) (h_round h) (c_print c) (c_print c) true None None None held held
+        (if full_ended v then None else Some (length gs)) (length gs) (count_due (due_of (v_marks v)) gs).
+
+Definition message_of (h : hist) (v : view) (m : msg) : Prop :=
+  match h_kind h with
+  | NOffer => is_quota_met c (h_samples h) = false /\ exists o, m = MOffer o /\ offer_of h v o
+  | NCount _ => m = MCounts (map count_group (v_aligned v))
+  | _ => True
+  end.
+
+Definition fair (u : state) : Prop := at_phase u = OFFER -> exists o, posted u = Some (MOffer o) /\ (o_stop_rank o = None -> o_stop_step o = None).
+
+Record image (h : hist) (v : view) (u : state) : Prop := {
+  i_steps : steps_of u = v_steps v;
+  i_aligned : forall t, h_kind h = NCount t -> aligned u = v_aligned v;
+  i_marks : alive h -> marks u = v_marks v;
+  i_window : alive h -> is_quota_met c (h_samples h) = false -> reading v u;
+  i_offer : fair u }.
+
+(** ** One rank *)
+
+Definition part (u : state) := (marks u, aligned u, read u, ended u, wanted u, window u).
+
+Lemma part_post : forall r u, part (post c r u) = part u /\ steps_of (post c r u) = steps_of u.
+Proof. intros. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; split; reflexivity. Qed.
+Lemma part_deliver : forall d u, part (deliver d u) = part u /\ steps_of (deliver d u) = steps_of u.
+Proof. intros. destruct (deliver_eq d u) as [a [b [Ob [-> _]]]]. split; [reflexivity|]. unfold steps_of. simpl. rewrite Ob, !app_assoc. reflexivity. Qed.
+Lemma part_finish : forall u, part (finish_when_drained u) = part u /\ steps_of (finish_when_drained u) = steps_of u.
+Proof. intros. destruct (finish_eq u) as [p [-> _]]. split; reflexivity. Qed.
+
+Lemma steps_drain : forall d o l u, steps_of (drain d o l u) = steps_of u.
+Proof. intros. unfold drain. destruct (part_finish (deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit u with Some m => Nat.min l m | None => l end) u))))) as [_ ->]. destruct (part_deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit u with Some m => Nat.min l m | None => l end) u)))) as [_ ->]. reflexivity. Qed.
+
+Lemma post_fair : forall r u, fair u -> fair (post c r u).
+Proof.
+  intros r u H. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; [exact H|]. intros _. simpl. eexists. split; [reflexivity|]. simpl. destruct (stopped u); [discriminate|reflexivity].
+Qed.
+Lemma deliver_fair : forall d u, fair u -> fair (deliver d u).
+Proof. intros d u H. unfold fair. destruct (deliver_same d u) as [-> [-> _]]. exact H. Qed.
+Lemma finish_fair : forall u, at_phase u = DRAIN -> fair (finish_when_drained u).
+Proof. intros u P. unfold fair. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; [rewrite P|]; discriminate. Qed.
+
+(** What is neither an answer nor a read. *)
+Lemma own_part : forall r d u e t, (forall x, e <> Got x) -> (forall xs en, e <> SamplesRead xs en) -> transition c r d u e = Some t ->
+  part t = part u /\ steps_of t = steps_of u /\ (fair u -> fair t).
+Proof.
+  intros r d u e t NG NR E.
+  assert (P : forall w, part w = part u -> steps_of w = steps_of u -> (fair u -> fair w) -> part (post c r w) = part u /\ steps_of (post c r w) = steps_of u /\ (fair u -> fair (post c r w))).
+  { intros w P1 P2 P3. destruct (part_post r w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros F. apply post_fair, P3, F. }
+  assert (F : forall w, part w = part u -> steps_of w = steps_of u -> at_phase w = DRAIN -> part (finish_when_drained w) = part u /\ steps_of (finish_when_drained w) = steps_of u /\ (fair u -> fair (finish_when_drained w))).
+  { intros w P1 P2 P3. destruct (part_finish w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros _. apply finish_fair, P3. }
+  destruct e as [xs en| |x| | |cause|]; simpl in E.
+  - exfalso. eapply NR. reflexivity.
+  - destruct (collated u); [discriminate|]. injection E as <-. apply P; auto.
+  - exfalso. eapply NG. reflexivity.
+  - destruct (queue u) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (w := set_taken _ _).
+    assert (W : part w = part u /\ steps_of w = steps_of u) by (split; [reflexivity|]; unfold steps_of, w; simpl; rewrite Q, <- app_assoc; reflexivity).
+    destruct (part_deliver d w) as [P1 P2], W as [P3 P4]. rewrite P3 in P1. rewrite P4 in P2.
+    assert (Fw : fair u -> fair (deliver d w)) by (intros Fu; apply deliver_fair; exact Fu).
+    destruct (at_phase (deliver d w)) eqn:Ph; try (apply P; assumption). apply F; assumption.
+  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase u) in E. set (w := set_limit _ _) in *.
+    destruct (at_phase u) eqn:Ph; try (injection E as <-; auto); (destruct (stopped u); injection E as <-; [auto|]); try (apply P; [reflexivity|reflexivity|intros Fu; exact Fu]). apply F; [reflexivity|reflexivity|exact Ph].
+  - destruct (_ || _); injection E as <-; [auto|]. apply P; auto.
+  - destruct (is_ending u); injection E as <-; [auto|]. apply P; auto.
+Qed.
+
+Lemma reading_part : forall v u t, part t = part u -> reading v u -> reading v t.
+Proof. intros v u t P [x R]. unfold part in P. injection P as _ _ P3 P4 P5 P6. exists x. rewrite P3, P4, P5, P6. exact R. Qed.
+
+Lemma image_part : forall h v u t, part t = part u -> steps_of t = steps_of u -> (fair u -> fair t) -> image h v u -> image h v t.
+Proof.
+  intros h v u t P S F [I1 I2 I3 I4 I5]. constructor; [rewrite S; exact I1| | | |auto].
+  - intros k K. unfold part in P. injection P as _ P _ _ _ _. rewrite P. exact (I2 k K).
+  - intros A. unfold part in P. injection P as P _ _ _ _ _. rewrite P. exact (I3 A).
+  - intros A Q. eapply reading_part; eauto.
+Qed.
+
+End View.
+
+(** ** The system *)
+
+Section Replay.
+Variable N : nat.
+Variable c : config.
+Variable eager : nat -> bool.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok N (fun _ => c).
+Notation cfg := (fun _ : nat => c).
+
+(** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. *)
+Definition ends_alike (s : sys) (l : label) : Prop :=
+  match l with
+  | LRank r (SamplesRead xs en) =>
+      en = (if eager r then read (rank_of s r) + length xs =? length (input r) else length xs <? wanted (rank_of s r))
+  | _ => True
+  end.
+
+(** A run at the depth [depth]. *)
+Inductive replays (depth : nat -> nat) : sys -> Prop :=
+| replay_start : replays depth (start cfg)
+| replay_step : forall s l t, replays depth s -> System.step N cfg depth input s l t -> ends_alike s l -> replays depth t.
+
+Lemma replays_reachable : forall depth s, replays depth s -> reachable N cfg depth input s.
+Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
+
+Notation history := (history c).
+Notation view_at := (fun r rs => view_of c (eager r) (input r) rs).
+Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
+
+Section Run.
+Variable depth : nat -> nat.
+Notation reachable := (System.reachable N cfg depth input).
+Notation step := (System.step N cfg depth input).
+
+Lemma read_keeps_image : forall s r xs en t, reachable s -> r < N -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
+  transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
+  forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
+Proof.
+  intros s r xs en t R H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
+  destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
+  apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
+  constructor; [rewrite P2; exact I1| | | |apply post_fair, I5].
+  - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. exact (I2 k K).
+  - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 A).
+  - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
+    assert (Lxs : length xs <= length (input r) - read u) by (rewrite M1, firstn_length, skipn_length; lia).
+    pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H)) as Kr. fold u in Kr.
+    exists (x ++ xs). simpl. rewrite app_length. split; [rewrite Wx, app_assoc; reflexivity|]. split; [lia|]. split.
+    { rewrite <- firstn_more, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx, skipn_more. reflexivity. }
+    destruct (v_ended v); [destruct C as [_ [_ C]]; contradiction|]. destruct (ended u); [destruct C as [C _]; contradiction|]. destruct C as [C D].
+    split; [lia|]. destruct en.
+    + split; [reflexivity|]. split; [apply M2; reflexivity|]. destruct (eager r); [lia|]. symmetry in Al. apply Nat.ltb_lt in Al. lia.
+    + split; [lia|]. intros Eg. rewrite Eg in Al. symmetry in Al. apply Nat.eqb_neq in Al. right. fold u in Al. lia.
+Qed.
+
+Lemma released_steps : forall u, steps_of (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
+Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
+
+Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
+Proof.
+  intros h v u t e inp D K I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | |].
+  - intros k Hk. exfalso. apply (K k Hk).
+  - intros A. contradiction.
+  - intros A. contradiction.
+  - intros X. contradiction.
+Qed.
+
+Lemma answer_keeps_image : forall s r x t, reachable s -> r < N -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
+  let h := history (seen s r) in let v := view_at r (seen s r) in
+  image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) (h_step c h x) (next_view c (eager r) (input r) h v x) t.
+Proof.
+  intros s r x t R H M E h v Im. destruct (reachable_second N cfg depth input ok s R) as [I Sec]. pose proof (may_admissible N cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H M) as Ad.
+  destruct (got_current N cfg depth input ok s r x I H M) as [_ [_ [Wh _]]]. change (System.hist_of cfg s r) with h in Wh.
+  pose proof (g_core _ _ _ _ _ I r H) as K. change (System.hist_of cfg s r) with h in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
+  - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|reflexivity|discriminate]. }
+    destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+      match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
+    destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1| |].
+      - rewrite steps_drain. apply released_steps.
+      - match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
+    assert (Qm : is_quota_met c (h_samples h) = false).
+    { assert (Hk : h_kind (whole cfg s) = NCount (S n)) by (rewrite Wh; unfold h_step; rewrite Kk, B, Sr, Ta; reflexivity).
+      destruct (n_count _ _ _ Sec _ Hk) as [_ [Q _]]. unfold quota_met in Q. rewrite Wh in Q. unfold h_step in Q. rewrite Kk, B, Sr in Q. exact Q. }
+    destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. pose proof (Ar eq_refl o Po) as Ro. destruct (of_ready _ _ _ _ Oo Ro) as [_ [W0 [Gs _]]].
+    assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
+    destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
+    assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
+    rewrite Gs, Fw, Du in E. destruct (c_align c (c_group c (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
+    match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
+    constructor.
+    + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
+    + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. reflexivity.
+    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
+    + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
+      pose proof (k_round _ _ _ _ _ _ K) as Kr. fold u in Kr. rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [rewrite Kr; lia|]. intros _. left. reflexivity.
+    + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
+  - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
+    pose proof (k_gsum _ _ _ _ _ _ K) as Kg. pose proof (k_round _ _ _ _ _ _ K) as Kr. pose proof (k_planned _ _ _ _ _ _ K) as Kp. pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl. fold u in Kg, Kr, Kp, Kl.
+    assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). pose proof (I2 _ Kk) as Ia.
+    match goal with |- image _ _ _ _ _ (post c r ?z) => set (w := z) in *; destruct (part_post c r w) as [P1 P2] end.
+    unfold h_step, next_view. rewrite Kk. constructor.
+    + rewrite P2. simpl. rewrite <- I1, <- Ia, <- Kg, <- Kr, <- Kp. unfold w, steps_of. simpl. rewrite Kl, app_nil_r, <- !app_assoc. reflexivity.
+    + discriminate.
+    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 Al).
+    + intros _ Q. apply (reading_part _ _ _ w); [exact P1|].
+      rewrite counted_samples in Q.
+      assert (Q0 : is_quota_met c (h_samples h) = false).
+      { unfold is_quota_met in *. destruct (c_quota c) as [q|]; [|reflexivity]. apply Nat.leb_gt in Q. apply Nat.leb_gt. unfold h_samples in *. simpl in Q. lia. }
+      assert (Cu : cut c (h_samples h) cs = length cs).
+      { pose proof (cut_le c (h_samples h) cs). destruct (Nat.eq_dec (cut c (h_samples h) cs) (length cs)) as [X|X]; [exact X|]. assert (Y : cut c (h_samples h) cs < length cs) by lia.
+        apply cut_reaches in Y. exfalso. unfold h_samples in Y, Q. simpl in Q. unfold h_samples in Q. congruence. }
+      assert (Re : concat (skipn (cut c (gsum u) cs) (aligned u)) = []) by (rewrite Kg, Cu, L, skipn_all; reflexivity).
+      destruct (I4 Al Q0) as [x X]. exists x. unfold w. simpl. rewrite Re. simpl. exact X.
+    + apply post_fair. unfold fair, w. discriminate.
+  - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
+    apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
+Qed.
+
+Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
+Proof. intros s r G. unfold seen. rewrite firstn_all2; [reflexivity|]. unfold results. rewrite map_length. lia. Qed.
+
+Definition images (s : sys) : Prop := forall r, r < N -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
+
+(** An exchange that does not end the epoch, or completes it with no quota met. *)
+Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
+
+Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
+  forall r m, nth_error ms r = Some m -> message_of c (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
+
+Lemma start_images : images (start cfg).
+Proof.
+  intros r H. unfold seen. simpl. constructor; simpl; auto; try discriminate.
+  intros _ _. exists []. simpl. repeat split; auto; try lia.
+Qed.
+
+Lemma step_keeps_images : forall s l t, reachable s -> step s l t -> ends_alike s l -> images s -> images t.
+Proof.
+  intros s l t R St Al Im r H. pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
+  - specialize (Im r H). unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
+    + rewrite update_same. destruct e as [xs en| |x| | |cause|].
+      * eapply read_keeps_image; eauto.
+      * destruct (own_part c i (depth i) _ Collated t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
+      * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t R Hi M E Im).
+      * destruct (own_part c i (depth i) _ StepTaken t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
+      * destruct (own_part c i (depth i) _ ConsumerStopped t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
+      * destruct (own_part c i (depth i) _ (LocalFailed cause) t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
+      * destruct (own_part c i (depth i) _ Urged t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
+    + rewrite update_other by exact NE. destruct e; try exact Im. rewrite update_other by exact NE. exact Im.
+  - unfold seen. simpl. replace (firstn (got s r) (results (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)))) with (firstn (got s r) (results s)); [apply (Im r H)|].
+    symmetry. apply (seen_stays N cfg depth input s r (messages N s, x) _ _ _ _ I H P).
+  - exact (Im r H).
+Qed.
+
+(** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
+Lemma exchange_says : forall s t, reachable s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
+  forall r m, nth_error (messages N s) r = Some m -> message_of c (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
+Proof.
+  intros s t R Im St Al r m Hm. pose proof (invariant_of N cfg depth input ok s R) as I. inversion St as [|s' x P Rd|]; subst.
+  assert (H : r < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
+  destruct (pending_current N cfg depth input s r I H (P r H)) as [Wh [G W]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
+  pose proof (Im r H) as Ir. rewrite (seen_current s r G) in Ir. change (history (results s)) with (whole cfg s) in Ir. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  unfold message_of, message. unfold is_waiting in W. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+  - rewrite Kk. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. rewrite Po.
+    pose proof (messages_nth N s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
+    destruct x as [a|cs|rs].
+    2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
+    2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
+    rewrite whole_snoc in Al. unfold plain, alive, h_step in Al. rewrite Kk in Al.
+    destruct (is_bad a) eqn:B; [destruct Al as [[]|[[l Al] _]]; discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr; [destruct Al as [[]|[[l Al] _]]; discriminate|].
+    destruct (good_agreement_facts N cfg depth input ok s a I P Rd B Sr) as [F1 [F2 _]]. destruct (F1 r H) as [o' [Po' [_ [Ro [W0 _]]]]]. rewrite Po in Po'. injection Po' as <-.
+    assert (Qm : is_quota_met c (h_samples (whole cfg s)) = false).
+    { simpl in Al. destruct (target c a) as [|n] eqn:Ta; [destruct Al as [[]|[_ Q]]; exact Q|].
+      assert (Nz : o_samples_max a <> 0) by (intros Z; unfold target in Ta; rewrite Z in Ta; discriminate). apply (F2 Nz). }
+    split; [exact Qm|]. exists o. split; [reflexivity|].
+    assert (Ah : alive (whole cfg s)) by (unfold alive; rewrite Kk; exact Logic.I).
+    destruct (ready_is_full _ _ _ _ (i_window _ _ _ _ _ _ Ir Ah Qm) W0) as [Fw [Fr Fe]].
+    destruct (of_ready _ _ _ _ Oo Ro) as [_ [_ [Gs [Os [Og [Om Od]]]]]]. destruct (i_offer _ _ _ _ _ _ Ir Ph) as [o2 [Po2 Ss]]. rewrite Po in Po2. injection Po2 as <-.
+    destruct (reduce_agreed _ _ Rd) as [os [El A]]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey Iy]]. injection Ey as ->.
+    assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; assert (Y : o_failed a <> None) by (apply (ag_failed _ _ A o Iy); congruence); unfold is_bad in B; destruct (o_failed a); [discriminate|easy]|reflexivity]).
+    assert (Ns : o_stop_rank o = None) by (destruct (o_stop_rank o) eqn:X; [exfalso; apply (ag_stop _ _ A o Iy); congruence|reflexivity]).
+    specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
+    rewrite (k_round _ _ _ _ _ _ K) in Or1, Or2. rewrite (k_gsum _ _ _ _ _ _ K) in Os.
+    assert (Du : due_before c (rank_of s r) = due_of c (v_marks (view_at r (results s)))) by (unfold due_before, due_of; rewrite (i_marks _ _ _ _ _ _ Ir Ah); reflexivity).
+    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs in Og, Om, Od. destruct o. simpl in *. f_equal; congruence.
+  - rewrite (k_count _ _ _ _ _ _ K Ph). destruct Kk as [Kk _]. rewrite Kk. rewrite (i_aligned _ _ _ _ _ _ Ir _ Kk). reflexivity.
+  - rewrite Kk. exact Logic.I.
+Qed.
+
+Lemma step_keeps_log_says : forall s l t, reachable s -> step s l t -> images s -> log_says s -> log_says t.
+Proof.
+  intros s l t R St Im L. pose proof St as St0. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact L| |exact L].
+  intros i ms y Hi Al r m Hm. match type of Al with plain _ (history (firstn _ (results ?z))) => assert (Er : results z = results s ++ [x]) by (unfold results; simpl; apply map_app) end.
+  rewrite Er in *. simpl in Hi. assert (Ln : length (results s) = length (log s)) by (unfold results; apply map_length).
+  assert (F : forall n, n <= length (log s) -> firstn n (results s ++ [x]) = firstn n (results s)).
+  { intros n Hn. rewrite firstn_app. replace (n - length (results s)) with 0 by lia. rewrite firstn_O. apply app_nil_r. }
+  destruct (Nat.lt_ge_cases i (length (log s))) as [Li|Li].
+  - rewrite nth_error_app1 in Hi by exact Li. rewrite !F in Al by lia. rewrite F by lia. apply (L i ms y Hi Al r m Hm).
+  - assert (X : i = length (log s)) by (apply Nat.le_antisymm; [|exact Li]; assert (Y : i < length (log s ++ [(messages N s, x)])) by (apply nth_error_Some; congruence); rewrite app_length in Y; simpl in Y; lia). subst i.
+    rewrite nth_error_app2, Nat.sub_diag in Hi by lia. injection Hi as <- <-. rewrite (F (length (log s)) (le_n _)) in *. rewrite (firstn_all2 (n := S (length (log s)))) in Al by (rewrite app_length; simpl; lia).
+    rewrite firstn_all2 in * by lia. refine (exchange_says s _ R Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
+Qed.
+
+Lemma replays_say : forall s, replays depth s -> images s /\ log_says s.
+Proof.
+  induction 1 as [|s l t Rp [Im L] St Al]; [split; [apply start_images|]|].
+  - intros i ms x Hi. destruct i; discriminate.
+  - pose proof (replays_reachable depth s Rp) as R. split; [eapply step_keeps_images; eauto|eapply step_keeps_log_says; eauto].
+Qed.
+
+End Run.
+
+(** ** Two runs *)
+
+Lemma dead_stays : forall h x, ~ alive h -> ~ alive (h_step c h x).
+Proof.
+  intros h x D A. apply D. unfold alive in *. unfold h_step in A. destruct (h_kind h) eqn:K; auto; destruct x; simpl in A; rewrite ?K in A; auto.
+  destruct (failure_of rs); simpl in A; rewrite ?K in A; exact A.
+Qed.
+
+Lemma alive_or_not : forall h, alive h \/ ~ alive h.
+Proof. intros h. unfold alive. destruct (h_kind h); auto. Qed.
+
+Lemma no_steps_in_death : forall e inp h v x, ~ alive (h_step c h x) -> v_steps (next_view c e inp h v x) = v_steps v.
+Proof.
+  intros e inp h v x D. unfold next_view, alive, h_step in *. destruct (h_kind h), x; auto; [|exfalso; apply D; exact Logic.I].
+  destruct (is_bad a); [reflexivity|]. destruct (o_stop_rank a); [reflexivity|]. destruct (target c a); reflexivity.
+Qed.
+
+Lemma steps_grow : forall e inp h v x, exists ext, v_steps (next_view c e inp h v x) = v_steps v ++ ext.
+Proof.
+  intros e inp h v x. unfold next_view. destruct (h_kind h), x; try (exists []; rewrite app_nil_r; reflexivity); [|eexists; reflexivity].
+  destruct (is_bad a); [exists []; rewrite app_nil_r; reflexivity|]. destruct (o_stop_rank a); [exists []; rewrite app_nil_r; reflexivity|].
+  destruct (target c a); exists []; rewrite app_nil_r; reflexivity.
+Qed.
+
+Definition is_prefix {A} (a b : list A) : Prop := exists ext, b = a ++ ext.
+
+Lemma prefix_trans : forall A (x y z : list A), is_prefix x y -> is_prefix y z -> is_prefix x z.
+Proof. intros A x y z [e ->] [f ->]. exists (e ++ f). symmetry. apply app_assoc. Qed.
+Lemma prefix_refl : forall A (x : list A), is_prefix x x.
+Proof. intros A x. exists []. symmetry. apply app_nil_r. Qed.
+
+Notation steps_at := (fun r n rs => v_steps (view_at r (firstn n rs))).
+
+Lemma prefix_next : forall r n rs, is_prefix (steps_at r n rs) (steps_at r (S n) rs).
+Proof.
+  intros r n rs. destruct (nth_error rs n) as [x|] eqn:E.
+  - rewrite (firstn_snoc _ _ _ x E), view_snoc. destruct (steps_grow (eager r) (input r) (history (firstn n rs)) (view_at r (firstn n rs)) x) as [ext X]. exists ext. exact X.
+  - apply nth_error_None in E. rewrite !firstn_all2 by lia. apply prefix_refl.
+Qed.
+
+Lemma prefix_later : forall r rs n m, n <= m -> is_prefix (steps_at r n rs) (steps_at r m rs).
+Proof. intros r rs n m L. induction L as [|m L IH]; [apply prefix_refl|]. eapply prefix_trans; [exact IH|apply prefix_next]. Qed.
+
+Lemma dead_next : forall r rs n, ~ alive (history (firstn (S n) rs)) -> steps_at r (S n) rs = steps_at r n rs.
+Proof.
+  intros r rs n D. destruct (nth_error rs n) as [x|] eqn:E.
+  - rewrite (firstn_snoc _ _ _ x E), history_snoc in D. rewrite (firstn_snoc _ _ _ x E), view_snoc. apply no_steps_in_death, D.
+  - apply nth_error_None in E. rewrite !firstn_all2 by lia. reflexivity.
+Qed.
+
+Lemma dead_after : forall rs n m, n <= m -> ~ alive (history (firstn n rs)) -> ~ alive (history (firstn m rs)).
+Proof.
+  intros rs n m L D. induction L as [|m L IH]; [exact D|]. destruct (nth_error rs m) as [x|] eqn:E.
+  - rewrite (firstn_snoc _ _ _ x E), history_snoc. apply dead_stays, IH.
+  - apply nth_error_None in E. rewrite firstn_all2 in IH by lia. rewrite firstn_all2 by lia. exact IH.
+Qed.
+
+Lemma dead_later : forall r rs n m, n <= m -> ~ alive (history (firstn n rs)) -> steps_at r m rs = steps_at r n rs.
+Proof.
+  intros r rs n m L D. induction L as [|m L IH]; [reflexivity|]. rewrite dead_next; [exact IH|]. apply (dead_after rs n); [lia|exact D].
+Qed.
+
+Lemma message_is_determined : forall h v e inp m m', alive h -> message_of c e inp h v m -> message_of c e inp h v m' -> m = m'.
+Proof.
+  intros h v e inp m m' A M M'. unfold message_of, alive in *. destruct (h_kind h); try contradiction; [|congruence].
+  destruct M as [_ [o [-> O]]]. destruct M' as [_ [o' [-> O']]]. unfold offer_of in *. congruence.
+Qed.
+
+Lemma alive_before : forall rs n m, n <= m -> alive (history (firstn m rs)) -> alive (history (firstn n rs)).
+Proof. intros rs n m L A. destruct (alive_or_not (history (firstn n rs))) as [B|B]; [exact B|]. exfalso. apply (dead_after rs n m L B A). Qed.
+
+Lemma same_next : forall d d' s s' n, replays d s -> replays d' s' -> n < length (log s) -> n < length (log s') -> firstn n (results s) = firstn n (results s') ->
+  alive (history (firstn n (results s'))) ->
+  plain (history (firstn n (results s))) (history (firstn (S n) (results s))) -> plain (history (firstn n (results s'))) (history (firstn (S n) (results s'))) ->
+  firstn (S n) (results s) = firstn (S n) (results s').
+Proof.
+  intros d d' s s' n Rp Rp' Ln Ln' Same B' A A'. destruct (replays_say d s Rp) as [_ L]. destruct (replays_say d' s' Rp') as [_ L'].
+  pose proof (invariant_of N cfg d input ok s (replays_reachable d s Rp)) as I. pose proof (invariant_of N cfg d' input ok s' (replays_reachable d' s' Rp')) as I'.
+  destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
+  pose proof (results_nth _ _ _ E) as Ex. pose proof (results_nth _ _ _ E') as Ex'. simpl in Ex, Ex'.
+  rewrite (firstn_snoc _ _ _ _ Ex), (firstn_snoc _ _ _ _ Ex'), Same. f_equal. f_equal.
+  destruct (log_entry N cfg d input s n _ I E) as [Lm [Rd _]]. destruct (log_entry N cfg d' input s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
+  assert (Em : ms = ms').
+  { apply nth_error_ext. intros r. destruct (nth_error ms r) as [m|] eqn:Hm.
+    - assert (Hr : r < N) by (rewrite <- Lm; apply nth_error_Some; congruence). destruct (nth_error ms' r) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; lia]. f_equal.
+      pose proof (L n ms x E A r m Hm) as X. pose proof (L' n ms' x' E' A' r m' Hm') as X'. rewrite Same in X. apply (message_is_determined _ _ _ _ m m' B' X X').
+    - apply nth_error_None in Hm. symmetry. apply nth_error_None. lia. }
+  subst ms'. congruence.
+Qed.
+
+Lemma same_results : forall d d' s s', replays d s -> replays d' s' -> forall n, n <= length (log s) -> n <= length (log s') ->
+  alive (history (firstn n (results s))) -> alive (history (firstn n (results s'))) -> firstn n (results s) = firstn n (results s').
+Proof.
+  intros d d' s s' Rp Rp'. induction n as [|n IH]; intros Ln Ln' A A'; [reflexivity|].
+  pose proof (alive_before _ n (S n) (Nat.le_succ_diag_r n) A) as B. pose proof (alive_before _ n (S n) (Nat.le_succ_diag_r n) A') as B'.
+  apply (same_next d d' s s' n Rp Rp' Ln Ln' (IH ltac:(lia) ltac:(lia) B B') B'); left; assumption.
+Qed.
+
+(** REPLAY. Two runs on the same samples with the same configuration and world size: whatever their schedules, depths and splits of
+    reads, and whatever fails or stops in them, the steps planned on a rank in one are the first of those planned in the other. *)
+Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Proof.
+  intros d d' s s' r Rp Rp' H. destruct (replays_say d s Rp) as [Im _]. destruct (replays_say d' s' Rp') as [Im' _].
+  rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen.
+  pose proof (invariant_of N cfg d input ok s (replays_reachable d s Rp)) as I. pose proof (invariant_of N cfg d' input ok s' (replays_reachable d' s' Rp')) as I'.
+  assert (G : got s r <= length (log s)) by (destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia).
+  assert (G' : got s' r <= length (log s')) by (destruct (g_sync _ _ _ _ _ I' r H) as [[_ [G' _]]|[[_ [G' _]]|[_ [G' _]]]]; lia).
+  assert (X : forall k, k <= got s r -> k <= got s' r ->
+    firstn k (results s) = firstn k (results s') \/
+    (~ alive (history (firstn k (results s))) /\ is_prefix (steps_at r k (results s)) (steps_at r k (results s'))) \/
+    (~ alive (history (firstn k (results s'))) /\ is_prefix (steps_at r k (results s')) (steps_at r k (results s)))).
+  { induction k as [|k IH]; intros Lk Lk'; [left; reflexivity|]. destruct (IH ltac:(lia) ltac:(lia)) as [E|[[D P]|[D P]]].
+    - destruct (alive_or_not (history (firstn (S k) (results s)))) as [A|A].
+      + destruct (alive_or_not (history (firstn (S k) (results s')))) as [A'|A'].
+        * left. apply (same_results d d' s s' Rp Rp'); auto; lia.
+        * right. right. split; [exact A'|]. rewrite (dead_next r (results s') k A'), <- E. apply (prefix_next r k (results s)).
+      + right. left. split; [exact A|]. rewrite (dead_next r (results s) k A), E. apply (prefix_next r k (results s')).
+    - right. left. assert (D' : ~ alive (history (firstn (S k) (results s)))) by (apply (dead_after _ k); [lia|exact D]). split; [exact D'|].
+      rewrite (dead_next r _ k D'). eapply prefix_trans; [exact P|apply (prefix_next r k (results s'))].
+    - right. right. assert (D' : ~ alive (history (firstn (S k) (results s')))) by (apply (dead_after _ k); [lia|exact D]). split; [exact D'|].
+      rewrite (dead_next r _ k D'). eapply prefix_trans; [exact P|apply (prefix_next r k (results s))]. }
+  destruct (Nat.le_ge_cases (got s r) (got s' r)) as [L|L].
+  - destruct (X (got s r) (le_n _) L) as [E|[[D P]|[D P]]].
+    + left. rewrite E. apply (prefix_later r (results s') _ _ L).
+    + left. eapply prefix_trans; [exact P|apply (prefix_later r (results s') _ _ L)].
+    + right. rewrite (dead_later r (results s') _ _ L D). exact P.
+  - destruct (X (got s' r) L (le_n _)) as [E|[[D P]|[D P]]].
+    + right. rewrite <- E. apply (prefix_later r (results s) _ _ L).
+    + left. rewrite (dead_later r (results s) _ _ L D). exact P.
+    + right. eapply prefix_trans; [exact P|apply (prefix_later r (results s) _ _ L)].
+Qed.
+
+(** A run that is complete was alive up to its last exchange. *)
+Lemma complete_tail : forall d s l, reachable N cfg d input s -> h_kind (whole cfg s) = NClosed Complete l ->
+  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer.
+Proof.
+  intros d s l R. revert l. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of N cfg d input ok s R) as I.
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
+  unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
+  change (h_kind (whole cfg s) = NOffer). unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [reflexivity| | |]; exfalso.
+  - destruct x; simpl in Hk; congruence.
+  - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
+  - pose proof (some_rank _ _ ok) as SR. destruct (pending_current N cfg d input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W [_ Wt]].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as Kk. rewrite W in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
+Qed.
+
+Lemma no_longer : forall d d' s s' n n' l, replays d s -> replays d' s' -> length (log s) = S n -> length (log s') = S n' ->
+  h_kind (whole cfg s) = NClosed Complete l -> h_kind (history (firstn n (results s))) = NOffer -> h_kind (history (firstn n' (results s'))) = NOffer -> ~ n < n'.
+Proof.
+  intros d d' s s' n n' l Rp Rp' Ln Ln' Hk K K' Lt.
+  assert (A : alive (history (firstn n (results s)))) by (unfold alive; rewrite K; exact Logic.I). assert (A' : alive (history (firstn n' (results s')))) by (unfold alive; rewrite K'; exact Logic.I).
+  pose proof (alive_before _ n n' ltac:(lia) A') as B'. pose proof (alive_before _ (S n) n' ltac:(lia) A') as C'.
+  pose proof (same_results d d' s s' Rp Rp' n ltac:(lia) ltac:(lia) A B') as Same. destruct (replays_say d' s' Rp') as [_ L'].
+  assert (Wh : history (firstn (S n) (results s)) = whole cfg s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
+  destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
+  pose proof (invariant_of N cfg d' input ok s' (replays_reachable d' s' Rp')) as I'. destruct (log_entry N cfg d' input s' n _ I' E') as [Lm' _]. simpl in Lm'.
+  destruct (nth_error ms' 0) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; pose proof (some_rank _ _ ok); lia].
+  pose proof (L' n ms' x' E' (or_introl C') 0 m' Hm') as X. unfold message_of in X. rewrite <- Same, K in X. destruct X as [Q _].
+  assert (Y : firstn (S n) (results s) = firstn (S n) (results s')).
+  { apply (same_next d d' s s' n Rp Rp'); [lia|lia|exact Same|exact B'| |left; exact C']. right. rewrite Wh. split; [eauto|exact Q]. }
+  rewrite <- Y, Wh in C'. unfold alive in C'. rewrite Hk in C'. exact C'.
+Qed.
+
+(** REPLAY, for runs that are complete: they have planned the same steps. *)
+Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
+  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Proof.
+  intros d d' s s' r Rp Rp' H E E' O O'. pose proof (replays_reachable d s Rp) as R. pose proof (replays_reachable d' s' Rp') as R'.
+  destruct (replays_say d s Rp) as [Im _]. destruct (replays_say d' s' Rp') as [Im' _].
+  destruct (ended_outcome N cfg d input ok s r R H E) as [o [l [Hk X]]]. rewrite O in X. injection X as <-. destruct (ended_outcome N cfg d' input ok s' r R' H E') as [o' [l' [Hk' X']]]. rewrite O' in X'. injection X' as <-.
+  destruct (ended_current N cfg d input ok s r R H E) as [_ G]. destruct (ended_current N cfg d' input ok s' r R' H E') as [_ G'].
+  destruct (complete_tail d s l R Hk) as [n [Ln K]]. destruct (complete_tail d' s' l' R' Hk') as [n' [Ln' K']].
+  pose proof (no_longer d d' s s' n n' l Rp Rp' Ln Ln' Hk K K') as X1. pose proof (no_longer d' d s' s n' n l' Rp' Rp Ln' Ln Hk' K' K) as X2. assert (n' = n) by lia. subst n'.
+  rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen. rewrite G, G', Ln, Ln'.
+  assert (D : ~ alive (history (firstn (S n) (results s)))) by (rewrite firstn_all2 by (unfold results; rewrite map_length; lia); change (~ alive (whole cfg s)); unfold alive; rewrite Hk; auto).
+  assert (D' : ~ alive (history (firstn (S n) (results s')))) by (rewrite firstn_all2 by (unfold results; rewrite map_length; lia); change (~ alive (whole cfg s')); unfold alive; rewrite Hk'; auto).
+  rewrite (dead_next r _ n D), (dead_next r _ n D'). do 2 f_equal. apply (same_results d d' s s' Rp Rp' n); try lia; unfold alive; [rewrite K|rewrite K']; exact Logic.I.
+Qed.
+
+End Replay.

@@ -1,0 +1,200 @@
+(** [perform]: what can happen, as a program. It is exactly [lossy_step]. *)
+Require Import List Arith Lia Bool.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
+Import ListNotations.
+
+(** What happens next. [CRead r n en] gives rank [r] its next [n] samples; [CLose] says that a peer is lost. *)
+Inductive choice :=
+| CRead (r n : nat) (en : bool) | CCollate (r : nat) | CAnswer (r : nat) | CTake (r : nat) | CLeave (r : nat)
+| CFail (r cause : nat) | CUrge (r : nat) | CExchange | CTrained (r : nat) | CLose (r : nat) (peer : option nat) (cause : nat).
+
+Definition all_ranks (N : nat) (f : nat -> bool) : bool := forallb f (seq 0 N).
+
+Lemma all_ranks_spec : forall N f, all_ranks N f = true <-> forall r, r < N -> f r = true.
+Proof.
+  intros N f. unfold all_ranks. rewrite forallb_forall. split; intros H r L; apply H; [apply in_seq; lia|]. apply in_seq in L. lia.
+Qed.
+
+Section Run.
+Variable N : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Notation step := (System.step N cfg depth input).
+Notation lossy_step := (Loss.lossy_step N cfg depth input).
+
+(** The event of rank [r], if it may happen there. *)
+Definition event_of (s : sys) (c : choice) : option (nat * event) :=
+  match c with
+  | CRead r n en =>
+      let left := skipn (read (rank_of s r)) (input r) in
+      if (n <=? length left) && (negb en || (read (rank_of s r) + n =? length (input r))) && (negb (n =? 0) || en)
+      then Some (r, SamplesRead (firstn n left) en) else None
+  | CCollate r => Some (r, Collated)
+  | CAnswer r => if pending s r then None else match nth_error (results s) (got s r) with Some x => Some (r, Got x) | None => None end
+  | CTake r => if running s r then None else Some (r, StepTaken)
+  | CLeave r => if stopped (rank_of s r) then None else match at_phase (rank_of s r) with DONE => None | _ => Some (r, ConsumerStopped) end
+  | CFail r cause => if is_ending (rank_of s r) || is_some (failure (rank_of s r)) then None else Some (r, LocalFailed cause)
+  | CUrge r => if is_ending (rank_of s r) || urged (rank_of s r) then None else Some (r, Urged)
+  | _ => None
+  end.
+
+Definition rank_moves (s : sys) (r : nat) (e : event) : option sys :=
+  if r <? N then
+    match transition (cfg r) r (depth r) (rank_of s r) e with
+    | Some t => Some (mkSys (update (rank_of s) r t)
+        (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
+        (if has_posted (rank_of s r) t then update (pending s) r true else pending s)
+        (log s)
+        (match e with StepTaken => update (running s) r true | _ => running s end))
+    | None => None
+    end
+  else None.
+
+Definition perform (s : sys) (c : choice) : option sys :=
+  match c with
+  | CExchange =>
+      if all_ranks N (pending s) then
+        match reduce (messages N s) with
+        | Some x => Some (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s))
+        | None => None
+        end
+      else None
+  | CTrained r =>
+      if (r <? N) && running s r && all_ranks N (fun q => length (taken (rank_of s r)) <=? length (taken (rank_of s q)))
+      then Some (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false)) else None
+  | CLose r peer cause =>
+      if (r <? N) && negb (is_ending (rank_of s r))
+      then Some (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)) else None
+  | _ => match event_of s c with Some (r, e) => rank_moves s r e | None => None end
+  end.
+
+Definition is_loss (c : choice) : bool := match c with CLose _ _ _ => true | _ => false end.
+
+Lemma event_of_may : forall s c r e, event_of s c = Some (r, e) -> may input s r e.
+Proof.
+  intros s c r e E. destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; simpl in E; try discriminate.
+  - destruct (_ && _) eqn:C; [|discriminate]. injection E as <- <-. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
+    apply Nat.leb_le in C1. simpl. rewrite firstn_length, (Nat.min_l _ _ C1). split; [reflexivity|]. split.
+    + intros ->. simpl in C2. apply Nat.eqb_eq, C2.
+    + apply orb_true_iff in C3 as [C3|C3]; [left|auto]. intros X. apply (f_equal (@length _)) in X. rewrite firstn_length, (Nat.min_l _ _ C1) in X. simpl in X. subst n. discriminate.
+  - injection E as <- <-. exact Logic.I.
+  - destruct (pending s i) eqn:P; [discriminate|]. destruct (nth_error _ _) eqn:X; [|discriminate]. injection E as <- <-. simpl. auto.
+  - destruct (running s i) eqn:P; [discriminate|]. injection E as <- <-. exact P.
+  - destruct (stopped (rank_of s i)) eqn:P; [discriminate|]. destruct (at_phase (rank_of s i)) eqn:Ph; try discriminate; injection E as <- <-; simpl; rewrite Ph; split; auto; discriminate.
+  - destruct (_ || _) eqn:C; [discriminate|]. injection E as <- <-. apply orb_false_iff in C as [C1 C2]. simpl. split; [exact C1|]. destruct (failure _); [discriminate|reflexivity].
+  - destruct (_ || _) eqn:C; [discriminate|]. injection E as <- <-. apply orb_false_iff in C as [C1 C2]. simpl. auto.
+Qed.
+
+Lemma may_event_of : forall s r e, may input s r e -> exists c, event_of s c = Some (r, e) /\ is_loss c = false /\ forall t, rank_moves s r e = Some t -> perform s c = Some t.
+Proof.
+  intros s r e M. destruct e as [xs en| |x| | |cause|]; simpl in M.
+  - exists (CRead r (length xs) en). destruct M as [M1 [M2 M3]].
+    assert (L : length xs <= length (skipn (read (rank_of s r)) (input r))) by (rewrite M1, firstn_length; lia).
+    assert (E : event_of s (CRead r (length xs) en) = Some (r, SamplesRead xs en)).
+    { simpl. replace (length xs <=? _) with true by (symmetry; apply Nat.leb_le, L).
+      replace (negb en || _) with true by (symmetry; destruct en; [simpl; apply Nat.eqb_eq; auto|reflexivity]).
+      replace (negb _ || en) with true by (symmetry; destruct en; [apply orb_true_r|]; destruct xs; [destruct M3; congruence|reflexivity]). simpl. rewrite <- M1. reflexivity. }
+    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+  - exists (CCollate r). repeat split. auto.
+  - exists (CAnswer r). destruct M as [M1 M2]. assert (E : event_of s (CAnswer r) = Some (r, Got x)) by (simpl; rewrite M1, M2; reflexivity).
+    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+  - exists (CTake r). assert (E : event_of s (CTake r) = Some (r, StepTaken)) by (simpl; rewrite M; reflexivity).
+    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+  - exists (CLeave r). destruct M as [M1 M2]. assert (E : event_of s (CLeave r) = Some (r, ConsumerStopped)) by (simpl; rewrite M1; destruct (at_phase (rank_of s r)); congruence).
+    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+  - exists (CFail r cause). destruct M as [M1 M2]. assert (E : event_of s (CFail r cause) = Some (r, LocalFailed cause)) by (simpl; rewrite M1, M2; reflexivity).
+    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+  - exists (CUrge r). destruct M as [M1 M2]. assert (E : event_of s (CUrge r) = Some (r, Urged)) by (simpl; rewrite M1, M2; reflexivity).
+    repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
+Qed.
+
+Lemma rank_moves_step : forall s r e t, may input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
+Proof.
+  intros s r e t M E. unfold rank_moves in E. destruct (r <? N) eqn:L; [|discriminate]. apply Nat.ltb_lt in L.
+  destruct (transition _ _ _ _ _) as [v|] eqn:T; [|discriminate]. injection E as <-. apply StepRank; assumption.
+Qed.
+
+Lemma perform_step : forall s c t, is_loss c = false -> perform s c = Some t -> exists l, step s l t.
+Proof.
+  intros s c t L E.
+  assert (G : forall r e, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> exists l, step s l t).
+  { intros r e Ev Mv. exists (LRank r e). apply rank_moves_step; [eapply event_of_may; eassumption|exact Mv]. }
+  destruct c; try discriminate; unfold perform in E; try (destruct (event_of s _) as [[i e]|] eqn:Ev; [eauto|discriminate]).
+  - destruct (all_ranks N (pending s)) eqn:P; [|discriminate]. destruct (reduce _) eqn:Rd; [|discriminate]. injection E as <-.
+    exists LExchange. apply StepExchange; [apply all_ranks_spec, P|exact Rd].
+  - destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
+    exists (LTrained r). apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
+Qed.
+
+(** The program and the relation are the same. *)
+Theorem the_executable_step_is_the_step_of_the_system : forall s t, lossy_step s t <-> exists c, perform s c = Some t.
+Proof.
+  intros s t. split.
+  - intros X. destruct X as [s l t St|s r peer cause H E].
+    + destruct St as [s r e v H M E|s x P Rd|s r H Ru Tk].
+      * destruct (may_event_of s r e M) as [c [_ [_ X]]]. exists c. apply X. unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
+      * exists CExchange. simpl. rewrite (proj2 (all_ranks_spec _ _) P), Rd. reflexivity.
+      * exists (CTrained r). simpl. apply Nat.ltb_lt in H. rewrite H, Ru. simpl.
+        replace (all_ranks N _) with true; [reflexivity|]. symmetry. apply all_ranks_spec. intros q Hq. apply Nat.leb_le, Tk, Hq.
+    + exists (CLose r peer cause). simpl. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
+  - intros [c E]. destruct (is_loss c) eqn:L.
+    + destruct c; try discriminate. simpl in E. destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C1 C2].
+      apply LossyLoss; [apply Nat.ltb_lt, C1|apply negb_true_iff, C2].
+    + destruct (perform_step s c t L E) as [l St]. eapply LossyStep, St.
+Qed.
+
+(** The choices in turn; one that cannot be performed is the end of it. *)
+Fixpoint play (cs : list choice) (s : sys) : option sys :=
+  match cs with [] => Some s | c :: r => match perform s c with Some t => play r t | None => None end end.
+
+(** The first of the choices that can be performed, again and again. *)
+Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
+  match fuel with
+  | 0 => s
+  | S n => match fold_right (fun c found => match perform s c with Some t => Some t | None => found end) None cs with
+           | Some t => go_on n cs t
+           | None => s
+           end
+  end.
+
+Lemma perform_reachable : forall s c t, is_loss c = false -> perform s c = Some t -> reachable N cfg depth input s -> reachable N cfg depth input t.
+Proof. intros s c t L E R. destruct (perform_step s c t L E) as [l St]. eapply reach_step; eauto. Qed.
+
+Lemma perform_lossy : forall s c t, perform s c = Some t -> lossy_reachable N cfg depth input s -> lossy_reachable N cfg depth input t.
+Proof. intros s c t E [n P]. exists (S n). eapply lossy_on; [exact P|]. apply the_executable_step_is_the_step_of_the_system. eauto. Qed.
+
+Lemma first_performed : forall s cs t, fold_right (fun c found => match perform s c with Some u => Some u | None => found end) None cs = Some t ->
+  exists c, In c cs /\ perform s c = Some t.
+Proof.
+  induction cs as [|c cs IH]; simpl; intros t E; [discriminate|]. destruct (perform s c) as [u|] eqn:P.
+  - injection E as <-. eauto.
+  - destruct (IH t E) as [d [I X]]. eauto.
+Qed.
+
+Lemma go_on_reachable : forall n cs s, forallb (fun c => negb (is_loss c)) cs = true -> reachable N cfg depth input s -> reachable N cfg depth input (go_on n cs s).
+Proof.
+  induction n as [|n IH]; simpl; intros cs s L R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
+  apply IH; [exact L|]. apply first_performed in E as [c [I P]]. apply (perform_reachable s c t); auto.
+  rewrite forallb_forall in L. apply negb_true_iff, L, I.
+Qed.
+
+Lemma go_on_lossy : forall n cs s, lossy_reachable N cfg depth input s -> lossy_reachable N cfg depth input (go_on n cs s).
+Proof.
+  induction n as [|n IH]; simpl; intros cs s R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
+  apply IH. apply first_performed in E as [c [I P]]. apply (perform_lossy s c t); auto.
+Qed.
+
+Lemma play_reachable : forall cs s t, forallb (fun c => negb (is_loss c)) cs = true -> play cs s = Some t -> reachable N cfg depth input s -> reachable N cfg depth input t.
+Proof.
+  induction cs as [|c cs IH]; simpl; intros s t L E R; [injection E as <-; exact R|]. apply andb_true_iff in L as [L1 L2].
+  destruct (perform s c) as [u|] eqn:P; [|discriminate]. apply (IH u t L2 E). apply (perform_reachable s c u); auto. apply negb_true_iff, L1.
+Qed.
+
+Lemma play_lossy : forall cs s t, play cs s = Some t -> lossy_reachable N cfg depth input s -> lossy_reachable N cfg depth input t.
+Proof.
+  induction cs as [|c cs IH]; simpl; intros s t E R; [injection E as <-; exact R|].
+  destruct (perform s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply (perform_lossy s c u); auto.
+Qed.
+
+End Run.

@@ -1,0 +1,96 @@
+(** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
+    that configurations differ, and lose a rank. Each is computed by [perform]. *)
+Require Import List Arith Lia.
+From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Instance Loss Run.
+Import ListNotations.
+
+(** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
+Definition of_lengths (lengths : list nat) : list sample := map (fun '(i, n) => mkSample i i n n []) (combine (seq 0 (length lengths)) lengths).
+Definition join : config := shipped 6 [] 3 1 2 false None odb_rule 0.
+Definition quota (q : nat) : config := shipped 6 [] 3 1 2 true (Some q) odb_rule 0.
+Definition deep (r : nat) : nat := S r.
+Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 6]] []).
+
+Definition one_after_another (r : nat) : list choice := [CRead r 1 false; CRead r 0 true; CCollate r; CAnswer r; CTake r; CTrained r].
+Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
+
+(** Where rank 1 has another configuration. *)
+Definition odd (r : nat) : config := if r =? 1 then shipped 6 [] 3 1 2 false None odb_rule 1 else join.
+
+Theorem the_assumptions_can_be_met : forall q,
+  setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
+  (forall r, r < 2 -> 1 <= deep r) /\ (forall r i x, r < 2 -> nth_error (shards r) i = Some x -> pos x = i) /\
+  (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall k, c_window (quota q) k <= c_window (quota q) (S k)).
+Proof.
+  intros q.
+  assert (Y : forall b o p, config_ok (shipped 6 [] 3 1 2 b o odb_rule p)).
+  { intros b o p. apply the_shipped_configuration_meets_every_assumption; [lia|apply the_default_rule_lies_within_the_bounds]. }
+  assert (X : forall b o p, setting_ok 2 (fun _ => shipped 6 [] 3 1 2 b o odb_rule p)) by (intros b o p; constructor; auto).
+  split; [apply X|]. split; [apply X|]. split.
+  { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
+  split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].
+  - intros r i x H E. unfold shards in E. destruct r as [|[|r]]; [| |lia];
+    repeat (destruct i as [|i]; [injection E as <-; reflexivity|]); destruct i; discriminate.
+  - intros [|[|r]] H; [| |lia]; simpl; repeat (constructor; [simpl; intuition discriminate|]); constructor.
+  - intros k. apply shipped_windows_do_not_shrink.
+Qed.
+
+Definition ends (s : sys) : list (phase_name * option outcome_kind * list (nat * list nat)) :=
+  map (fun r => let u := rank_of s r in (at_phase u, ended_as u, map (fun x => (s_round x, map len (s_group x))) (taken u))) [0; 1].
+
+(** What is usual, [n] times; then [cs]; then to the end what is usual, and [later]. *)
+Definition run (cfg : nat -> config) (n : nat) (cs later : list choice) : sys :=
+  match play 2 cfg deep shards cs (go_on 2 cfg deep shards n usual (start cfg)) with
+  | Some s => go_on 2 cfg deep shards 400 (usual ++ later) s
+  | None => start cfg
+  end.
+
+Lemma run_reachable : forall cfg n cs later, forallb (fun c => negb (is_loss c)) (cs ++ later) = true -> reachable 2 cfg deep shards (run cfg n cs later).
+Proof.
+  intros cfg n cs later L. rewrite forallb_app in L. apply andb_prop in L as [L1 L2]. unfold run.
+  destruct (play _ _ _ _ _ _) as [s|] eqn:P; [|constructor]. apply go_on_reachable; [rewrite forallb_app, L2; reflexivity|].
+  eapply play_reachable; [exact L1|exact P|]. apply go_on_reachable; [reflexivity|constructor].
+Qed.
+
+Lemma run_lossy : forall cfg n cs later, lossy_reachable 2 cfg deep shards (run cfg n cs later).
+Proof.
+  intros cfg n cs later. assert (Z : lossy_reachable 2 cfg deep shards (start cfg)) by (exists 0; constructor). unfold run.
+  destruct (play _ _ _ _ _ _) as [s|] eqn:P; [|exact Z]. apply go_on_lossy. eapply play_lossy; [exact P|]. apply go_on_lossy, Z.
+Qed.
+
+(** Samples are carried into round 1, split off for its target, and rank 1 idles at the end. *)
+Theorem a_run_completes : exists s, reachable 2 (fun _ => join) deep shards s /\
+  ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4]); (1, [2]); (2, [3; 1]); (2, [3])]);
+            (DONE, Some Complete, [(0, [2]); (1, [6]); (1, [2]); (1, []); (2, []); (2, [])])].
+Proof. exists (run (fun _ => join) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
+
+(** The second step reaches a quota of 4 samples; a quota of 8 is not reached, since rank 1 runs dry. *)
+Theorem a_run_ends_by_its_quota_and_one_by_a_dry_rank :
+  (exists s, reachable 2 (fun _ => quota 4) deep shards s /\
+    ends s = [(DONE, Some Complete, [(0, [1]); (1, [5])]); (DONE, Some Complete, [(0, [2]); (1, [6])])]) /\
+  (exists s, reachable 2 (fun _ => quota 8) deep shards s /\
+    ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4])]); (DONE, Some Complete, [(0, [2]); (1, [6]); (1, [2])])]).
+Proof.
+  split.
+  - exists (run (fun _ => quota 4) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
+  - exists (run (fun _ => quota 8) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
+Qed.
+
+(** Rank 0's consumer leaves after 2 steps; rank 1's takes one more. *)
+Theorem a_run_is_stopped : exists s, reachable 2 (fun _ => join) deep shards s /\
+  ends s = [(DONE, Some (Stopped 0 2), [(0, [1]); (1, [5])]); (DONE, Some (Stopped 0 2), [(0, [2]); (1, [6]); (1, [2])])].
+Proof. exists (run (fun _ => join) 37 [CLeave 0] [CUrge 1]). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
+
+Theorem a_run_fails : exists s, reachable 2 (fun _ => join) deep shards s /\
+  ends s = [(DONE, Some (Failed 1 7), [(0, [1]); (1, [5]); (1, [4]); (1, [2])]);
+            (DONE, Some (Failed 1 7), [(0, [2]); (1, [6]); (1, [2]); (1, [])])].
+Proof. exists (run (fun _ => join) 37 [CFail 1 7] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
+
+Theorem a_run_finds_that_configurations_differ : exists s, reachable 2 odd deep shards s /\
+  ends s = [(DONE, Some (Mismatch 1), []); (DONE, Some (Mismatch 1), [])].
+Proof. exists (run odd 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
+
+(** Rank 1 is told that rank 0 is lost and takes no further step; rank 0 takes one more, and is told too. *)
+Theorem a_run_loses_a_rank : exists s, lossy_reachable 2 (fun _ => join) deep shards s /\
+  ends s = [(DONE, Some (Lost None 8), [(0, [1]); (1, [5])]); (DONE, Some (Lost (Some 0) 9), [(0, [2])])].
+Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). split; [apply run_lossy|vm_compute; reflexivity]. Qed.

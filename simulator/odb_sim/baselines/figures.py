@@ -1,0 +1,218 @@
+"""What a baseline costs: the same figures as for the protocol, from a plan of batches (see `plans`).
+
+A plan is fixed before the run, and all ranks take equally many steps: its times follow from a recurrence over steps, with a
+plain DataLoader for each rank, whose workers read and collate the batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from odb_ref.core.types import Mode
+from odb_sim.baselines.plans import RankPlan
+from odb_sim.engine.loading import Workers
+from odb_sim.engine.metrics import StepRow, Totals, compute_totals
+from odb_sim.engine.timeline import Timeline
+from odb_sim.inputs.conditions import STEADY, Conditions
+from odb_sim.inputs.costs import Costs, Seconds
+from odb_sim.inputs.lengths import Integers
+from odb_sim.inputs.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Figures of every batch, as arrays of shape (ranks, steps); a rank without a batch in a step has zeros."""
+
+    samples: Integers
+    real: Integers
+    padded: Integers
+    row_pairs: Integers
+    """Sum of the squared lengths of the rows, padding included: what attention costs."""
+
+
+def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
+    steps = max(len(plan.starts) for plan in plans)
+    shape = (len(plans), steps)
+    samples, real, padded, row_pairs = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+    for rank, plan in enumerate(plans):
+        batches = len(plan.starts)
+        if not batches:
+            continue
+        tokens = workload.tokens[plan.order]
+        counts = np.diff(plan.starts, append=len(plan.order))
+        sums = np.add.reduceat(tokens, plan.starts)
+        samples[rank, :batches] = counts
+        real[rank, :batches] = sums
+        if plan.is_packed:
+            padded[rank, :batches] = sums
+            row_pairs[rank, :batches] = np.add.reduceat(tokens**2, plan.starts)
+        else:
+            longest = np.maximum.reduceat(tokens, plan.starts)
+            padded[rank, :batches] = counts * longest
+            row_pairs[rank, :batches] = counts * longest**2
+    return _Batches(samples, real, padded, row_pairs)
+
+
+def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> int:
+    """Returns the steps that are taken: all in join mode; in quota mode none in which a rank idles, and none past the quota."""
+    steps = int(batches.samples.shape[1])
+    if mode is Mode.JOIN:
+        return steps
+    steps = int((batches.samples > 0).all(axis=0).sum())
+    if quota_samples is not None:
+        emitted = np.cumsum(batches.samples.sum(axis=0))
+        steps = min(steps, int(np.searchsorted(emitted, quota_samples)) + 1)
+    return steps
+
+
+def simulate_plan(
+    workload: Workload,
+    plans: list[RankPlan],
+    costs: Costs,
+    *,
+    budget_tokens: int,
+    conditions: Conditions = STEADY,
+    seed: int = 0,
+    mode: Mode = Mode.JOIN,
+    quota_samples: int | None = None,
+    timeline: Timeline | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[list[StepRow], Totals]:
+    """Returns the steps of a plan, and their sums.
+
+    Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
+    """
+    batches = _measure(workload, plans)
+    steps, ranks = _count_steps(batches, mode, quota_samples), len(plans)
+    compute_s = costs.compute_steps_s(batches.padded, batches.row_pairs)
+    compute_s = _stretch(compute_s, conditions.slow_ranks, conditions.jitter, seed)
+    load_s = costs.loader.compute_plain_s(batches.samples, batches.real, batches.padded)
+    load_s = _stretch(load_s, conditions.slow_loaders, conditions.jitter, seed + 1)
+    loaders = [Workers(costs.loader) for _ in plans]
+    sync_s = costs.collective.compute_s(ranks)
+    loaded_s, taken_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
+    spans_s: list[tuple[float, float, float]] = []
+    start_s, emitted = 0.0, 0
+    for step in range(steps):
+        for rank, seconds in enumerate(load_s[:, step].tolist()):
+            # A rank that has run dry takes nothing: its loader is done.
+            loader = loaders[rank]
+            has_batch = batches.samples[rank, step] > 0
+            taken_s[rank, step] = loader.take(seconds, start_s) if has_batch else start_s
+            loaded_s[rank, step] = loader.done_s if has_batch else start_s
+        slowest_s = float((taken_s[:, step] + compute_s[:, step]).max())
+        end_s = slowest_s + sync_s
+        spans_s.append((start_s, slowest_s, end_s))
+        emitted += int(batches.samples[:, step].sum())
+        start_s = end_s
+        if on_progress is not None:
+            on_progress(emitted)
+    # What is ready waits for what comes before it.
+    loaded_s = np.maximum.accumulate(loaded_s, axis=1)
+    if timeline is not None:
+        _add_spans(timeline, spans_s, loaded_s, taken_s, np.where(batches.samples > 0, compute_s, -compute_s))
+    queued = _count_queued(loaded_s, taken_s, costs.loader.workers * costs.loader.prefetch_factor)
+    rows = [
+        _build_row(
+            batches,
+            step,
+            budget_tokens,
+            span_s=span_s,
+            queued_steps=int(queued[step]),
+            data_wait_s=float((taken_s[:, step] - span_s[0]).sum()),
+            compute_s=float(compute_s[:, step].sum()),
+        )
+        for step, span_s in enumerate(spans_s)
+    ]
+    return rows, compute_totals(
+        rows,
+        rank_tokens=batches.real[:, :steps].sum(axis=1),
+        samples_unique=_count_unique(workload, plans, steps),
+        rounds=0,
+        exchange_s=0.0,
+    )
+
+
+def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: float, seed: int) -> Seconds:
+    """``seconds``, of shape (ranks, steps), with slow ranks and jitter."""
+    factors = np.ones((len(seconds), 1))
+    for rank, factor in slow:
+        factors[rank] = factor
+    if jitter:
+        return seconds * factors * np.random.default_rng(seed).lognormal(0, jitter, seconds.shape)
+    return seconds * factors
+
+
+def _count_queued(loaded_s: Seconds, taken_s: Seconds, most: int) -> Integers:
+    """Returns for each step, the batches that are loaded when it is taken, summed over ranks; the one taken among them."""
+    queued: Integers = np.zeros(loaded_s.shape, dtype=np.int64)
+    for rank, (loaded, taken) in enumerate(zip(loaded_s, taken_s, strict=True)):
+        queued[rank] = np.searchsorted(loaded, taken, side="right") - np.arange(len(taken))
+    # A batch that takes no time to load is there the moment it has room, which is a moment too early.
+    sums: Integers = np.clip(queued, 1, min(most, queued.shape[1] + 1)).sum(axis=0)
+    return sums
+
+
+def _build_row(
+    batches: _Batches,
+    step: int,
+    budget_tokens: int,
+    *,
+    span_s: tuple[float, float, float],
+    queued_steps: int,
+    data_wait_s: float,
+    compute_s: float,
+) -> StepRow:
+    samples, padded = batches.samples[:, step], batches.padded[:, step]
+    is_over = padded > budget_tokens
+    return StepRow(
+        step=step,
+        round=0,
+        start_s=span_s[0],
+        end_s=span_s[2],
+        samples=int(samples.sum()),
+        real_tokens=int(batches.real[:, step].sum()),
+        padded_tokens=int(padded.sum()),
+        critical_tokens=int(padded.max()),
+        idle_ranks=int((samples == 0).sum()),
+        oversize_groups=int((is_over & (samples == 1)).sum()),
+        over_budget_groups=int((is_over & (samples > 1)).sum()),
+        queued_steps=queued_steps,
+        data_wait_s=data_wait_s,
+        compute_s=compute_s,
+        sync_wait_s=len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s,
+        collective_s=len(samples) * (span_s[2] - span_s[1]),
+    )
+
+
+def _add_spans(
+    timeline: Timeline,
+    spans_s: list[tuple[float, float, float]],
+    loaded_s: Seconds,
+    taken_s: Seconds,
+    busy_s: Seconds,
+) -> None:
+    """Adds the spans of all steps; ``busy_s`` is negative where the rank idles."""
+    before_s = np.zeros(len(taken_s))
+    for step, (start_s, slowest_s, end_s) in enumerate(spans_s):
+        columns = (before_s.tolist(), loaded_s[:, step].tolist(), taken_s[:, step].tolist(), busy_s[:, step].tolist())
+        for rank, (before, loaded, taken, busy) in enumerate(zip(*columns, strict=True)):
+            done = taken + abs(busy)
+            if busy >= 0:
+                timeline.add(rank, "reader", "fill", before, loaded)
+            timeline.add(rank, "trainer", "wait for data", start_s, taken)
+            timeline.add(rank, "trainer", "idle" if busy < 0 else "compute", taken, done)
+            timeline.add(rank, "trainer", "wait for ranks", done, slowest_s)
+            timeline.add(rank, "trainer", "collective", slowest_s, end_s)
+        before_s = loaded_s[:, step]
+
+
+def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:
+    seen = np.zeros(workload.samples_total, dtype=np.bool_)
+    for plan in plans:
+        stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)
+        seen[plan.order[:stop]] = True
+    return int(seen.sum())

@@ -1,0 +1,138 @@
+"""``odb-ref calibrate``: the cost models that fit recorded runs, with their error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import check_writable
+from odb_sim.cli.replay import print_replays, replay_all
+from odb_sim.inputs.cost_files import write_costs
+from odb_sim.inputs.costs import Transport
+from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
+from odb_sim.recorded.replay import Replay
+from odb_sim.recorded.runs import load_runs
+from odb_sim.reports.terminal import print_table
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``calibrate``."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="fit the cost model to recorded runs",
+        description="Fits the time of a step, of reading, of collating and of an exchange to recorded runs whose traces "
+        "carry times, on one half of them; states the error on the other half, and that of simulating each run with the "
+        "fitted model. Of several runs every second one is held back whole.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument("--out", metavar="FILE", help="write the cost model, for --cost-model")
+    parser.add_argument("--json", metavar="FILE", help="write numbers and errors")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="W",
+        help="loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (1)",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=[str(transport) for transport in Transport],
+        default=str(Transport.REDUCE),
+        help="how the ranks exchanged (reduce)",
+    )
+    parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
+    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leave out the first N steps of every run, in fit and error (0)",
+    )
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0, or 1 when a run was recorded otherwise than the core decides; bad input raises UsageError."""
+    if options.workers < 0:
+        raise UsageError(f"--workers must be at least 0, got {options.workers}")
+    if options.depth is not None and options.depth < 1:
+        raise UsageError(f"--depth must be at least 1, got {options.depth}")
+    if options.warm_up < 0:
+        raise UsageError(f"--warm-up must be at least 0, got {options.warm_up}")
+    check_writable(options.out, options.json)
+    runs = load_runs(options.traces, depth_steps=options.depth)
+    transport = Transport(options.transport)
+    calibration = calibrate(
+        runs, workers=options.workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up
+    )
+    replays = replay_all(runs, calibration.costs)
+    if options.out is not None:
+        write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(_encode(calibration, replays), indent=2) + "\n", encoding="utf-8")
+    _print_errors(calibration)
+    _print_numbers(calibration)
+    parts = ["held back" if is_held_back(number, len(runs)) else "fitted to" for number in range(len(runs))]
+    print_replays(replays, is_priced=True, parts=parts if len(runs) > 1 else ["half fitted to"])
+    return 0 if all(item.is_equal for item in replays) else 1
+
+
+def _encode(calibration: Calibration, replays: list[Replay]) -> dict[str, object]:
+    return {
+        "costs": asdict(calibration.costs),
+        "fit": calibration.to_json(),
+        "replays": [{"is_equal": item.is_equal, **asdict(item)} for item in replays],
+    }
+
+
+def _print_errors(calibration: Calibration) -> None:
+    rows = []
+    for fit in calibration.fits:
+        errors = [
+            f"{fit.median_error:.1%}",
+            f"{fit.p90_error:.1%}",
+            f"{fit.total_error:+.1%}",
+            f"{fit.paced_error:.1%}",
+        ]
+        scatter = "-" if fit.scatter is None else f"{fit.scatter.median:.1%}"
+        counts = [f"{fit.spans_fitted:,}", f"{fit.spans_held:,}"]
+        rows.append([fit.component, *counts, *(["-"] * 4 if fit.reason else errors), scatter])
+    left_out = calibration.warm_up_steps
+    print_table(
+        f"Errors on what was held back: {calibration.held_back}; warm-up left out: {left_out} steps of each run",
+        [
+            "component",
+            "fitted to",
+            "judged",
+            "median error",
+            "90 % within",
+            "error of the sum",
+            "median at the pace around",
+            "equal sizes differ by",
+        ],
+        rows,
+    )
+    for fit in calibration.fits:
+        if fit.reason:
+            print(f"{fit.component}: not fitted, {fit.reason}")
+
+
+def _print_numbers(calibration: Calibration) -> None:
+    rows = []
+    for fit in calibration.fits:
+        for item in fit.ranges:
+            numbers = (f"{number:.4g}" for number in (fit.values[item.name], item.low, item.high))
+            rows.append([f"{fit.component}: {item.name}", *numbers])
+    print_table("Cost model, with the range of nine fits in ten", ["number", "value", "from", "to"], rows)
+    for fit in calibration.fits:
+        for name in fit.dropped:
+            print(f"{fit.component}: {name} cannot be told from 0 and is left out")
+    fitted = calibration.costs.fitted
+    print(
+        f"Fitted to {fitted.ranks:,} ranks and batches of up to {fitted.padded_tokens:,} padded tokens; beyond them it is "
+        "extrapolated. gpu.fixed_s holds the collective of that many ranks."
+    )

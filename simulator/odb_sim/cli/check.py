@@ -1,0 +1,149 @@
+"""``odb-ref check``: do traces satisfy the properties?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+
+from odb_ref.core.rules import TargetRule
+from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
+from odb_sim.inputs.rules import load_policy_rule
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_PAUSE_S: Final = 0.2
+"""How often growing traces are looked at."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds ``check``."""
+    parser = subparsers.add_parser(
+        "check",
+        help="check traces against the properties",
+        description="Checks traces of the simulator, of training jobs or of tests against the protocol's properties. "
+        "Exit status: 0 every property holds or does not apply, 1 one is violated, 2 a file cannot be read.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument("--replay", action="store_true", help="also ask the protocol core for each event (REPLAY)")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="judge a job while it runs: a line for each violation as it happens, the verdict at the end; "
+        "TRACE may be files that are not there yet, or a folder",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="with --follow: give up waiting when nothing was written for so long (default: 600)",
+    )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="with --replay: module:name or path.py:name of a target rule that does not ship (repeatable)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the verdict")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the verdict; violations come first, one to a line.
+
+    Raises: UsageError when a file is not a trace, or there is no such rule.
+    """
+    rules = [load_policy_rule(name) for name in options.policy]
+    told: Counter[Violation] = Counter()
+    if options.follow:
+        verdict = _follow(options, rules, told)
+    else:
+        verdict = check_traces(options.traces, is_replayed=options.replay, rules=rules)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(compute_json(verdict), indent=2) + "\n", encoding="utf-8")
+    for job in verdict.jobs:
+        _print(job, told)
+    return 0 if verdict.is_ok else 1
+
+
+def _follow(options: argparse.Namespace, rules: Sequence[TargetRule], told: Counter[Violation]) -> Verdict:
+    """Returns the verdict at the end of the job; ``told`` are the violations that were printed before it."""
+
+    def tell(violation: Violation) -> None:
+        told[violation] += 1
+        _say(str(violation))
+
+    follower = Follower(options.traces, tell)
+    last_s = time.monotonic()
+    while not follower.is_done and time.monotonic() - last_s < options.patience:
+        if follower.advance():
+            last_s = time.monotonic()
+        else:
+            time.sleep(min(_PAUSE_S, options.patience))
+    return follower.end(is_replayed=options.replay, rules=rules)
+
+
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Prints one line, whatever a cause holds: no line breaks, no characters that cannot be printed."""
+    file = file or sys.stdout
+    encoding = file.encoding or "utf-8"
+    line = "".join(item if item.isprintable() else item.encode("unicode_escape").decode() for item in text)
+    print(line.encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+
+
+def _print(job: JobVerdict, told: Counter[Violation]) -> None:
+    for violation in job.violations:
+        if told[violation]:
+            told[violation] -= 1
+        else:
+            _say(str(violation))
+    _say(
+        f"{job.paths[0]}{f' and {len(job.paths) - 1} more' if job.paths[1:] else ''}: {job.driver}, epoch {job.epoch}, "
+        f"{job.ranks} ranks, {job.rounds} rounds, {job.steps} steps, {job.samples} samples; outcome {job.outcome}"
+    )
+    for item in job.properties:
+        what = f"{item.checked:>10} checks" if item.status is not Status.NOT_APPLICABLE else f"({item.reason})"
+        print(f"  {item.property:<10}{item.status:<16}{what}")
+
+
+def compute_json(verdict: Verdict) -> dict[str, object]:
+    """Returns the verdict as JSON: ``ok``, ``violations``, and for each job its size, its outcome and a status by property."""
+    return {
+        "ok": verdict.is_ok,
+        "violations": [str(violation) for violation in verdict.violations],
+        "jobs": [
+            {
+                "traces": list(job.paths),
+                "driver": job.driver,
+                "epoch": job.epoch,
+                "ranks": job.ranks,
+                "rounds": job.rounds,
+                "steps": job.steps,
+                "samples": job.samples,
+                "outcome": job.outcome,
+                "properties": {
+                    item.property: {"status": item.status, "checked": item.checked, "reason": item.reason}
+                    for item in job.properties
+                },
+                "violations": [
+                    {
+                        "property": violation.property,
+                        "rank": violation.rank,
+                        "round": violation.round,
+                        "step": violation.step,
+                        "what": violation.what,
+                    }
+                    for violation in job.violations
+                ],
+            }
+            for job in verdict.jobs
+        ],
+    }

@@ -1,0 +1,203 @@
+"""``odb-ref compare``: the protocol beside every baseline, on the same samples, memory limit and costs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import LENGTHS_HELP, add_run_options, build_run, check_writable, load_lengths_option
+from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.metrics import Summary
+from odb_sim.inputs.lengths import list_bundled_names
+from odb_sim.reports.answers_report import check_plots
+from odb_sim.reports.run_report import write_compare_report
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.comparison import (
+    FIXED_BATCH,
+    GROUPS_PER_WINDOW,
+    LEAST_WINDOW,
+    Compared,
+    choose_budget,
+    choose_window,
+    compare,
+)
+from odb_sim.studies.runs import POLICIES, Run
+
+_RANKS: Final = 8
+_HEADER: Final = [
+    "policy",
+    "speed-up",
+    "steps",
+    "efficiency",
+    "excess",
+    "padding",
+    "idle",
+    "data wait",
+    "rank wait",
+    "sim s",
+]
+_BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
+    "Speed-up: samples per second, over {reference}": lambda compared, one: f"{compared.compute_speedup(one):.2f}",
+    "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
+    "Excess: critical tokens over the real tokens of the fullest rank, - 1": lambda _, one: f"{one.excess:.3f}",
+    "Steps": lambda _, one: f"{one.steps:,}",
+    "Padding ratio": lambda _, one: f"{one.padding_ratio:.3f}",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``compare``."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="simulate every policy on the same samples",
+        description="Simulates the protocol and every baseline on the same samples, under the same memory limit and costs. "
+        "For one trace a row for each policy; for several, a row for each trace and a column for each policy.",
+    )
+    parser.add_argument("lengths", nargs="*", metavar="LENGTHS", help=LENGTHS_HELP + "; several for one table")
+    parser.add_argument("--all", action="store_true", help="every bundled trace")
+    add_run_options(
+        parser,
+        ranks=_RANKS,
+        budget="of a trace: --batch-size times its longest sample",
+        window=None,
+        window_rule=f"{LEAST_WINDOW}, doubled until it holds {GROUPS_PER_WINDOW} batches of average samples or a shard",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help=f"samples of a fixed batch ({FIXED_BATCH}); without --token-budget, the memory these need at worst is the budget "
+        "of every policy",
+    )
+    parser.add_argument(
+        "--policy",
+        metavar="P[,P...]",
+        default=",".join(POLICIES),
+        help=f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
+    parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    policies = [policy for policy in options.policy.split(",") if policy]
+    if not policies or len(set(policies)) < len(policies):
+        raise UsageError(f"--policy: {options.policy!r} names none, or one twice")
+    runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
+    check_writable(options.json, options.csv, options.html)
+    check_plots(options.html)
+    total = len(policies) * sum(what.workload.samples_total for what in runs)
+    with show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_progress:
+        compared = compare(runs, policies, on_progress)
+    figures = [entry for item in compared for entry in item.to_json()]
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if options.csv is not None:
+        with Path(options.csv).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(figures[0]))
+            writer.writeheader()
+            writer.writerows(figures)
+    tables = [_build_table(compared[0])] if len(compared) == 1 else _build_tables(compared)
+    if options.html is not None:
+        write_compare_report(Path(options.html), describe_terms(compared), compared, tables)
+    if len(compared) > 1:
+        print(describe_terms(compared))
+    for table in tables:
+        print_table(*table)
+    print_cautions(summarize_cautions(caution for item in compared for caution in item.cautions))
+    return 0
+
+
+def _list_names(options: argparse.Namespace) -> list[str]:
+    if bool(options.lengths) == options.all:
+        raise UsageError("needs LENGTHS, or --all in place of them")
+    names: list[str] = list_bundled_names() if options.all else options.lengths
+    if len(set(names)) < len(names):
+        raise UsageError("LENGTHS: the same trace is named twice")
+    return names
+
+
+def _build_run(options: argparse.Namespace, policy: str, name: str) -> Run:
+    """Returns the run on the trace ``name``; budget and window by rule where they are not given."""
+    lengths = load_lengths_option(options, name)
+    budget, window = options.token_budget, options.window
+    if budget is None:
+        budget = choose_budget(lengths, FIXED_BATCH if options.batch_size is None else options.batch_size)
+    samples = len(lengths) if options.samples is None else options.samples
+    if window is None:
+        window = choose_window(lengths, budget, shard_samples=samples // max(1, options.ranks))
+    # Where the size gives the budget, the budget gives the size.
+    size = None if options.token_budget is None else options.batch_size
+    given = argparse.Namespace(**{**vars(options), "token_budget": budget, "window": window, "batch_size": size})
+    return build_run(given, policy, lengths)
+
+
+def describe_terms(compared: list[Compared]) -> str:
+    """Returns what all policies of a comparison share, in a sentence or two."""
+    what = compared[0].what
+    return (
+        f"{what.workload.ranks:,} ranks ({what.sharding} shards), {what.mode} mode. Budget: the most padded tokens of a batch, "
+        "the same for every policy. Fixed batch: samples of a batch of standard, hfg and balanced, "
+        + ("as many of the longest sample as fit the budget" if what.batch_size is None else "as asked for")
+        + ". Window: samples that a rank of the protocol groups at a time."
+    )
+
+
+def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
+    """Returns a row for each policy."""
+    what = compared.what
+    title = (
+        f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
+        f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}"
+    )
+    rows = [
+        [
+            summary.policy,
+            f"{compared.compute_speedup(summary):.2f}",
+            f"{summary.steps:,}",
+            f"{summary.efficiency:.3f}",
+            f"{summary.excess:.3f}",
+            f"{summary.padding_ratio:.3f}",
+            f"{summary.idle_steps:,}",
+            f"{summary.data_wait_share:.3f}",
+            f"{summary.trainer_wait_share:.3f}",
+            f"{summary.sim_time_s:,.1f}",
+        ]
+        for summary in compared.summaries
+    ]
+    return title, _HEADER, rows
+
+
+def _build_tables(compared: list[Compared]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Returns a table for each figure: a row for each trace, a column for each policy.
+
+    What each trace was run with comes first.
+    """
+    policies = [summary.policy for summary in compared[0].summaries]
+    terms = [
+        [
+            item.what.workload.name,
+            f"{item.what.workload.samples_total:,}",
+            f"{item.what.workload.tokens.mean():,.0f}",
+            f"{item.what.workload.tokens.max():,}",
+            f"{item.what.budget_tokens:,}",
+            f"{item.batch_size:,}",
+            f"{item.what.window_samples:,}",
+        ]
+        for item in compared
+    ]
+    header = ["trace", "samples", "mean length", "longest", "budget", "fixed batch", "window"]
+    tables = [("Traces", header, terms)]
+    for title, show in _BLOCKS.items():
+        rows = [[item.what.workload.name, *(show(item, one) for one in item.summaries)] for item in compared]
+        tables.append((title.format(reference=compared[0].reference.policy), ["trace", *policies], rows))
+    return tables

@@ -1,0 +1,165 @@
+"""``odb-ref demo``: the main job on real input, from simulation to training to the checker, in one report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import odb_sim
+from odb_ref.core.errors import UsageError
+from odb_ref.trace.check import Property, Status, Verdict, check_traces
+from odb_ref.trace.format import Json, TraceWriter
+from odb_sim.engine.metrics import Summary
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import build_workload
+from odb_sim.reports.demo_report import list_training_rows, write_report
+from odb_sim.reports.terminal import print_table, show_progress
+from odb_sim.studies.runs import Result, Run, run
+
+LENGTHS: Final = "azure_llm_2023_conv"
+BUDGET_TOKENS: Final = 16_384
+WINDOW_SAMPLES: Final = 512
+SAMPLES_PER_RANK: Final = 3_000
+RANKS: Final = (8, 64)
+POLICIES: Final = ("standard", "paper", "odb")
+TRAINING_RANKS: Final = 2
+SCRIPT: Final = "demo_train.py"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``demo``."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="simulate a real trace, train on real text, check both, write a report",
+        description="Simulates a real length trace at 8 and 64 ranks against fixed batches, trains two ranks with uneven "
+        "shards on real text, checks every trace, and writes a report with plots.",
+    )
+    parser.add_argument("--out", default="demo-out", metavar="DIR", help="where the report goes (demo-out)")
+    parser.add_argument("--text", metavar="PATH", help="train on these JSON lines, not on Python's own docstrings")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0 when every property holds on every trace, else 1."""
+    for module, extra in (("torch", "torch"), ("matplotlib", "plots")):
+        if importlib.util.find_spec(module) is None:
+            raise UsageError(f"needs {module}: pip install 'odb-ref[{extra}]'")
+    if options.text is not None and not Path(options.text).exists():
+        raise UsageError(f"--text {options.text}: no such file or directory")
+    out = Path(options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be made: {error.strerror}") from error
+    begin_s = time.perf_counter()
+    results, traces = _simulate(out)
+    summaries = [result.summary for result in results]
+    _print_simulation(summaries)
+    train = _train(out, options.text)
+    print_table("trained", ["", "odb", "fixed batches"], list_training_rows(train))
+    train_traces = [out / f"train-rank{rank}.ndjson" for rank in range(TRAINING_RANKS)]
+    verdict = check_traces([*traces, *train_traces])
+    _print_verdict(verdict)
+    figures: dict[str, Json] = {
+        "simulation": [summary.to_json() for summary in summaries],
+        "training": train,
+        "check": {"is_ok": verdict.is_ok, "violations": [str(item) for item in verdict.violations]},
+        "wall_time_s": round(time.perf_counter() - begin_s, 1),
+    }
+    (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_report(out / "report.html", results, train, train_traces, verdict)
+    print(f"\n{out / 'report.html'} holds the plots, {out / 'summary.json'} all figures.")
+    return 0 if verdict.is_ok else 1
+
+
+def _simulate(out: Path) -> tuple[list[Result], list[Path]]:
+    results: list[Result] = []
+    traces: list[Path] = []
+    lengths = load_lengths(LENGTHS)
+    for ranks in RANKS:
+        workload = build_workload(lengths, ranks=ranks, samples=ranks * SAMPLES_PER_RANK)
+        for policy in POLICIES:
+            what = Run(workload=workload, policy=policy, budget_tokens=BUDGET_TOKENS, window_samples=WINDOW_SAMPLES)
+            with show_progress(f"{policy}, {ranks} ranks", workload.samples_total) as on_progress:
+                if not what.is_protocol:
+                    results.append(run(what, on_progress=on_progress))
+                    continue
+                trace = out / f"simulated-{policy}-{ranks}.ndjson.gz"
+                with TraceWriter(trace, what.build_config(), driver="simulator") as writer:
+                    results.append(run(what, observer=writer.record, on_progress=on_progress))
+                traces.append(trace)
+    return results, traces
+
+
+def _print_simulation(summaries: list[Summary]) -> None:
+    rows = [
+        [
+            f"{summary.policy}, {summary.ranks} ranks",
+            f"{summary.steps:,}",
+            f"{summary.efficiency:.3f}",
+            f"{summary.excess:.3f}",
+            f"{summary.padding_ratio:.3f}",
+            f"{summary.idle_steps:,}",
+            f"{compute_speedup(summary, summaries):.2f}x",
+        ]
+        for summary in summaries
+    ]
+    header = ["simulated", "steps", "efficiency", "excess", "padding", "idle steps", "speed"]
+    print_table(f"{LENGTHS}, {SAMPLES_PER_RANK} samples a rank, budget {BUDGET_TOKENS}", header, rows)
+
+
+def compute_speedup(summary: Summary, summaries: list[Summary]) -> float:
+    """Returns the simulated time of the fixed batches over that of ``summary``, at the same number of ranks."""
+    base = next(other for other in summaries if other.ranks == summary.ranks and other.policy == "standard")
+    return base.sim_time_s / summary.sim_time_s
+
+
+def find_script() -> Path:
+    """Returns the training script: of the examples in a checkout, or the copy of them that a wheel carries.
+
+    Raises: UsageError when there is neither.
+    """
+    package = Path(odb_sim.__file__).parent
+    for folder in (package.parents[1] / "examples" / "demo", package / "demo"):
+        if (folder / SCRIPT).is_file():
+            return folder / SCRIPT
+    raise UsageError(f"{SCRIPT} is missing: neither in a checkout's examples/demo nor in {package / 'demo'}")
+
+
+def _train(out: Path, text: str | None) -> dict[str, Json]:
+    """Returns the figures of the training run, from ``train.json``.
+
+    Raises: UsageError with the end of its output when the run fails.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(TRAINING_RANKS)]
+    command += [str(find_script()), "--out", str(out), *([] if text is None else ["--text", text])]
+    with show_progress("training two ranks", 0):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    (out / "train.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+    if done.returncode:
+        cause = next((line for line in reversed(done.stderr.splitlines()) if "Error:" in line), "no error line")
+        raise UsageError(f"the training run failed ({cause.strip()}); its output is in {out / 'train.log'}")
+    figures: dict[str, Json] = json.loads((out / "train.json").read_text(encoding="utf-8"))
+    return figures
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    rows = []
+    for job in verdict.jobs:
+        held = sum(item.status is Status.HOLDS for item in job.properties)
+        absent = sum(item.status is Status.NOT_APPLICABLE for item in job.properties)
+        name = (
+            Path(job.paths[0]).name
+            if len(job.paths) == 1
+            else f"{Path(job.paths[0]).name} and {len(job.paths) - 1} more"
+        )
+        rows.append([name, f"{job.steps:,}", str(held), str(absent), str(len(job.violations))])
+    print_table(f"checked against {len(Property)} properties", ["trace", "steps", "hold", "n/a", "violated"], rows)
+    for violation in verdict.violations:
+        print(violation)

@@ -1,0 +1,245 @@
+"""``odb-ref explore``: every interleaving of the real core, for a small world."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Mode
+from odb_sim.explore.bounds import Bounds, compute_lengths
+from odb_sim.explore.graph import Shape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
+from odb_sim.explore.scenario import (
+    Scenario,
+    compute_scenario,
+    encode_scenario,
+    read_scenario,
+    replay,
+    write_scenario,
+)
+from odb_sim.explore.search import Exploration, OnProgress, Search
+from odb_sim.explore.suites import SUITES
+from odb_sim.inputs.rules import load_rule
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "explore",
+        help="walk through every interleaving of a small world",
+        description="Walks through every interleaving of the real protocol core with its exchange, trainers and faults. "
+        "Checks the properties in every state and that a measure falls on every transition; a state that has no "
+        "successor and is not a proper end is a deadlock. Prints the shortest schedule to what does not hold.",
+    )
+    parser.add_argument(
+        "--suite", choices=sorted(SUITES), help="several explorations in one go; others' options are ignored"
+    )
+    parser.add_argument("--ranks", type=int, help="how many ranks (default: as --shard-sizes says, or 2)")
+    parser.add_argument(
+        "--shard-sizes", type=_integers, metavar="N,N,..", help="samples of each rank (default: 3,1 and so on)"
+    )
+    parser.add_argument("--lengths", type=_integers, default=(3, 1, 2), metavar="N,N,..", help="tokens, taken in turn")
+    parser.add_argument("--token-budget", type=int, default=4, metavar="B", help="token budget (default 4)")
+    parser.add_argument("--window", type=int, default=2, help="samples of a window (default 2)")
+    parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (default 1)")
+    parser.add_argument("--max-age", type=int, default=2, help="rounds a sample may be carried (default 2)")
+    parser.add_argument("--ramp", type=int, default=0, help="rounds with a smaller window (default 0)")
+    parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default="join")
+    parser.add_argument("--quota", type=int, help="samples to emit, in quota mode")
+    parser.add_argument("--policy", default="odb", metavar="RULE", help="odb, paper, or module:name")
+    parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
+    parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
+    parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
+    parser.add_argument(
+        "--lost-loaders", type=int, default=0, help="processes with a machine that are lost (default 0)"
+    )
+    parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
+    parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
+    parser.add_argument("--free-urges", action="store_true", help="urge at any moment, for nothing")
+    parser.add_argument("--leave-inside", action="store_true", help="consumers may leave in the middle of a step, too")
+    parser.add_argument("--inline", action="store_true", help="each consumer's own thread reads and collates")
+    parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r steps more")
+    parser.add_argument("--odd-rank", type=int, metavar="R", help="a rank with another configuration")
+    parser.add_argument(
+        "--reduced",
+        action="store_true",
+        help="follow one order where the actions of ranks commute, and merge ranks that are over: the same verdict from fewer "
+        "states, a counterexample that is not always the shortest",
+    )
+    parser.add_argument("--max-states", type=int, help="stop after about so many states, with exit status 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument(
+        "--graph",
+        type=Path,
+        metavar="FILE",
+        help="write the graph of all worlds and actions: FILE.graphml, .dot or .gv",
+    )
+    parser.add_argument(
+        "--save", type=Path, default=Path("odb-counterexample.json"), metavar="FILE", help="for a violation"
+    )
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="replay a saved schedule instead")
+    parser.set_defaults(run=run)
+
+
+INCOMPLETE: Final = 3
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when everything holds and was covered, 1 when a property does not hold, 3 when the limit was reached before either."""
+    if options.replay is not None:
+        return _replay(options.replay)
+    if options.graph is not None:
+        check_graph_path(options.graph)
+        if options.suite is not None:
+            raise UsageError("--graph writes the graph of one exploration: leave out --suite")
+    if options.suite is not None:
+        return _run_all(options, SUITES[options.suite])
+    return _run_all(options, {"": _get_bounds(options)})
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers with commas between, got {text!r}") from None
+
+
+def _get_bounds(options: argparse.Namespace) -> Bounds:
+    if options.ranks is not None and options.ranks < 1:
+        raise UsageError(f"--ranks must be at least 1, got {options.ranks}")
+    ranks: int = options.ranks or (len(options.shard_sizes) if options.shard_sizes else 2)
+    shards: tuple[int, ...] = options.shard_sizes or tuple(3 if rank == 0 else 1 for rank in range(ranks))
+    if len(shards) != ranks:
+        raise UsageError(f"--ranks is {ranks}, but --shard-sizes names {len(shards)}")
+    if options.max_states is not None and options.max_states < 1:
+        raise UsageError(f"--max-states must be at least 1, got {options.max_states}")
+    return Bounds(
+        lengths=compute_lengths(shards, options.lengths),
+        budget_tokens=options.token_budget,
+        window_samples=options.window,
+        depth_steps=options.depth,
+        mode=Mode(options.mode),
+        quota_samples=options.quota,
+        max_age_rounds=options.max_age,
+        ramp_rounds=options.ramp,
+        rule=load_rule(options.policy),
+        failures=options.failures,
+        stops=options.stops,
+        losses=options.losses,
+        lost_loaders=options.lost_loaders,
+        is_single_reads=options.single_reads,
+        is_eager_end=options.eager_end,
+        is_urged_freely=options.free_urges,
+        is_left_inside=options.leave_inside,
+        is_inline=options.inline,
+        is_uneven_depth=options.uneven_depth,
+        odd_rank=options.odd_rank,
+    )
+
+
+def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:
+    results: list[dict[str, object]] = []
+    status = 0
+    for name, bounds in suite.items():
+        search = Search(
+            bounds,
+            max_states=options.max_states,
+            on_progress=_make_progress(name),
+            is_reduced=options.reduced,
+        )
+        result = search.run()
+        _clear_progress()
+        print("\n".join(_summarize(name, result)))
+        entry: dict[str, object] = {"name": name, **_to_json(result)}
+        if result.counterexample is not None:
+            rule = None if options.suite is not None else options.policy
+            scenario = compute_scenario(bounds, result.counterexample, rule)
+            _print_counterexample(scenario)
+            write_scenario(options.save, scenario)
+            print(f"saved; replay with: odb-ref explore --replay {options.save}")
+            entry["counterexample"] = encode_scenario(scenario)
+            status = 1
+        elif not result.is_complete:
+            status = INCOMPLETE
+        results.append(entry)
+        if options.graph is not None and result.is_complete:
+            graph = build_graph(search)
+            write_graph(options.graph, graph)
+            print(f"{options.graph}: {_describe(measure_graph(graph))}")
+        if status == 1:
+            break
+    if options.json is not None:
+        payload = results[0] if options.suite is None else {"suite": options.suite, "runs": results}
+        options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    return status
+
+
+def _summarize(name: str, result: Exploration) -> list[str]:
+    """Returns the verdict and the figures, a line each: short enough for a terminal of 80 columns."""
+    verdict = "all hold" if result.is_complete else "stopped at the limit"
+    if result.counterexample is not None:
+        verdict = f"{result.counterexample.property} DOES NOT HOLD"
+    return [
+        f"{name}: {verdict}" if name else verdict,
+        f"  {result.states:,} states, {result.edges:,} edges, depth {result.depth} of {result.transition_bound}, "
+        f"{result.ends:,} ends, {result.seconds:.1f} s",
+    ]
+
+
+def _describe(shape: Shape) -> str:
+    return f"{shape.sinks:,} sinks, {shape.shortest} to {shape.longest} transitions from the start"
+
+
+def _to_json(result: Exploration) -> dict[str, object]:
+    return {
+        "states": result.states,
+        "edges": result.edges,
+        "depth": result.depth,
+        "ends": result.ends,
+        "rank_states": result.rank_states,
+        "transition_bound": result.transition_bound,
+        "wall_time_s": round(result.seconds, 3),
+        "states_per_s": round(result.states_per_s),
+        "is_complete": result.is_complete,
+        "counterexample": None,
+    }
+
+
+def _print_counterexample(scenario: Scenario) -> None:
+    print(f"{scenario.property}: {scenario.detail}")
+    print(f"after {len(scenario.schedule)} transitions:")
+    for number, action in enumerate(scenario.schedule, 1):
+        print(f"  {number:3}  {action}")
+
+
+def _replay(path: Path) -> int:
+    scenario = read_scenario(path)
+    violation = None
+    for number, moment in enumerate(replay(scenario), 1):
+        after = describe_rank(moment.after) if moment.after is not None else "refused"
+        print(f"{number:4}  {moment.action!s:24} {describe_rank(moment.before)}  ->  {after}")
+        violation = moment.violation
+    if violation is None:
+        print("every property holds")
+        return 0
+    print(f"{violation.property}: {violation.detail}")
+    return 1
+
+
+def _make_progress(name: str) -> OnProgress | None:
+    if not sys.stderr.isatty():
+        return None
+
+    def show(states: int, edges: int, depth: int) -> None:
+        print(f"\r\x1b[K{name} {states:,} states, {edges:,} edges, depth {depth}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _clear_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

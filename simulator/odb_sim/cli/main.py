@@ -1,0 +1,101 @@
+"""The ``odb-ref`` command: one module of `odb_sim.cli` for each subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NoReturn
+
+from odb_ref import __version__
+from odb_ref.core.errors import UsageError
+from odb_sim import cli as commands
+
+EXAMPLES: Final = {
+    "demo": "odb-ref demo --out demo-out",
+    "simulate": "odb-ref simulate azure_llm_2023_conv --ranks 64 --token-budget 16384 --window 512 --html run.html",
+    "compare": "odb-ref compare gsm8k --ranks 8 --policy odb,paper,standard --json -",
+    "sweep": "odb-ref sweep mm_mix_real --ranks 8,64 --token-budget 8192,16384 --window 256,1024 --csv sweep.csv",
+    "tune": "odb-ref tune mm_mix_real --ranks 8 --memory-tokens 8192 --html tune.html",
+    "replay": "odb-ref replay trace-rank0.ndjson trace-rank1.ndjson",
+    "calibrate": "odb-ref calibrate cal/run*.ndjson --out costs.json",
+    "published": "odb-ref published --json published.json",
+    "check": "odb-ref check trace-rank0.ndjson trace-rank1.ndjson --replay",
+    "explore": "odb-ref explore --shard-sizes 3,1 --failures 1 --graph explored.graphml",
+    "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
+}
+"""What the help of each command begins with; a test parses them."""
+
+
+class _Parser(argparse.ArgumentParser):
+    example = ""
+
+    def error(self, message: str) -> NoReturn:
+        """Returns one line, as for every other kind of bad input; the usage is a ``--help`` away."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def format_help(self) -> str:
+        """Returns the help, after an example."""
+        text = super().format_help()
+        return f"example: {self.example}\n\n{text}" if self.example else text
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    parser = _Parser(prog="odb-ref", description="Online dynamic batching: simulate, check and explore its protocol.")
+    parser.add_argument("--version", action="version", version=f"odb-ref {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for command in commands.ALL:
+        command.add_parser(subparsers)
+    for name, example in EXAMPLES.items():
+        subparsers.choices[name].example = example
+    return parser
+
+
+@contextmanager
+def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
+    """With ``--json -`` standard output holds the JSON and nothing else: what a command prints goes to standard error."""
+    path = getattr(options, "json", None)
+    if path is None or str(path) != "-":
+        yield
+        return
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        options.json = file if isinstance(path, Path) else str(file)
+        with redirect_stdout(sys.stderr):
+            yield
+        if file.exists():
+            print(file.read_text(encoding="utf-8"), end="")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        with _json_to_stdout(options):
+            status: int = options.run(options)
+    except UsageError as error:
+        print(f"odb-ref {options.command}: {error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(f"odb-ref {options.command}: this machine has not enough memory for so large a run", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has left; nothing more is wanted, not even a complaint at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Command-line options that several commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Terms
+from odb_ref.core.errors import UsageError
+from odb_ref.core.types import Mode
+from odb_sim.inputs.conditions import Conditions, parse_factor
+from odb_sim.inputs.cost_files import load_costs
+from odb_sim.inputs.costs import Costs, Transport
+from odb_sim.inputs.lengths import Lengths, load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Driver, Run
+
+LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
+
+
+def add_run_options(
+    parser: argparse.ArgumentParser,
+    *,
+    ranks: int | None = None,
+    budget: str = "",
+    window: int | None = 256,
+    window_rule: str = "",
+) -> None:
+    """Adds what `build_run` reads, all but the lengths and the policy.
+
+    ``ranks`` and ``window`` are the defaults; ``budget`` and ``window_rule`` say what is done where there is none.
+    """
+    parser.add_argument(
+        "--ranks", type=int, default=ranks, metavar="N", help="data-parallel ranks" + (f" ({ranks})" if ranks else "")
+    )
+    parser.add_argument(
+        "--token-budget",
+        type=int,
+        metavar="B",
+        help="the most padded tokens of a batch of two or more" + (f" ({budget})" if budget else ""),
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=window,
+        metavar="K",
+        help=f"samples a rank groups at a time ({window if window is not None else window_rule})",
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=DEPTH_STEPS,
+        metavar="D",
+        help=f"steps between loader and trainer ({DEPTH_STEPS})",
+    )
+    add_shared_options(parser)
+    parser.add_argument(
+        "--driver",
+        choices=[str(driver) for driver in Driver],
+        default=str(Driver.AUTO),
+        help="rounds: arrays, fast; events: every rank's machine, for faults, jitter, traces and timelines; the figures are "
+        "the same (auto)",
+    )
+
+
+def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
+    """Adds what every command that simulates takes alike: what `build_terms`, `build_costs` and `build_conditions` read."""
+    if has_quota:
+        parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default=str(Mode.JOIN))
+        parser.add_argument(
+            "--quota", type=int, metavar="Q", help="with --mode quota: samples, over all ranks, to stop at"
+        )
+    parser.add_argument(
+        "--shards",
+        choices=[str(sharding) for sharding in Sharding],
+        default=str(Sharding.EVEN),
+        help="even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...",
+    )
+    parser.add_argument(
+        "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
+    parser.add_argument(
+        "--max-age",
+        type=int,
+        default=MAX_AGE_ROUNDS,
+        metavar="R",
+        help=f"rounds a sample may be carried for ({MAX_AGE_ROUNDS})",
+    )
+    parser.add_argument(
+        "--ramp",
+        type=int,
+        default=RAMP_ROUNDS,
+        metavar="R",
+        help=f"rounds with a smaller window at the start ({RAMP_ROUNDS})",
+    )
+    parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
+    parser.add_argument("--workers", type=int, metavar="W", help="loader workers of a rank (4)")
+    parser.add_argument(
+        "--prefetch-factor", type=int, metavar="P", help="items that a rank's loader fetches ahead for each worker (2)"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=[str(transport) for transport in Transport],
+        help="how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks",
+    )
+    parser.add_argument(
+        "--jitter",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="spread of every duration, as standard deviation of its ln",
+    )
+    parser.add_argument(
+        "--slow-rank",
+        action="append",
+        default=[],
+        metavar="RANK:F",
+        help="this rank computes F times as long (repeatable)",
+    )
+    parser.add_argument(
+        "--slow-loader",
+        action="append",
+        default=[],
+        metavar="RANK:F",
+        help="this rank loads F times as long (repeatable)",
+    )
+    parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="COLUMN=MAX",
+        help="the most a batch of two or more may use, in sum, of what a column of LENGTHS holds: image_tokens=4096, say "
+        "(repeatable)",
+    )
+
+
+def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run:
+    """Returns the run on ``lengths`` that the options describe.
+
+    Raises: UsageError when they make no sense.
+    """
+    sharding = Sharding(options.shards)
+    terms = build_terms(options)
+    workload = build_workload(
+        lengths, ranks=options.ranks, sharding=sharding, samples=options.samples, seed=options.seed
+    )
+    what = Run(
+        workload=workload,
+        policy=policy,
+        budget_tokens=options.token_budget,
+        batch_size=options.batch_size,
+        window_samples=options.window,
+        depth_steps=options.depth,
+        sharding=sharding,
+        seed=options.seed,
+        costs=build_costs(options),
+        conditions=build_conditions(options),
+        driver=Driver(options.driver),
+    )
+    return terms.apply(what)
+
+
+def build_terms(options: argparse.Namespace) -> Terms:
+    """Returns what the protocol is told beside policy, budget, window and depth.
+
+    Raises: UsageError when it makes no sense.
+    """
+    terms = Terms(
+        max_age_rounds=options.max_age,
+        ramp_rounds=options.ramp,
+        limits=tuple(parse_limits(options.limit).values()),
+    )
+    if "mode" not in options:
+        return terms
+    if options.quota is not None and options.mode != Mode.QUOTA:
+        raise UsageError("--quota needs --mode quota")
+    return replace(terms, mode=Mode(options.mode), quota_samples=options.quota)
+
+
+def parse_limits(texts: Sequence[str]) -> dict[str, int]:
+    """Returns the limit of each column that ``--limit`` names.
+
+    Raises: UsageError when one is malformed, or given twice.
+    """
+    limits: dict[str, int] = {}
+    for text in texts:
+        column, _, value = text.partition("=")
+        if not column or not value.isdecimal():
+            raise UsageError(f"--limit {text}: expected COLUMN=MAX, such as image_tokens=4096")
+        if column in limits:
+            raise UsageError(f"--limit {text}: a limit of {limits[column]} has been given")
+        limits[column] = int(value)
+    return limits
+
+
+def load_lengths_option(options: argparse.Namespace, name: str) -> Lengths:
+    """Returns the lengths of a trace, with the columns that ``--limit`` names.
+
+    Raises: UsageError when it cannot be read, or has no such column.
+    """
+    return load_lengths(name, tuple(parse_limits(options.limit)))
+
+
+def build_conditions(options: argparse.Namespace) -> Conditions:
+    """Returns what is slow or uneven.
+
+    Raises: UsageError when an option makes no sense.
+    """
+    return Conditions(
+        jitter=options.jitter,
+        slow_ranks=tuple(map(parse_factor, options.slow_rank)),
+        slow_loaders=tuple(map(parse_factor, options.slow_loader)),
+    )
+
+
+def build_costs(options: argparse.Namespace) -> Costs:
+    """Returns what things cost.
+
+    Raises: UsageError when an option makes no sense, or the file of ``--cost-model`` is none.
+    """
+    costs = Costs() if options.cost_model is None else load_costs(options.cost_model)
+    if options.workers is not None:
+        costs = replace(costs, loader=replace(costs.loader, workers=options.workers))
+    if options.prefetch_factor is not None:
+        costs = replace(costs, loader=replace(costs.loader, prefetch_factor=options.prefetch_factor))
+    if options.transport is not None:
+        costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
+    return costs
+
+
+def check_writable(*paths: str | None) -> None:
+    """Checks that every path can be written: better said before a long run than after it.
+
+    Raises: UsageError naming the path.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        is_new = not Path(path).exists()
+        try:
+            with Path(path).open("ab"):
+                pass
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        if is_new:
+            Path(path).unlink()

@@ -1,0 +1,120 @@
+"""``odb-ref replay``: recorded runs, simulated again and compared decision by decision."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import check_writable
+from odb_sim.inputs.cost_files import load_costs
+from odb_sim.inputs.costs import Costs
+from odb_sim.recorded.replay import Replay, replay
+from odb_sim.recorded.runs import RecordedRun, load_runs
+from odb_sim.reports.terminal import print_table, show_progress
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``replay``."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="simulate recorded runs again and compare every decision",
+        description="Simulates what the ranks of recorded runs have read, and compares every round's steps, every step's "
+        "samples on every rank and every step's counts with the record. Exit status: 0 all equal, 1 one differs, "
+        "2 a file cannot be used.",
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
+    parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
+    parser.add_argument("--json", metavar="FILE", help="write the comparison")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0 when every decision is equal, else 1; bad input raises UsageError."""
+    return replay_traces(options.traces, cost_model=options.cost_model, depth=options.depth, json_path=options.json)
+
+
+def replay_traces(
+    traces: Sequence[str], *, cost_model: str | None = None, depth: int | None = None, json_path: str | None = None
+) -> int:
+    """Replays the runs that ``traces`` hold, prints the comparison, and writes it where ``json_path`` says.
+
+    Exit status 0 when every decision is equal, else 1. Times are shown only for a given cost model: the defaults describe
+    no particular machine.
+
+    Raises: UsageError when a file cannot be used.
+    """
+    if depth is not None and depth < 1:
+        raise UsageError(f"--depth must be at least 1, got {depth}")
+    check_writable(json_path)
+    costs = None if cost_model is None else load_costs(cost_model)
+    replays = replay_all(load_runs(traces, depth_steps=depth), costs)
+    if json_path is not None:
+        data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
+        Path(json_path).write_text(json.dumps({"replays": data}, indent=2) + "\n", encoding="utf-8")
+    print_replays(replays, is_priced=costs is not None)
+    return 0 if all(item.is_equal for item in replays) else 1
+
+
+def replay_all(runs: list[RecordedRun], costs: Costs | None) -> list[Replay]:
+    """Returns the replay of every run, with a progress bar on a terminal."""
+    replays = []
+    for number, recorded in enumerate(runs, 1):
+        total = sum(len(rank.samples) for rank in recorded.ranks)
+        with show_progress(f"replay {number} of {len(runs)}", total) as on_progress:
+            replays.append(replay(recorded, costs=costs, on_progress=on_progress))
+    return replays
+
+
+def print_replays(replays: list[Replay], *, is_priced: bool, parts: Sequence[str] = ()) -> None:
+    """A line for each difference, then a table. ``parts`` says of each run what part it had in the cost model."""
+    for item in replays:
+        if item.difference:
+            print(f"{item.name}: {item.difference}")
+    header = ["run", "driver", "outcome", "ranks", "rounds", "groups", "steps measured", "predicted", "decisions"]
+    rows = [
+        [
+            item.name,
+            item.driver,
+            item.outcome,
+            *(f"{value:,}" for value in (item.ranks, item.rounds, item.decisions)),
+            f"{item.measured_steps:,}",
+            f"{item.predicted_steps:,}",
+            "equal" if item.is_equal else "differ",
+        ]
+        for item in replays
+    ]
+    print_table("Recorded against simulated", header, rows)
+    labels = parts or [""] * len(replays)
+    times = [
+        (item.name, item.timing, part) for item, part in zip(replays, labels, strict=True) if item.timing is not None
+    ]
+    if is_priced and times:
+        print_table(
+            "Times, from the first step taken to the last",
+            [
+                "run",
+                "steps",
+                "measured s",
+                "predicted s",
+                "error",
+                "median error of a step",
+                "cost model" if parts else "",
+            ],
+            [
+                [
+                    name,
+                    f"{timing.steps:,}",
+                    f"{timing.measured_s:,.3f}",
+                    f"{timing.predicted_s:,.3f}",
+                    f"{timing.total_error:+.1%}",
+                    f"{timing.step_error:.1%}",
+                    part,
+                ]
+                for name, timing, part in times
+            ],
+        )

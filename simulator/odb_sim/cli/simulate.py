@@ -1,0 +1,157 @@
+"""``odb-ref simulate``: one run, its figures, and on request its trace."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.trace.format import TraceWriter
+from odb_sim.cli.options import LENGTHS_HELP, add_run_options, build_run, check_writable, load_lengths_option
+from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.metrics import StepRow, Summary, list_step_columns, list_step_values
+from odb_sim.engine.timeline import Timeline
+from odb_sim.inputs.conditions import parse_fault
+from odb_sim.reports.answers_report import check_plots
+from odb_sim.reports.run_report import choose_ranks, write_run_report
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.runs import POLICIES, Result, Run, run
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``simulate``."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="simulate one run on a length trace",
+        description="Simulates one epoch: the real protocol core on every rank, or a baseline, on a trace of lengths.",
+    )
+    parser.add_argument("lengths", nargs="?", metavar="LENGTHS", help=LENGTHS_HELP)
+    add_run_options(parser)
+    parser.add_argument(
+        "--policy",
+        default="odb",
+        metavar="P",
+        help=f"of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="of a baseline with fixed batches: samples of a batch, whatever the budget (as many of the longest as fit it)",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KIND:RANK:AT",
+        help="read:RANK:SAMPLE or collate:RANK:ROUND raises, stop:RANK:STEPS leaves early, kill:RANK:STEPS dies (repeatable)",
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=60.0, metavar="S", help="seconds ranks wait for a dead one (60)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures")
+    parser.add_argument("--trace", metavar="FILE", help="write the protocol trace (NDJSON; .gz compresses)")
+    parser.add_argument("--steps-csv", metavar="FILE", help="write a row for each step")
+    parser.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        help="write a timeline for ui.perfetto.dev; a name in .json: also for chrome://tracing",
+    )
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    given = {"LENGTHS": options.lengths, "--ranks": options.ranks, "--token-budget": options.token_budget}
+    if missing := [name for name, value in given.items() if value is None]:
+        raise UsageError(f"needs {', '.join(missing)}")
+    what = build_run(options, options.policy, load_lengths_option(options, options.lengths))
+    faults = tuple(map(parse_fault, options.fault))
+    what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
+    if options.trace is not None and not what.is_protocol:
+        raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
+    check_writable(options.json, options.trace, options.steps_csv, options.perfetto, options.html)
+    check_plots(options.html)
+    timeline = _make_timeline(options, what)
+    result = _simulate(what, options.trace, timeline)
+    if options.json is not None:
+        figures = {**result.summary.to_json(), "cautions": [caution.text for caution in result.cautions]}
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if options.steps_csv is not None:
+        _write_steps(Path(options.steps_csv), result.rows)
+    if timeline is not None and options.perfetto is not None:
+        timeline.write(options.perfetto)
+    if timeline is not None and options.html is not None:
+        write_run_report(Path(options.html), result, timeline)
+    _print_summary(result.summary)
+    print_cautions(summarize_cautions(result.cautions))
+    return 0
+
+
+def _make_timeline(options: argparse.Namespace, what: Run) -> Timeline | None:
+    """Returns what collects spans: of all ranks for a timeline file, of a few for a page."""
+    if options.perfetto is not None:
+        return Timeline()
+    return None if options.html is None else Timeline(choose_ranks(what.workload.ranks))
+
+
+def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result:
+    with show_progress(
+        f"{what.workload.name}, {what.workload.ranks} ranks", what.workload.samples_total
+    ) as on_progress:
+        if trace is None:
+            return run(what, timeline=timeline, on_progress=on_progress)
+        with TraceWriter(trace, what.build_config(), driver="simulator") as writer:
+            return run(what, observer=writer.record, timeline=timeline, on_progress=on_progress)
+
+
+def _write_steps(path: Path, rows: list[StepRow]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(list_step_columns())
+        for row in rows:
+            writer.writerow([f"{value:.6f}" if isinstance(value, float) else value for value in list_step_values(row)])
+
+
+_SHOWN: Final = (
+    "steps",
+    "rounds",
+    "efficiency",
+    "excess",
+    "padding_ratio",
+    "idle_steps",
+    "oversize_groups",
+    "largest_batch_tokens",
+    "compute_share",
+    "data_wait_share",
+    "trainer_wait_share",
+    "collective_share",
+)
+
+
+def _print_summary(summary: Summary) -> None:
+    """A headline, and the figures that say why; all are in the JSON."""
+    print(
+        f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, budget {summary.token_budget:,}: "
+        f"{summary.tokens_per_s:,.0f} tokens/s\n"
+        f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({summary.samples_per_s:,.1f}/s) in "
+        f"{summary.sim_time_s:,.1f} simulated seconds; {_describe_outcome(summary)}\n"
+        f"driver: {summary.driver}, {summary.wall_time_s:,.1f} s here"
+    )
+    figures = summary.to_json()
+    print_table("", ["figure", "value"], [[key, _format(figures[key])] for key in _SHOWN])
+    print(f"All {len(figures)} figures: --json FILE")
+
+
+def _describe_outcome(summary: Summary) -> str:
+    who = "" if summary.outcome_rank is None else f" by rank {summary.outcome_rank}"
+    return summary.outcome + who + (f": {summary.outcome_cause}" if summary.outcome_cause else "")
+
+
+def _format(value: str | int | float | None) -> str:
+    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"

@@ -1,0 +1,161 @@
+"""``odb-ref sweep``: a grid of simulations, in parallel, in one table."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+from pathlib import Path
+
+from odb_ref.core.config import DEPTH_STEPS
+from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import (
+    add_shared_options,
+    build_conditions,
+    build_costs,
+    build_terms,
+    check_writable,
+    load_lengths_option,
+)
+from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.inputs.workload import Sharding
+from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_plots, write_sweep_report
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.clusters import ADDRESSES, open_executor
+from odb_sim.studies.runs import POLICIES
+from odb_sim.studies.sweep import Answer, Grid, build_points, run_grid
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``sweep``."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="simulate a grid of settings",
+        description="Simulates every combination of the given values on the same samples, in parallel.",
+    )
+    parser.add_argument("--ranks", required=True, metavar="N[,N...]", help="data-parallel ranks")
+    parser.add_argument("--token-budget", required=True, metavar="B[,B...]", help="padded tokens of a batch")
+    parser.add_argument("--window", default="256", metavar="K[,K...]", help="samples a rank groups at a time (256)")
+    parser.add_argument(
+        "--depth",
+        default=str(DEPTH_STEPS),
+        metavar="D[,D...]",
+        help=f"steps between loader and trainer ({DEPTH_STEPS})",
+    )
+    parser.add_argument(
+        "--policy",
+        default="odb",
+        metavar="P[,P...]",
+        help=f"of {', '.join(POLICIES)}, or module:name for a rule of your own (odb)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="samples of a fixed batch, whatever the budget (as many of the longest as fit it)",
+    )
+    add_data_options(parser)
+    parser.add_argument("--json", metavar="FILE", help="write all figures: a list with an object for each point")
+    parser.add_argument("--csv", metavar="FILE", help="write a row for each point")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.set_defaults(run=run_command)
+
+
+def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
+    """Adds what `sweep` and `tune` share."""
+    parser.add_argument("lengths", metavar="LENGTHS", help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths")
+    add_shared_options(parser, has_quota=has_quota)
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="simulations at a time, each a process (one for each processor)",
+    )
+    parser.add_argument(
+        "--executor",
+        metavar="ADDRESS",
+        help=f"in place of --processes, a cluster whose workers have this package: {ADDRESSES}",
+    )
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    policies = _parse_words("--policy", options.policy)
+    grid = Grid(
+        lengths=load_lengths_option(options, options.lengths),
+        points=build_points(
+            policies=policies,
+            ranks=parse_numbers("--ranks", options.ranks),
+            budgets=parse_numbers("--token-budget", options.token_budget),
+            windows=parse_numbers("--window", options.window),
+            depths=parse_numbers("--depth", options.depth),
+        ),
+        samples=options.samples,
+        seed=options.seed,
+        sharding=Sharding(options.shards),
+        costs=build_costs(options),
+        conditions=build_conditions(options),
+        terms=build_terms(options),
+        batch_size=options.batch_size,
+    )
+    check_writable(options.json, options.csv, options.html)
+    check_plots(options.html)
+    with (
+        show_progress(f"{grid.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
+        open_executor(options.executor, min(options.processes, len(grid.points))) as executor,
+    ):
+        answers = run_grid(grid, executor, on_done)
+    title = f"{grid.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
+    if options.json is not None:
+        figures = [answer.to_json() for answer in answers]
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    if options.csv is not None:
+        _write_csv(Path(options.csv), answers)
+    if options.html is not None:
+        write_sweep_report(Path(options.html), title, answers)
+    _print_answers(title, answers)
+    print_cautions(summarize_cautions(caution for answer in answers for caution in answer.cautions))
+    return 0
+
+
+def _print_answers(title: str, answers: list[Answer]) -> None:
+    """Settings that are the same in every row go into the title: a table has room for little."""
+    rows = [build_row(answer) for answer in answers]
+    same = [column for column in range(SETTINGS) if len({row[column] for row in rows}) == 1]
+    if len(same) == SETTINGS:
+        same.remove(HEADER.index("policy"))
+    kept = [column for column in range(len(HEADER)) if column not in same]
+    said = "".join(f", {HEADER[column]} {rows[0][column]}" for column in same)
+    table = [[row[column] for column in kept] for row in rows]
+    print_table(title + said, [HEADER[column] for column in kept], table, keys=SETTINGS - len(same))
+
+
+def _write_csv(path: Path, answers: list[Answer]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = [answer.to_json() for answer in answers]
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _parse_words(option: str, text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words) or len(set(words)) < len(words):
+        raise UsageError(f"{option}: {text!r} has an empty value, or one twice")
+    return words
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """Returns the numbers of a list such as ``8,64``.
+
+    Raises: UsageError when one is not a whole number, or comes twice.
+    """
+    numbers = []
+    for word in _parse_words(option, text):
+        try:
+            numbers.append(int(word))
+        except ValueError:
+            raise UsageError(f"{option}: {word!r} is not a whole number") from None
+    return numbers

@@ -1,0 +1,143 @@
+"""``odb-ref tune``: token budget, window and depth for a data set and a memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.rules import RULES
+from odb_sim.cli.options import (
+    build_conditions,
+    build_costs,
+    build_terms,
+    check_writable,
+    load_lengths_option,
+)
+from odb_sim.cli.sweep import add_data_options
+from odb_sim.inputs.workload import Sharding
+from odb_sim.reports.answers_report import TUNE_HEADER, TUNE_NOTE, build_tune_row, check_plots, write_tune_report
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.clusters import open_executor
+from odb_sim.studies.sweep import Answer
+from odb_sim.studies.tune import LARGEST_WINDOW, Question, Tuning, compute_host_tokens, tune
+
+HOST_BYTES_PER_TOKEN: Final = 24
+"""Ids, labels and attention mask of 8 bytes each."""
+_USUAL_SIMULATIONS: Final = 25
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds ``tune``."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="find token budget, window and depth",
+        description="Finds the cheapest token budget, window and depth whose throughput is within a tolerance of the best, "
+        "and shows the trade-off. Windows and depth cost host memory: at most the window, two windows collated and padded, "
+        "and the queue's batches, for each rank.",
+    )
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="data-parallel ranks")
+    parser.add_argument(
+        "--memory-tokens", type=int, required=True, metavar="M", help="padded tokens of a batch that fit on a GPU"
+    )
+    parser.add_argument("--window-max", type=int, default=LARGEST_WINDOW, metavar="K", help="the largest to try (4096)")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.01, metavar="T", help="share of the best throughput to give up (0.01)"
+    )
+    parser.add_argument("--policy", choices=sorted(RULES), default="odb", help="target rule (odb)")
+    add_data_options(parser, has_quota=False)
+    parser.add_argument(
+        "--host-bytes-per-token",
+        type=int,
+        default=HOST_BYTES_PER_TOKEN,
+        metavar="B",
+        help="of a sample in host memory: ids, labels and mask are 24; images cost more (24)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.set_defaults(run=run_command)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Returns exit status 0; bad input raises UsageError."""
+    question = Question(
+        lengths=load_lengths_option(options, options.lengths),
+        ranks=options.ranks,
+        memory_tokens=options.memory_tokens,
+        policy=options.policy,
+        samples=options.samples,
+        seed=options.seed,
+        sharding=Sharding(options.shards),
+        costs=build_costs(options),
+        conditions=build_conditions(options),
+        terms=build_terms(options),
+        window_max=options.window_max,
+        tolerance=options.tolerance,
+    )
+    check_writable(options.json, options.html)
+    check_plots(options.html)
+    with (
+        show_progress(f"tune {question.lengths.name}", _USUAL_SIMULATIONS) as on_done,
+        open_executor(options.executor, options.processes) as executor,
+    ):
+        tuning = tune(question, executor, on_done)
+    title = f"{question.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
+    mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
+    lead = _describe(tuning, question, mebibytes)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(_encode(tuning, mebibytes), indent=2) + "\n", encoding="utf-8")
+    if options.html is not None:
+        write_tune_report(Path(options.html), title, lead, tuning)
+    for name, curve in (("window", tuning.windows), ("token budget", tuning.budgets), ("depth", tuning.depths)):
+        print_table(f"{title}: by {name}", TUNE_HEADER, [build_tune_row(answer, tuning) for answer in curve])
+    print(TUNE_NOTE)
+    print(lead)
+    for reason in tuning.reasons:
+        print(f"- {reason}")
+    print_cautions(tuning.cautions)
+    return 0
+
+
+def _describe(tuning: Tuning, question: Question, mebibytes: float) -> str:
+    point = tuning.recommended.point
+    text = (
+        f"Recommended: --token-budget {point.budget_tokens} --window {point.window_samples} --depth {point.depth_steps}; "
+        f"{tuning.recommended.rate:,.0f} tokens/s, at most {mebibytes:,.0f} MiB of host memory a rank. "
+        f"{len(tuning.tried)} simulations of a long run; an epoch of {question.epoch_samples:,} samples holds "
+        f"{tuning.windows_held:.1f} such windows a rank."
+    )
+    if tuning.samples_over_memory:
+        text += (
+            f" {tuning.samples_over_memory:,} samples are longer than the memory ({question.memory_tokens:,} tokens) and "
+            "travel alone: cut them, or no setting makes them fit."
+        )
+    if point.depth_steps == 1:
+        text += " The simulator hands a step over in no time; a real queue does not, so depth 2 is the safer choice."
+    return text
+
+
+def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
+    point = tuning.recommended.point
+    return {
+        "token_budget": point.budget_tokens,
+        "window": point.window_samples,
+        "depth": point.depth_steps,
+        "host_mib": mebibytes,
+        "reasons": tuning.reasons,
+        "samples_over_memory": tuning.samples_over_memory,
+        "windows_held": tuning.windows_held,
+        "cautions": tuning.cautions,
+        "epoch": _encode_answer(tuning.epoch),
+        "best_epoch": None if tuning.best_epoch is None else _encode_answer(tuning.best_epoch),
+        "recommended": _encode_answer(tuning.recommended),
+        "best": _encode_answer(tuning.best),
+        "windows": list(map(_encode_answer, tuning.windows)),
+        "budgets": list(map(_encode_answer, tuning.budgets)),
+        "depths": list(map(_encode_answer, tuning.depths)),
+        "tried": list(map(_encode_answer, tuning.tried)),
+    }
+
+
+def _encode_answer(answer: Answer) -> dict[str, str | int | float | None]:
+    return answer.to_json() | {"host_tokens": compute_host_tokens(answer)}

@@ -1,0 +1,200 @@
+"""``odb-ref verify``: is the protocol with this target rule, or this core, still what the properties say?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_sim.explore.scenario import encode_scenario, write_scenario
+from odb_sim.reports.terminal import print_table
+from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
+from odb_sim.verify.quality import Quality, measure_quality
+from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
+from odb_sim.verify.stages import Finding, Stage
+from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="judge a target rule or a changed core: bounds, every interleaving, random worlds, real traces",
+        description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the core: a "
+        "verdict for each property as far as was looked, what was not looked at, and the smallest case found for what does not "
+        "hold. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core.",
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--policy", default="odb", metavar="P", help="odb, paper, module:name or path.py:name (default odb)"
+    )
+    what.add_argument("--core", type=Path, metavar="DIR", help="a changed copy of odb_ref/core, in place of a rule")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the random agreements, worlds and workloads (default 0)"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=LIMIT_S,
+        metavar="S",
+        help=f"seconds a rule may take for an answer ({LIMIT_S:g})",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict as JSON")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        default=Path("odb-counterexample.json"),
+        metavar="FILE",
+        help="where a schedule that refutes the rule goes, for odb-ref explore --replay",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when every property holds as far as was looked, else 1.
+
+    Raises: UsageError when there is no such rule or core.
+    """
+    if options.time_limit <= 0:
+        raise UsageError(f"--limit must be more than 0, got {options.time_limit:g}")
+    if options.core is not None:
+        print(f"core {options.core}")
+        stages = _show(verify_core(options.core, seed=options.seed))
+        return _conclude(options, stages, {"core": str(options.core)}, NOT_OF_THE_CORE)
+    with RuleProcesses(options.policy, options.time_limit) as rule:
+        print(f"rule {rule.description.shown} ({options.policy}), {PROCESSES} instances in processes of their own")
+        stages = _show(verify(rule, options.policy, seed=options.seed))
+        status = _conclude(options, stages, {"rule": options.policy, "name": rule.name}, list_not_looked_at(rule))
+        if not status:
+            qualities = list(measure_quality(rule, options.seed))
+            _print_quality(qualities)
+            if options.json is not None:
+                _add_json(options.json, {"quality": [asdict(quality) for quality in qualities]})
+    return status
+
+
+def _show(stages: Iterator[Stage]) -> list[Stage]:
+    """Prints each stage as soon as it is done."""
+    done = []
+    for stage in stages:
+        done.append(stage)
+        verdict = "skipped" if stage.skipped else ("refuted" if stage.findings else "ok")
+        print(f"  {stage.name:<13}{verdict:<8} {stage.covered:<34}{stage.seconds:6.1f} s", flush=True)
+    return done
+
+
+def _conclude(
+    options: argparse.Namespace, stages: Sequence[Stage], asked: Mapping[str, str], unseen: Sequence[str]
+) -> int:
+    verdicts = compute_verdicts(stages)
+    if "core" in asked:
+        verdicts = {key: value for key, value in verdicts.items() if not key.startswith("RULE-") or value[1]}
+    print()
+    for key, (word, where) in verdicts.items():
+        print(f"  {key:<13}{word:<12}{where}".rstrip())
+    findings = [finding for stage in stages for finding in stage.findings]
+    print("\nholds for:" if not findings else "\nlooked at:")
+    for stage in stages:
+        if stage.ranges and not stage.skipped:
+            _print_item(stage.name, stage.ranges)
+    print("not looked at:")
+    for stage in stages:
+        if stage.skipped:
+            _print_item(stage.name, stage.skipped)
+    for line in unseen:
+        _print_item("", line)
+    saved = 0
+    for finding in findings:
+        saved += finding.scenario is not None
+        _print(
+            finding,
+            asked.get("core"),
+            options.save if saved < 2 else options.save.with_stem(f"{options.save.stem}-{saved}"),
+        )
+    if options.json is not None:
+        payload: dict[str, object] = {
+            **asked,
+            "seed": options.seed,
+            "ok": not findings,
+            "properties": {key: {"verdict": word, "by": where} for key, (word, where) in verdicts.items()},
+            "not_looked_at": list(unseen),
+            "stages": [_to_json(stage) for stage in stages],
+        }
+        options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    return 1 if findings else 0
+
+
+def _add_json(path: Path, more: dict[str, object]) -> None:
+    payload = json.loads(path.read_text(encoding="utf-8")) | more
+    path.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+
+
+def _print_item(name: str, text: str) -> None:
+    head = f"  {name:<13}" if name else "  "
+    width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 0)).columns)
+    print(textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head)))
+
+
+def _print_quality(qualities: Sequence[Quality]) -> None:
+    header = ["trace", "shards", "rule", "steps", "excess", "padding", "idle", "mean age", "most age"]
+    rows = [
+        [
+            one.trace,
+            one.shards,
+            one.rule,
+            f"{one.steps:,}",
+            f"{one.excess:.3f}",
+            f"{one.padding_ratio:.3f}",
+            f"{one.idle_steps:,}",
+            f"{one.mean_age:.2f}",
+            f"{one.most_age:,}",
+        ]
+        for one in qualities
+    ]
+    print_table("Quality: fewer steps and less excess are better; ages in rounds", header, rows, keys=3)
+
+
+def _print(finding: Finding, core: str | None, path: Path) -> None:
+    print(f"\n{finding.property} is violated: {finding.detail}\n  in {finding.case}")
+    if finding.scenario is None:
+        return
+    for number, action in enumerate(
+        finding.scenario.schedule[-_LAST:], max(0, len(finding.scenario.schedule) - _LAST) + 1
+    ):
+        print(f"  {number:4}  {action}")
+    write_scenario(path, finding.scenario)
+    if core is None:
+        print(f"  saved; replay with: odb-ref explore --replay {path}")
+    else:
+        print(f"  saved to {path}; odb-ref explore --replay says what the shipped core does there")
+
+
+_WIDEST: Final = 120
+"""Columns of running text, on a terminal that has more."""
+_LAST: Final = 30
+"""A longer schedule is printed from its end; the file has it all."""
+
+
+def _to_json(stage: Stage) -> dict[str, object]:
+    return {
+        "name": stage.name,
+        "covered": stage.covered,
+        "ranges": stage.ranges,
+        "skipped": stage.skipped,
+        "wall_time_s": round(stage.seconds, 3),
+        "findings": [
+            {
+                "property": finding.property,
+                "detail": finding.detail,
+                "case": finding.case,
+                "scenario": None if finding.scenario is None else encode_scenario(finding.scenario),
+            }
+            for finding in stage.findings
+        ],
+    }

@@ -1,0 +1,264 @@
+"""The ranks of a round-synchronous run, a block at a time: what they hold, read, offer and emit, as arrays.
+
+A block is small enough for its windows to stay in a processor's cache. It keeps no more than the windows and how far each
+rank has read; what its steps hold is handed out a round at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.offer import Offer
+from odb_ref.core.resume import RoundStart, resume
+from odb_ref.core.state import State
+from odb_sim.engine.loading import BlockReader
+from odb_sim.engine.twins import (
+    HUGE,
+    Booleans,
+    Runs,
+    Windows,
+    accumulate_rows,
+    align_windows,
+    compute_block_offer,
+    compute_group_bounds,
+    compute_ragged,
+    compute_wanted,
+    count_groups,
+    decode_positions,
+    encode_samples,
+    find_due,
+    sort_windows,
+)
+from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.costs import Costs, Seconds
+from odb_sim.inputs.lengths import Integers
+from odb_sim.inputs.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the steps of one round hold, an integer or float for each; and the seconds the slowest rank collates them."""
+
+    samples: Integers
+    real: Integers
+    padded: Integers
+    critical: Integers
+    idle: Integers
+    oversize: Integers
+    over_budget: Integers
+    compute_s: Seconds
+    slowest_s: Seconds
+    collate_s: float
+
+
+def merge_figures(parts: Sequence[Figures]) -> Figures:
+    """Returns the figures of blocks, as those of all their ranks."""
+    return Figures(
+        samples=np.sum([part.samples for part in parts], axis=0),
+        real=np.sum([part.real for part in parts], axis=0),
+        padded=np.sum([part.padded for part in parts], axis=0),
+        critical=np.max([part.critical for part in parts], axis=0),
+        idle=np.sum([part.idle for part in parts], axis=0),
+        oversize=np.sum([part.oversize for part in parts], axis=0),
+        over_budget=np.sum([part.over_budget for part in parts], axis=0),
+        compute_s=np.sum([part.compute_s for part in parts], axis=0),
+        slowest_s=np.max([part.slowest_s for part in parts], axis=0),
+        collate_s=max(part.collate_s for part in parts),
+    )
+
+
+class Block:
+    """The ranks from ``first`` to ``end``. A round is `read`, `compute_offer`, `align`, `emit`, in this order."""
+
+    __slots__ = (
+        "_bounds",
+        "_config",
+        "_costs",
+        "_due",
+        "_held",
+        "_held_counts",
+        "_is_ended",
+        "_loader_factors",
+        "_marks",
+        "_offsets",
+        "_read",
+        "_reader",
+        "_runs",
+        "_seen",
+        "_shards",
+        "_trainer_factors",
+        "_wanted",
+        "_windows",
+        "_workload",
+        "rank_tokens",
+    )
+
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        costs: Costs,
+        conditions: Conditions,
+        ranks: range,
+        *,
+        starts: Sequence[RoundStart],
+        seen: Booleans,
+    ) -> None:
+        self._config = config
+        self._workload = workload
+        self._costs = costs
+        self._seen = seen
+        """Which samples of the whole workload are emitted."""
+        self._offsets = workload.offsets[ranks.start : ranks.stop]
+        self._shards = workload.offsets[ranks.start + 1 : ranks.stop + 1] - self._offsets
+        self._trainer_factors = _list_factors(conditions.slow_ranks, ranks)
+        self._loader_factors = _list_factors(conditions.slow_loaders, ranks)
+        states = [_begin(config, workload, rank, starts) for rank in (ranks if starts else ranks[:1])]
+        states = states if starts else states * len(ranks)
+        self._read = np.array([state.read_samples for state in states])
+        self._is_ended = np.array([state.is_ended for state in states])
+        self._wanted = np.array([min(state.wanted_samples, HUGE) for state in states])
+        self._marks = [np.array(marks) for marks in zip(*(state.marks for state in states), strict=True)]
+        carried = list(chain.from_iterable(state.window for state in states))
+        self._held = encode_samples(
+            np.array([sample.length for sample in carried], dtype=np.int64),
+            np.array([sample.position for sample in carried], dtype=np.int64),
+        )
+        self._held_counts = np.array([len(state.window) for state in states])
+        self._reader = BlockReader(
+            costs.loader,
+            workload.tokens,
+            self._offsets + self._read,
+            self._shards - self._read,
+            window_samples=min(config.window_samples, HUGE),
+            slowness=self._loader_factors,
+        )
+        self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
+        """Real tokens that each rank has trained on."""
+
+    def read(self, asked_s: float) -> float:
+        """Fills the windows and forms their groups; when the rank that reads longest has done so."""
+        counts = self._count_wanted()
+        answers_s = self._reader.read(counts, asked_s)
+        positions = compute_ragged(self._read, counts)
+        places = positions + np.repeat(self._offsets, counts)
+        tokens = self._workload.tokens[places]
+        self._read = self._read + counts
+        self._is_ended = self._is_ended | ((self._wanted > 0) & (self._read == self._shards))
+        windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, positions), counts))
+        self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
+        self._bounds = compute_group_bounds(self._windows, self._config.budget_tokens, self._config.limits)
+        return float(answers_s.max())
+
+    def _count_wanted(self) -> Integers:
+        counts: Integers = np.minimum(self._wanted, self._shards - self._read)
+        return counts
+
+    def _accumulate_resources(self, windows: Windows) -> tuple[Integers, ...]:
+        places = np.minimum(self._offsets[:, None] + windows.positions, self._workload.samples_total - 1)
+        return tuple(
+            accumulate_rows(self._workload.resources[places, resource]) for resource in range(len(self._config.limits))
+        )
+
+    @property
+    def held_samples(self) -> int:
+        """Samples that all its ranks hold in their windows."""
+        return int(self._windows.counts.sum())
+
+    def compute_offer(self, round_: int, *, is_quota_met: bool) -> Offer:
+        """Returns the offers of all its ranks, reduced."""
+        config, counts = self._config, self._windows.counts
+        # As `odb_ref.core.rounds.compute_due_before`: nothing is due before so many marks are kept.
+        has_due = len(self._marks) == config.max_age_rounds
+        due_before = self._marks[0] if has_due else np.zeros_like(counts)
+        self._due = find_due(self._windows, self._bounds, due_before)
+        return compute_block_offer(
+            config,
+            round_,
+            held=np.zeros_like(counts) if is_quota_met else counts,
+            groups=count_groups(self._bounds),
+            due=self._due,
+            is_ended=self._is_ended,
+        )
+
+    def align(self, round_: int, target: int) -> Integers:
+        """Forms ``target`` steps on each rank, and says how many samples all its ranks have in each."""
+        self._runs = align_windows(self._windows, self._bounds, target, self._due)
+        self._marks = [*self._marks, self._read][-self._config.max_age_rounds :]
+        sizes = self._runs.sizes
+        self._wanted = compute_wanted(
+            self._config, round_ + 1, self._windows.counts - sizes.sum(axis=1), self._is_ended
+        )
+        samples: Integers = sizes.sum(axis=0)
+        return samples
+
+    def emit(self, steps: int) -> Figures:
+        """Returns the first ``steps`` of the round are trained on; all else stays in the windows.
+
+        Raises: InvariantError when a sample is emitted twice.
+        """
+        windows = self._windows
+        runs = Runs(self._runs.begins[:, :steps], self._runs.ends[:, :steps])
+        sizes, longest = runs.sizes, runs.compute_longest(windows)
+        padded = sizes * longest
+        real = np.take_along_axis(windows.sums, runs.ends, axis=1) - np.take_along_axis(
+            windows.sums, runs.begins, axis=1
+        )
+        self._keep_others(runs, sizes)
+        self.rank_tokens += real.sum(axis=1)
+        compute_s = self._costs.compute_batches_s(padded, longest) * self._trainer_factors[:, None]
+        collate_s = self._costs.loader.compute_collate_s(
+            np.full(len(padded), float(steps)),
+            padded.sum(axis=1).astype(np.float64),
+            self._count_wanted().astype(np.float64),
+        )
+        is_over = padded > self._config.budget_tokens
+        return Figures(
+            samples=sizes.sum(axis=0),
+            real=real.sum(axis=0),
+            padded=padded.sum(axis=0),
+            critical=padded.max(axis=0),
+            idle=(sizes == 0).sum(axis=0),
+            oversize=(is_over & (sizes == 1)).sum(axis=0),
+            over_budget=(is_over & (sizes > 1)).sum(axis=0),
+            compute_s=compute_s.sum(axis=0),
+            slowest_s=compute_s.max(axis=0),
+            collate_s=float((collate_s * self._loader_factors).max()),
+        )
+
+    def _keep_others(self, runs: Runs, sizes: Integers) -> None:
+        """Notes what the steps emit; what they do not is held on, in any order: a window is sorted before it is grouped."""
+        samples = self._windows.samples.reshape(-1)
+        ranks, width = self._windows.samples.shape
+        begins = runs.begins + np.arange(ranks)[:, None] * width
+        places = compute_ragged(begins.reshape(-1), sizes.reshape(-1))
+        is_held = (np.arange(width) < self._windows.counts[:, None]).reshape(-1)
+        is_held[places] = False
+        emitted = sizes.sum(axis=1)
+        ids = decode_positions(samples[places]) + np.repeat(self._offsets, emitted)
+        self._held, self._held_counts = samples[is_held], self._windows.counts - emitted
+        if len(self._held) != self._held_counts.sum() or self._seen[ids].any():
+            raise InvariantError("ONCE", "a sample is emitted twice")
+        self._seen[ids] = True
+
+
+def _begin(config: Config, workload: Workload, rank: int, starts: Sequence[RoundStart]) -> State:
+    start = starts[rank] if starts else RoundStart()
+    carried = [workload.read_samples(rank, position, 1) for position in start.carried]
+    state, _ = resume(config, start, tuple(chain.from_iterable(carried)))
+    return state
+
+
+def _list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> Seconds:
+    """Returns how many times as long each of ``ranks`` takes."""
+    factors = np.ones(len(ranks))
+    for rank, factor in slow:
+        if rank in ranks:
+            factors[rank - ranks.start] = factor
+    return factors

@@ -1,0 +1,87 @@
+"""What a planner must know before a run's figures are believed, in a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from odb_sim.engine.metrics import SHORT, Summary
+from odb_sim.inputs.costs import FittedTo
+from odb_sim.inputs.workload import Workload
+
+
+class About(StrEnum):
+    """What a caution is about."""
+
+    MEMORY = "memory"
+    BATCH_SIZE = "batch_size"
+    WINDOW = "window"
+    QUOTA = "quota"
+    COST_MODEL = "cost_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """One sentence."""
+
+    about: About
+    text: str
+
+
+def list_cautions(workload: Workload, summary: Summary, fitted: FittedTo, *, has_window: bool) -> tuple[Caution, ...]:
+    """Returns what the figures of ``summary`` do not show by themselves; most runs give none."""
+    found: list[Caution] = []
+    budget, largest = summary.token_budget, summary.largest_batch_tokens
+    over = int((workload.tokens > budget).sum())
+    if over:
+        longest = int(workload.tokens.max())
+        text = (
+            f"{_count(over, 'sample is', 'samples are')} longer than the budget of {budget:,} tokens: each travels alone, "
+            f"and a rank needs memory for the longest of {longest:,} padded tokens, {longest / budget:.2f} times the budget"
+        )
+        found.append(Caution(About.MEMORY, text))
+    if summary.over_budget_groups:
+        text = (
+            f"{_count(summary.over_budget_groups, 'fixed batch is', 'fixed batches are')} over the budget of {budget:,} "
+            f"tokens: the largest of policy {summary.policy} needs memory for {largest:,} padded tokens, "
+            f"{largest / budget:.2f} times the budget"
+        )
+        found.append(Caution(About.BATCH_SIZE, text))
+    shard = int(np.diff(workload.offsets).max())
+    if has_window and summary.window > shard:
+        text = f"a window of {summary.window:,} is larger than any shard: it acts as one of {shard:,} samples, an epoch at once"
+        found.append(Caution(About.WINDOW, text))
+    if summary.outcome == SHORT:
+        found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
+    if fitted.ranks and fitted.ranks != summary.ranks:
+        text = (
+            f"the cost model was fitted to runs of {fitted.ranks:,} ranks, and {summary.ranks:,} are simulated: exchanges are "
+            "extrapolated, and the collective of a step is taken to cost what it cost there (set `collective` in the file)"
+        )
+        found.append(Caution(About.COST_MODEL, text))
+    elif fitted.padded_tokens and largest > fitted.padded_tokens:
+        text = (
+            f"the cost model was fitted to batches of at most {fitted.padded_tokens:,} padded tokens, and the largest here has "
+            f"{largest:,}: its time is extrapolated"
+        )
+        found.append(Caution(About.COST_MODEL, text))
+    return tuple(found)
+
+
+def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
+    """Returns a line for each caution: of many runs with the same one, the first's, and how many others have it."""
+    by_kind: dict[About, list[str]] = {}
+    for caution in cautions:
+        texts = by_kind.setdefault(caution.about, [])
+        if caution.text not in texts:
+            texts.append(caution.text)
+    return [
+        texts[0] + (f" (and so on, in {len(texts) - 1} more runs)" if texts[1:] else "") for texts in by_kind.values()
+    ]
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

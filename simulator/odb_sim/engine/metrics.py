@@ -1,0 +1,358 @@
+"""What a run is judged by. Counted from the batches the trainers took, not from what the protocol says of itself.
+
+Every figure of a `Summary` has its formula in GLOSSARY.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.types import Group
+
+_FLUSH_IDS: Final = 1 << 20
+SHORT: Final = "short"
+"""The outcome of a run that ends in order, and before its quota is met."""
+COMPLETE: Final = Outcome(OutcomeKind.COMPLETE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step over all ranks. Seconds are sums over ranks, but for start and end."""
+
+    step: int
+    round: int
+    start_s: float
+    end_s: float
+    samples: int
+    real_tokens: int
+    padded_tokens: int
+    critical_tokens: int
+    idle_ranks: int
+    oversize_groups: int
+    over_budget_groups: int
+    queued_steps: int
+    data_wait_s: float
+    compute_s: float
+    sync_wait_s: float
+    collective_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The figures of one run: the keys of ``--json``."""
+
+    lengths: str
+    policy: str
+    mode: str
+    shards: str
+    ranks: int
+    window: int
+    depth: int
+    token_budget: int
+    batch_size: int | None
+    quota: int | None
+    seed: int
+    samples_total: int
+    samples_emitted: int
+    samples_unique: int
+    real_tokens: int
+    padded_tokens: int
+    steps: int
+    rounds: int
+    idle_steps: int
+    oversize_groups: int
+    over_budget_groups: int
+    largest_batch_tokens: int
+    padding_ratio: float
+    critical_tokens: int
+    efficiency: float
+    excess: float
+    compute_share: float
+    data_wait_share: float
+    trainer_wait_share: float
+    collective_share: float
+    ending_share: float
+    exchange_s: float
+    sim_time_s: float
+    wall_time_s: float
+    driver: str
+    samples_per_s: float
+    tokens_per_s: float
+    outcome: str
+    outcome_rank: int | None
+    outcome_cause: str
+    abort_s: float | None
+
+    def to_json(self) -> dict[str, str | int | float | None]:
+        """Returns the keys and values of ``--json``."""
+        return asdict(self)
+
+
+class Recorder:
+    """Sums up a run step by step. `take` once for each rank, then `end_step`; every rank is in the same step (ALIGN)."""
+
+    __slots__ = (
+        "_budget_tokens",
+        "_critical",
+        "_idle",
+        "_ids",
+        "_over_budget",
+        "_oversize",
+        "_padded",
+        "_rank_tokens",
+        "_real",
+        "_samples",
+        "_seen",
+        "exchange_s",
+        "rounds",
+        "rows",
+        "samples_emitted",
+    )
+
+    def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int) -> None:
+        self._budget_tokens = budget_tokens
+        self._rank_tokens: list[int] = [0] * ranks
+        self._seen = np.zeros(samples_total, dtype=np.bool_)
+        self._ids: list[int] = []
+        self.rows: list[StepRow] = []
+        self.rounds = 0
+        self.exchange_s = 0.0
+        self.samples_emitted = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._samples = self._real = self._padded = self._critical = 0
+        self._idle = self._oversize = self._over_budget = 0
+
+    def take(self, rank: int, group: Group) -> None:
+        """The trainer of ``rank`` takes this batch as its next step."""
+        if not group:
+            self._idle += 1
+            return
+        # The longest is looked for, not assumed first: a wrong grouping must show here.
+        lengths = [sample.length for sample in group]
+        size = len(lengths)
+        padded = max(lengths) * size
+        real = sum(lengths)
+        self._samples += size
+        self._real += real
+        self._padded += padded
+        if padded > self._critical:  # noqa: PLR1730 (a call for each rank and step)
+            self._critical = padded
+        self._rank_tokens[rank] += real
+        if padded > self._budget_tokens:
+            if size == 1:
+                self._oversize += 1
+            else:
+                self._over_budget += 1
+        self._ids += [sample.id for sample in group]
+        if len(self._ids) >= _FLUSH_IDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._seen[self._ids] = True
+        self._ids.clear()
+
+    def end_step(
+        self,
+        *,
+        round_: int,
+        start_s: float,
+        end_s: float,
+        queued_steps: int,
+        data_wait_s: float,
+        compute_s: float,
+        sync_wait_s: float,
+        collective_s: float,
+    ) -> None:
+        """All ranks have done the step."""
+        self.rows.append(
+            StepRow(
+                step=len(self.rows),
+                round=round_,
+                start_s=start_s,
+                end_s=end_s,
+                samples=self._samples,
+                real_tokens=self._real,
+                padded_tokens=self._padded,
+                critical_tokens=self._critical,
+                idle_ranks=self._idle,
+                oversize_groups=self._oversize,
+                over_budget_groups=self._over_budget,
+                queued_steps=queued_steps,
+                data_wait_s=data_wait_s,
+                compute_s=compute_s,
+                sync_wait_s=sync_wait_s,
+                collective_s=collective_s,
+            )
+        )
+        self.samples_emitted += self._samples
+        self._clear()
+
+    def compute_totals(self) -> Totals:
+        """Returns the sums of the run.
+
+        Raises: InvariantError when the steps do not add up to what the ranks took.
+        """
+        self._flush()
+        totals = compute_totals(
+            self.rows,
+            rank_tokens=np.array(self._rank_tokens),
+            samples_unique=int(self._seen.sum()),
+            rounds=self.rounds,
+            exchange_s=self.exchange_s,
+        )
+        if totals.real_tokens != sum(self._rank_tokens):
+            raise InvariantError("CONSERVE", f"steps hold {totals.real_tokens} tokens, ranks {sum(self._rank_tokens)}")
+        return totals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over a run, before any ratio."""
+
+    ranks: int
+    steps: int
+    rounds: int
+    samples_emitted: int
+    samples_unique: int
+    real_tokens: int
+    padded_tokens: int
+    critical_tokens: int
+    largest_batch_tokens: int
+    largest_rank_tokens: int
+    idle_steps: int
+    oversize_groups: int
+    over_budget_groups: int
+    data_wait_s: float
+    compute_s: float
+    sync_wait_s: float
+    collective_s: float
+    exchange_s: float
+    sim_time_s: float
+
+
+def compute_totals(
+    rows: list[StepRow],
+    *,
+    rank_tokens: NDArray[np.int64],
+    samples_unique: int,
+    rounds: int,
+    exchange_s: float,
+) -> Totals:
+    """Returns the sums of ``rows``; ``rank_tokens`` holds the real tokens that each rank trained on."""
+    return Totals(
+        ranks=len(rank_tokens),
+        steps=len(rows),
+        rounds=rounds,
+        samples_emitted=sum(row.samples for row in rows),
+        samples_unique=samples_unique,
+        real_tokens=sum(row.real_tokens for row in rows),
+        padded_tokens=sum(row.padded_tokens for row in rows),
+        critical_tokens=sum(row.critical_tokens for row in rows),
+        largest_batch_tokens=max((row.critical_tokens for row in rows), default=0),
+        largest_rank_tokens=int(rank_tokens.max()),
+        idle_steps=sum(row.idle_ranks for row in rows),
+        oversize_groups=sum(row.oversize_groups for row in rows),
+        over_budget_groups=sum(row.over_budget_groups for row in rows),
+        data_wait_s=sum(row.data_wait_s for row in rows),
+        compute_s=sum(row.compute_s for row in rows),
+        sync_wait_s=sum(row.sync_wait_s for row in rows),
+        collective_s=sum(row.collective_s for row in rows),
+        exchange_s=exchange_s,
+        sim_time_s=rows[-1].end_s if rows else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What was asked for: the part of a summary that is not measured."""
+
+    lengths: str
+    policy: str
+    mode: str
+    shards: str
+    ranks: int
+    window: int
+    depth: int
+    token_budget: int
+    quota: int | None
+    seed: int
+    samples_total: int
+    batch_size: int | None = None
+
+
+def compute_summary(
+    settings: Settings,
+    totals: Totals,
+    *,
+    wall_time_s: float,
+    driver: str,
+    outcome: Outcome = COMPLETE,
+    abort_s: float | None = None,
+    ended_s: float = 0.0,
+) -> Summary:
+    """Returns the figures of a run; formulas in GLOSSARY.md. A ratio of nothing is 0.
+
+    ``ended_s`` is when the last loader had ended, where that counts: ranks that wait for one that is gone train on nothing.
+    """
+    asked = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    sim_time_s = max(totals.sim_time_s, ended_s)
+    rank_seconds = totals.ranks * sim_time_s
+    lack = ""
+    if outcome.kind is OutcomeKind.COMPLETE and settings.quota is not None and totals.samples_emitted < settings.quota:
+        lack = (
+            f"the quota of {settings.quota:,} samples is not met: a rank has none left after {totals.samples_emitted:,}"
+        )
+    return Summary(
+        **asked,
+        samples_emitted=totals.samples_emitted,
+        samples_unique=totals.samples_unique,
+        real_tokens=totals.real_tokens,
+        padded_tokens=totals.padded_tokens,
+        steps=totals.steps,
+        rounds=totals.rounds,
+        idle_steps=totals.idle_steps,
+        oversize_groups=totals.oversize_groups,
+        over_budget_groups=totals.over_budget_groups,
+        largest_batch_tokens=totals.largest_batch_tokens,
+        padding_ratio=_ratio(totals.padded_tokens - totals.real_tokens, totals.padded_tokens),
+        critical_tokens=totals.critical_tokens,
+        efficiency=_ratio(totals.real_tokens, totals.ranks * totals.critical_tokens),
+        excess=_ratio(totals.critical_tokens - totals.largest_rank_tokens, totals.largest_rank_tokens),
+        compute_share=_ratio(totals.compute_s, rank_seconds),
+        data_wait_share=_ratio(totals.data_wait_s, rank_seconds),
+        trainer_wait_share=_ratio(totals.sync_wait_s, rank_seconds),
+        collective_share=_ratio(totals.collective_s, rank_seconds),
+        ending_share=_ratio(sim_time_s - totals.sim_time_s, sim_time_s),
+        exchange_s=totals.exchange_s,
+        sim_time_s=sim_time_s,
+        wall_time_s=wall_time_s,
+        driver=driver,
+        samples_per_s=_ratio(totals.samples_emitted, sim_time_s),
+        tokens_per_s=_ratio(totals.real_tokens, sim_time_s),
+        outcome=SHORT if lack else str(outcome.kind),
+        outcome_rank=outcome.rank,
+        outcome_cause=lack or outcome.cause,
+        abort_s=abort_s,
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def list_step_columns() -> list[str]:
+    """Returns the columns of ``--steps-csv``."""
+    return [item.name for item in fields(StepRow)]
+
+
+def list_step_values(row: StepRow) -> list[int | float]:
+    """Returns the values of one row of ``--steps-csv``."""
+    return list(astuple(row))

@@ -1,0 +1,156 @@
+"""One rank of a simulated epoch: its machine, and what its effects take in time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+from typing import assert_never
+
+from odb_ref.core.effects import (
+    Collate,
+    Deliver,
+    Effect,
+    Finish,
+    Outcome,
+    Post,
+    PostCounts,
+    PostOffer,
+    PostReport,
+    Read,
+)
+from odb_ref.core.events import Collated, Event, LocalFailed, SamplesRead
+from odb_ref.core.exchange import Answer
+from odb_ref.core.machine import Machine
+from odb_ref.core.types import Step, compute_padded_tokens
+from odb_sim.engine.exchange import Process
+from odb_sim.engine.loading import WindowReader
+from odb_sim.engine.stage import Stage
+from odb_sim.inputs.conditions import Fault, FaultKind
+
+
+class Rank:
+    """One rank: performs what its machine asks for, and turns what comes of it into events.
+
+    ``post`` takes part in an exchange for a rank, ``notice`` tells the trainers that a rank has a step more, or has ended.
+    """
+
+    __slots__ = (
+        "_collate_fault",
+        "_notice",
+        "_post",
+        "_posted_s",
+        "_read_fault",
+        "_read_samples",
+        "_reader",
+        "_receiving",
+        "_slowness",
+        "_stage",
+        "is_gone",
+        "machine",
+        "number",
+        "outcome",
+        "queue",
+    )
+
+    def __init__(
+        self, stage: Stage, machine: Machine, *, post: Callable[[int, Post], None], notice: Callable[[int], None]
+    ) -> None:
+        self._stage = stage
+        self._post = post
+        self._notice = notice
+        self._read_samples = 0
+        self._posted_s = 0.0
+        self.machine = machine
+        self.number = machine.config.rank
+        self._slowness = dict(stage.conditions.slow_loaders).get(self.number, 1.0)
+        self._receiving = 0
+        """Samples that are read while the next batches are collated."""
+        first = stage.starts[self.number].read_samples if stage.starts else 0
+        shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
+        self._reader = WindowReader(stage.costs.loader, stage.workload.tokens[shard], machine.config.window_samples)
+        self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
+        self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)
+        self.queue: deque[Step] = deque()
+        """Delivered steps that the trainer has not taken."""
+        self.outcome: Outcome | None = None
+        self.is_gone = False
+        """True when the process is no more: it hears and says nothing."""
+
+    def begin(self) -> None:
+        """Starts the epoch, or resumes it."""
+        if not self._stage.starts:
+            self._perform(self.machine.begin())
+            return
+        start, workload = self._stage.starts[self.number], self._stage.workload
+        self._read_samples = start.read_samples
+        carried = [workload.read_samples(self.number, position, 1) for position in start.carried]
+        self._perform(self.machine.begin(start, tuple(chain.from_iterable(carried))))
+
+    def handle(self, event: Event) -> None:
+        """Tells the machine and does what it asks for."""
+        if not self.is_gone and (effects := self.machine.handle(event)):
+            self._perform(effects)
+
+    def answer(self, answer: Answer) -> None:
+        """A collective of the loaders has ended."""
+        if self._stage.timeline is not None:
+            self._stage.timeline.add(self.number, "exchange", "exchange", self._posted_s, self._stage.env.now)
+        self.handle(answer)
+
+    def _perform(self, effects: tuple[Effect, ...]) -> None:
+        stage = self._stage
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    self.queue.append(effect.step)
+                    self._notice(self.number)
+                case Read():
+                    left = stage.workload.compute_shard_size(self.number) - self._read_samples
+                    self._receiving = min(effect.count, left)
+                    stage.env.process(self._read(effect.count))
+                case Collate():
+                    stage.env.process(self._collate(effect))
+                case PostOffer() | PostCounts() | PostReport():
+                    if isinstance(effect, PostOffer):
+                        self._receiving = 0
+                    self._posted_s = stage.env.now
+                    self._post(self.number, effect)
+                case Finish():
+                    self.outcome = effect.outcome
+                    stage.note_finish()
+                    self._notice(self.number)
+                case _:
+                    assert_never(effect)
+
+    def _read(self, count: int) -> Process:
+        stage, start_s = self._stage, self._stage.env.now
+        span = stage.workload.compute_span(self.number, self._read_samples, count)
+        samples = span.stop - span.start
+        answer_s = self._reader.read(count, start_s, stage.stretch(self._slowness))
+        yield stage.env.timeout(answer_s - start_s)
+        if stage.timeline is not None:
+            stage.timeline.add(self.number, "reader", "fill", start_s, stage.env.now)
+        if self._read_fault is not None and self._read_samples + samples > self._read_fault:
+            self._fail(Fault(FaultKind.READ, self.number, self._read_fault))
+            return
+        read = stage.workload.read_samples(self.number, self._read_samples, count)
+        self._read_samples += len(read)
+        is_ended = self._read_samples == stage.workload.compute_shard_size(self.number)
+        self.handle(SamplesRead(read, is_ended))
+
+    def _collate(self, effect: Collate) -> Process:
+        stage, start_s = self._stage, self._stage.env.now
+        padded = sum([compute_padded_tokens(step.group) for step in effect.steps])
+        seconds = stage.costs.loader.compute_collate_s(len(effect.steps), padded, self._receiving) * self._slowness
+        yield stage.env.timeout(stage.stretch(seconds))
+        if stage.timeline is not None:
+            stage.timeline.add(self.number, "collator", "collate", start_s, stage.env.now)
+        if self._collate_fault is not None and effect.round >= self._collate_fault:
+            self._fail(Fault(FaultKind.COLLATE, self.number, self._collate_fault))
+        else:
+            self.handle(Collated(effect.round))
+
+    def _fail(self, fault: Fault) -> None:
+        self._stage.note_fault()
+        self.handle(LocalFailed(fault.cause))

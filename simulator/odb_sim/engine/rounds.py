@@ -1,0 +1,200 @@
+"""A whole epoch a round at a time: what `world` simulates event by event, where nothing goes otherwise than planned.
+
+How a run goes
+--------------
+Without faults and jitter the ranks are in the same place at the same time: an agreement, and what is released by it, reaches
+all of them at once, and a step begins when all have ended the one before. So a round is one pass over all ranks (`blocks`),
+and its times are a handful of numbers: the ranks post their offers when the slowest has read and collated and when there is
+room in the queues, which the steps taken say.
+
+Nothing here decides anything about the protocol: the agreement, the target, the window sizes and the cut of a quota are the
+core's own functions, the rest are twins of them (`twins`). The world with the real machine stays the authority: for any
+settings it must give the same steps, tokens and times, and a test asks both. One figure may differ, where an agreement and
+the start of a step fall on the same instant by chance: whether the steps it releases are in the queue already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.offer import reduce_offers
+from odb_ref.core.resume import RoundStart
+from odb_ref.core.rounds import compute_round_target, count_planned_steps, is_quota_met
+from odb_ref.core.state import State
+from odb_ref.core.types import Mode
+from odb_sim.engine.blocks import Block, Figures, merge_figures
+from odb_sim.engine.metrics import StepRow, Totals, compute_totals
+from odb_sim.inputs.conditions import STEADY, Conditions
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.workload import Workload
+
+_BLOCK_SAMPLES: Final = 1 << 19
+"""Samples that the windows of a block hold, about: some megabytes an array."""
+
+
+class Clock:
+    """When agreements and steps happen, in simulated seconds: the world's order of events, as a recurrence."""
+
+    __slots__ = (
+        "_agreed_s",
+        "_depth_steps",
+        "_released",
+        "_sync_s",
+        "_waited_for",
+        "ends_s",
+        "slowest_s",
+        "starts_s",
+        "takes_s",
+    )
+
+    def __init__(self, *, depth_steps: int, sync_s: float) -> None:
+        self._depth_steps = depth_steps
+        self._sync_s = sync_s
+        self._agreed_s: list[float] = []
+        self._waited_for: list[int] = []
+        """The step that was taken before the offers of each agreement could be posted."""
+        self._released: list[int] = [0]
+        """Steps released by each agreement and those before it; nothing before the first."""
+        self.starts_s: list[float] = []
+        self.takes_s: list[float] = []
+        self.slowest_s: list[float] = []
+        """When the slowest rank has computed each step."""
+        self.ends_s: list[float] = []
+
+    def agree(self, ready_s: float, exchange_s: float) -> float:
+        """Returns when the ranks agree: all have read and collated at ``ready_s``, and all that is released must have room."""
+        last = self._released[-1] - self._depth_steps - 1
+        posted_s = max(ready_s, self.takes_s[last]) if last >= 0 else ready_s
+        self._waited_for.append(last)
+        self._agreed_s.append(posted_s + exchange_s)
+        return self._agreed_s[-1]
+
+    def release(self, slowest_s: Sequence[float]) -> None:
+        """The last agreement releases steps; all ranks take one when it is there and they have ended the one before."""
+        for seconds in slowest_s:
+            start_s = self.ends_s[-1] if self.ends_s else 0.0
+            take_s = max(start_s, self._agreed_s[-1])
+            self.starts_s.append(start_s)
+            self.takes_s.append(take_s)
+            self.slowest_s.append(take_s + seconds)
+            # As the world's sleep is computed: rounding may differ otherwise.
+            self.ends_s.append(take_s + (take_s + seconds + self._sync_s - take_s))
+        self._released.append(len(self.takes_s))
+
+    def count_queued(self) -> list[int]:
+        """Returns for each step, how many are in a rank's queue when it is taken, itself included."""
+        steps = np.arange(len(self.takes_s))
+        # What waited for a step to be taken comes after it, even when it comes at once.
+        seen = np.minimum(
+            np.searchsorted(self._agreed_s, self.takes_s, side="right"),
+            np.searchsorted(self._waited_for, steps, side="left"),
+        )
+        ahead: list[int] = (np.array(self._released)[seen] - steps).tolist()
+        return [min(self._depth_steps, steps) for steps in ahead]
+
+
+def simulate_rounds(
+    config: Config,
+    workload: Workload,
+    costs: Costs,
+    *,
+    conditions: Conditions = STEADY,
+    starts: Sequence[RoundStart] = (),
+    on_progress: Callable[[int], None] | None = None,
+    block_samples: int = _BLOCK_SAMPLES,
+) -> tuple[list[StepRow], Totals]:
+    """Returns the steps of an epoch that ends complete, and their sums.
+
+    Raises: as the world does, where the target rule leaves its bounds or a property of the protocol does not hold.
+    """
+    seen = np.zeros(workload.samples_total, dtype=np.bool_)
+    blocks = [
+        Block(config, workload, costs, conditions, ranks, starts=starts, seen=seen)
+        for ranks in _split_ranks(config, workload, block_samples)
+    ]
+    clock = Clock(depth_steps=config.depth_steps, sync_s=costs.collective.compute_s(workload.ranks))
+    start = starts[0] if starts else RoundStart()
+    round_, global_samples = start.round, start.global_samples
+    rounds: list[Figures] = []
+    counted_s = collated_s = exchange_s = 0.0
+    read_s = max([block.read(0.0) for block in blocks])
+    while True:
+        is_met = is_quota_met(config, State(global_samples=global_samples))
+        agreement = reduce_offers([block.compute_offer(round_, is_quota_met=is_met) for block in blocks])
+        latency_s = costs.network.compute_offer_s(workload.ranks)
+        exchange_s += latency_s
+        agreed_s = clock.agree(max(counted_s, read_s, collated_s), latency_s)
+        clock.release(rounds[-1].slowest_s.tolist() if rounds else ())
+        target = compute_round_target(config, agreement)
+        if target == 0:
+            break
+        counts = np.sum([block.align(round_, target) for block in blocks], axis=0).tolist()
+        totals = list(accumulate(counts, initial=global_samples))[1:]
+        steps = count_planned_steps(config, totals)
+        global_samples = totals[steps - 1]
+        rounds.append(merge_figures([block.emit(steps) for block in blocks]))
+        latency_s = costs.network.compute_counts_s(workload.ranks, target)
+        exchange_s += latency_s
+        counted_s = agreed_s + latency_s
+        collated_s = counted_s + rounds[-1].collate_s
+        read_s = agreed_s + (max([block.read(agreed_s) for block in blocks]) - agreed_s)
+        round_ += 1
+        if on_progress is not None:
+            on_progress(global_samples)
+    rows = _build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks)
+    carried = sum(block.held_samples for block in blocks)
+    if config.mode is Mode.JOIN and carried:
+        raise InvariantError("COVER", f"the epoch is over, and {carried} samples are not emitted")
+    ids = np.zeros(workload.samples_total, dtype=np.bool_)
+    ids[workload.ids[seen]] = True
+    return rows, compute_totals(
+        rows,
+        rank_tokens=np.concatenate([block.rank_tokens for block in blocks]),
+        samples_unique=int(ids.sum()),
+        rounds=len(rounds),
+        exchange_s=exchange_s,
+    )
+
+
+def _split_ranks(config: Config, workload: Workload, block_samples: int) -> list[range]:
+    largest_shard = int(np.diff(workload.offsets).max())
+    size = max(1, block_samples // max(1, min(config.window_samples, largest_shard)))
+    return [range(first, min(first + size, workload.ranks)) for first in range(0, workload.ranks, size)]
+
+
+def _build_rows(rounds: Sequence[Figures], clock: Clock, *, first_round: int, ranks: int) -> list[StepRow]:
+    rows: list[StepRow] = []
+    queued = clock.count_queued()
+    for round_, figures in enumerate(rounds, first_round):
+        for place in range(len(figures.samples)):
+            step = len(rows)
+            start_s, end_s = clock.starts_s[step], clock.ends_s[step]
+            data_wait_s = ranks * (clock.takes_s[step] - start_s)
+            compute_s = float(figures.compute_s[place])
+            rows.append(
+                StepRow(
+                    step=step,
+                    round=round_,
+                    start_s=start_s,
+                    end_s=end_s,
+                    samples=int(figures.samples[place]),
+                    real_tokens=int(figures.real[place]),
+                    padded_tokens=int(figures.padded[place]),
+                    critical_tokens=int(figures.critical[place]),
+                    idle_ranks=int(figures.idle[place]),
+                    oversize_groups=int(figures.oversize[place]),
+                    over_budget_groups=int(figures.over_budget[place]),
+                    queued_steps=ranks * queued[step],
+                    data_wait_s=data_wait_s,
+                    compute_s=compute_s,
+                    sync_wait_s=ranks * (clock.slowest_s[step] - start_s) - data_wait_s - compute_s,
+                    collective_s=ranks * (end_s - clock.slowest_s[step]),
+                )
+            )
+    return rows

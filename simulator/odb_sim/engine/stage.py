@@ -1,0 +1,68 @@
+"""What the parts of a simulated epoch share: the clock, what is simulated and under which conditions, and the record."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import simpy
+
+from odb_ref.core.resume import RoundStart
+from odb_sim.engine.metrics import Recorder
+from odb_sim.engine.timeline import Timeline
+from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.workload import Workload
+
+
+class Stage:
+    """Knows neither ranks nor trainers: they know it."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        costs: Costs,
+        conditions: Conditions,
+        *,
+        recorder: Recorder,
+        seed: int,
+        starts: Sequence[RoundStart],
+        timeline: Timeline | None,
+    ) -> None:
+        self.env = simpy.Environment(initial_time=0.0)
+        self.workload = workload
+        self.costs = costs
+        self.conditions = conditions
+        self.recorder = recorder
+        self.timeline = timeline
+        self.starts = starts
+        """Where each rank resumes a saved epoch; empty for one from its beginning."""
+        self._random = random.Random(seed)
+        self._fault_s: float | None = None
+        self._finished_s = 0.0
+
+    def stretch(self, seconds: float) -> float:
+        """``seconds`` times the jitter of this occasion."""
+        jitter = self.conditions.jitter
+        return seconds * self._random.lognormvariate(0, jitter) if jitter else seconds
+
+    def note_fault(self) -> None:
+        """A fault acts now."""
+        self._fault_s = self.env.now if self._fault_s is None else self._fault_s
+
+    def note_finish(self) -> None:
+        """A rank's loader has ended."""
+        self._finished_s = self.env.now
+
+    @property
+    def abort_s(self) -> float | None:
+        """Seconds from the first fault to the moment the last surviving rank's loader has ended; None without a fault.
+
+        0 when all loaders had ended before it.
+        """
+        return None if self._fault_s is None else max(0.0, self._finished_s - self._fault_s)
+
+    @property
+    def ended_s(self) -> float:
+        """When the last surviving rank's loader had ended, after a fault; 0 without one."""
+        return 0.0 if self._fault_s is None else self._finished_s

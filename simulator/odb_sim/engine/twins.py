@@ -1,0 +1,247 @@
+"""Vectorised twins of the core's pure functions: the windows of many ranks at once, as arrays.
+
+A twin decides nothing of its own: each names the function whose answer it gives, and a test compares the two on random
+windows. `odb_ref.core` stays the only authority; what it computes from an agreement alone is called, not copied.
+
+A window is a row of integers, a sample each: its length in the high bits, its position in the low ones. Sorting a row sorts
+by length, then position (R2.1), and a group is a run of the sorted row.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odb_ref.core.config import Config
+from odb_ref.core.offer import NONE, Offer
+from odb_sim.inputs.lengths import Integers
+
+Booleans = NDArray[np.bool_]
+
+_POSITION_BITS: Final = 32
+_POSITION_MASK: Final = (1 << _POSITION_BITS) - 1
+HUGE: Final = 1 << 61
+"""More tokens and samples than there are: a setting beyond it is as good."""
+_FILLER: Final = np.iinfo(np.int64).max
+"""Sorts behind every sample."""
+
+
+def fits_twins(lengths: Integers) -> bool:
+    """Returns True when every length lies in 1..2^31 - 1, as those of a loaded trace do."""
+    return bool(lengths.min() >= 1 and lengths.max() < 1 << (_POSITION_BITS - 1))
+
+
+def encode_samples(lengths: Integers, positions: Integers) -> Integers:
+    """Returns a number for each sample that sorts by length, then position; lengths and positions lie below 2^31."""
+    return lengths << _POSITION_BITS | positions
+
+
+def decode_positions(samples: Integers) -> Integers:
+    """Returns the positions that `encode_samples` was given."""
+    return samples & _POSITION_MASK
+
+
+def compute_ragged(begins: Integers, counts: Integers) -> Integers:
+    """``begins[0], begins[0] + 1 ...``, so many as ``counts[0]``; then those of the next, and so on; flat."""
+    steps = np.cumsum(counts)
+    total = int(steps[-1]) if len(steps) else 0
+    return np.repeat(begins - steps + counts, counts) + np.arange(total)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of some ranks, each row sorted; of row r the first ``counts[r]`` places hold samples.
+
+    ``sums`` holds, before each place of a row, the lengths so far; ``used`` likewise what is used of each further resource.
+    """
+
+    samples: Integers
+    counts: Integers
+    lengths: Integers
+    sums: Integers
+    used: tuple[Integers, ...] = ()
+
+    @property
+    def positions(self) -> Integers:
+        """The position of each sample."""
+        return decode_positions(self.samples)
+
+
+def sort_windows(*parts: tuple[Integers, Integers]) -> Windows:
+    """Returns the windows of ranks that hold all ``parts``: each the samples of a part, rank by rank, and how many each
+    rank has.
+    """
+    counts = np.sum([part_counts for _, part_counts in parts], axis=0)
+    ranks, width = len(counts), max(1, int(counts.max(initial=0)))
+    samples = np.full((ranks, width), _FILLER, dtype=np.int64)
+    begins = np.arange(ranks) * width
+    for held, part_counts in parts:
+        samples.reshape(-1)[compute_ragged(begins, part_counts)] = held
+        begins = begins + part_counts
+    samples.sort(axis=1)
+    lengths = samples >> _POSITION_BITS
+    return Windows(samples, counts, lengths, accumulate_rows(lengths))
+
+
+def accumulate_rows(values: Integers) -> Integers:
+    """Sums of each row before each of its places, and of all of it: one column more."""
+    sums = np.zeros((values.shape[0], values.shape[1] + 1), dtype=np.int64)
+    np.cumsum(values, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def compute_group_bounds(windows: Windows, budget_tokens: int, limits: tuple[int, ...] = ()) -> Integers:
+    """Returns where groups begin and end, of shape (ranks, most groups + 1): group g of a row lies between columns g and g
+    + 1.
+
+    The last end is repeated in rows with fewer groups. Twin of `odb_ref.core.grouping.compute_groups`.
+    """
+    budget_tokens = min(budget_tokens, HUGE)
+    begins = np.zeros_like(windows.counts)
+    columns = [begins]
+    while (begins < windows.counts).any():
+        begins = _find_ends(windows, begins, budget_tokens, limits)
+        columns.append(begins)
+    return np.stack(columns, axis=1)
+
+
+def _find_ends(windows: Windows, begins: Integers, budget_tokens: int, limits: tuple[int, ...]) -> Integers:
+    """Returns where the sweep that begins a group in each row ends it: the first sample that does not fit, by bisection.
+
+    Along a sorted row both the padded tokens and what is used of a resource only grow, so what follows fits neither.
+    """
+    rows = np.arange(len(begins))
+    first_lengths = windows.lengths[rows, np.minimum(begins, windows.lengths.shape[1] - 1)]
+    low = np.minimum(begins + 1, windows.counts)  # the first sample joins, whether it fits or not
+    # The first sample is the shortest: no more fit than would if all were as short.
+    high = np.maximum(low, np.minimum(windows.counts, begins + budget_tokens // first_lengths))
+    while True:
+        rows = np.flatnonzero(low < high)
+        if not len(rows):
+            return low
+        middle, begin = (low[rows] + high[rows]) // 2, begins[rows]
+        is_over = (middle + 1 - begin) * windows.lengths[rows, middle] > budget_tokens
+        for used, limit in zip(windows.used, limits, strict=True):
+            is_over |= used[rows, middle + 1] - used[rows, begin] > limit
+        high[rows] = np.where(is_over, middle, high[rows])
+        low[rows] = np.where(is_over, low[rows], middle + 1)
+
+
+def count_groups(bounds: Integers) -> Integers:
+    """Returns how many groups each row has."""
+    counts: Integers = (bounds[:, 1:] > bounds[:, :-1]).sum(axis=1)
+    return counts
+
+
+def find_due(windows: Windows, bounds: Integers, due_before: Integers) -> Booleans:
+    """Returns which groups are due, of shape (ranks, most groups). Twin of `odb_ref.core.alignment.is_due`."""
+    if not due_before.any():
+        return np.zeros((len(bounds), bounds.shape[1] - 1), dtype=np.bool_)
+    places = np.arange(windows.samples.shape[1])
+    is_due = (windows.positions < due_before[:, None]) & (places < windows.counts[:, None])
+    counted = accumulate_rows(is_due.astype(np.int64))
+    due: Booleans = np.diff(np.take_along_axis(counted, bounds, axis=1), axis=1) > 0
+    return due
+
+
+def compute_block_offer(
+    config: Config, round_: int, *, held: Integers, groups: Integers, due: Booleans, is_ended: Booleans
+) -> Offer:
+    """Returns the offers of some ranks, reduced.
+
+    Twin of what `odb_ref.core.rounds.post_when_ready` posts where nothing fails.
+    """
+    reading = groups[~is_ended]
+    return Offer(
+        round_min=round_,
+        round_max=round_,
+        fingerprint_min=config.fingerprint,
+        fingerprint_max=config.fingerprint,
+        ready_min=1,
+        failed_rank=NONE,
+        stop_step=NONE,
+        stop_rank=NONE,
+        samples_min=int(held.min()),
+        samples_max=int(held.max()),
+        groups_min=int(reading.min(initial=NONE)),
+        groups_max=int(groups.max()),
+        due_max=int(due.sum(axis=1).max()),
+    )
+
+
+def compute_wanted(config: Config, round_: int, carried: Integers, is_ended: Booleans) -> Integers:
+    """Returns the samples that fill the windows. Twin of `odb_ref.core.rounds.compute_wanted_samples`."""
+    return np.where(is_ended, 0, np.maximum(0, min(config.compute_window_samples(round_), HUGE) - carried))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The steps of some ranks, of shape (ranks, steps), as runs of their windows; an idle one begins where it ends."""
+
+    begins: Integers
+    ends: Integers
+
+    @property
+    def sizes(self) -> Integers:
+        """Samples of each step."""
+        return self.ends - self.begins
+
+    def compute_longest(self, windows: Windows) -> Integers:
+        """Returns the longest sample of each step, 0 where it is idle."""
+        last = np.take_along_axis(windows.lengths, np.maximum(0, self.ends - 1), axis=1)
+        return np.where(self.ends > self.begins, last, 0)
+
+
+def align_windows(windows: Windows, bounds: Integers, target: int, due: Booleans) -> Runs:
+    """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
+
+    Twin of `odb_ref.core.alignment.align`.
+    """
+    groups = Runs(bounds[:, :-1], bounds[:, 1:])
+    count = count_groups(bounds)
+    padded = groups.sizes * groups.compute_longest(windows)
+    # A sort of many columns at once keeps the order of what is equal, as the core's sorts do.
+    chosen = np.lexsort((-padded, ~due), axis=-1)[:, :target]
+    chosen_padded = np.take_along_axis(padded, chosen, axis=1)
+    order = np.argsort(-chosen_padded, axis=1, kind="stable")
+    chosen_padded = np.take_along_axis(chosen_padded, order, axis=1)
+    chosen = np.take_along_axis(chosen, order, axis=1)
+    shape = (len(bounds), target)
+    runs = Runs(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+    runs.begins[:, : chosen.shape[1]] = np.take_along_axis(groups.begins, chosen, axis=1)
+    runs.ends[:, : chosen.shape[1]] = np.take_along_axis(groups.ends, chosen, axis=1)
+    # Where nothing is carried, groups stand in the order of a heap: it shows where groups are split, or equally full.
+    is_tied = ((chosen_padded[:, 1:] == chosen_padded[:, :-1]) & (chosen_padded[:, 1:] > 0)).any(axis=1)
+    is_split = (count < target) & (count < windows.counts)
+    for row in np.flatnonzero((count <= target) & (is_tied | is_split)).tolist():
+        split = split_runs(bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target)
+        runs.begins[row, : len(split)] = [begin for begin, _ in split]
+        runs.ends[row, : len(split)] = [end for _, end in split]
+    return runs
+
+
+def split_runs(bounds: list[int], lengths: list[int], target: int) -> list[tuple[int, int]]:
+    """Returns the groups of a window, split until there are ``target`` or only singles, fullest first. Spec: R4.2.
+
+    A group lies in the window the other way round: its first half is the end of its run.
+    """
+
+    def compute_key(begin: int, end: int) -> int:
+        return (begin - end) * lengths[end - 1] if end - begin > 1 else 0
+
+    heap = [(compute_key(begin, end), order, begin, end) for order, (begin, end) in enumerate(pairwise(bounds))]
+    heapq.heapify(heap)
+    order = len(heap)
+    while heap and len(heap) < target and heap[0][0]:
+        _, _, begin, end = heapq.heappop(heap)
+        middle = end - (end - begin + 1) // 2
+        heapq.heappush(heap, (compute_key(middle, end), order, middle, end))
+        heapq.heappush(heap, (compute_key(begin, middle), order + 1, begin, middle))
+        order += 2
+    runs = [(begin, end) for _, _, begin, end in heap]
+    return sorted(runs, key=lambda run: (run[1] - run[0]) * lengths[run[1] - 1], reverse=True)

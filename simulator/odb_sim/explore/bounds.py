@@ -1,0 +1,121 @@
+"""What an exploration covers: the ranks' inputs, the configuration of the core, and how much may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from odb_ref.core.config import Config, Terms
+from odb_ref.core.errors import UsageError
+from odb_ref.core.rules import OdbRule, TargetRule
+from odb_ref.core.types import Sample
+from odb_sim.inputs.rules import get_instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds(Terms):
+    """A small world. ``lengths`` holds, for each rank, the token counts of its samples in sampler order.
+
+    With ``limits``, a sample uses 0 to 2 of each further resource. ``failures``, ``stops`` and ``losses`` bound how
+    many reads or collations fail, how many consumers leave early and how many processes are killed. A read is
+    answered whole, or sample by sample with ``is_single_reads``. ``lost_loaders`` bounds how many processes that hold
+    a machine are lost, to be replaced by a stand-in (R7.6). The source says that it has ended with its last sample
+    when ``is_eager_end`` is true, else when asked for more than it has. A rank is urged at any moment after another's
+    consumer has left, or with ``is_urged_freely`` at any moment, for nothing. A consumer leaves between two steps, or
+    with ``is_left_inside`` also in the middle of one, whose collective then has no end. With ``is_inline`` a rank
+    reads and collates by its consumer's thread (A3): not while that is in a step that another has not entered yet,
+    unless it is urged, and not once it has left. Each rank's queue holds as many steps more as its number with
+    ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
+
+    Raises: UsageError when a value makes no sense.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    budget_tokens: int = 4
+    window_samples: int = 2
+    depth_steps: int = 1
+    max_age_rounds: int = 2
+    ramp_rounds: int = 0
+    rule: TargetRule = field(default_factory=OdbRule)
+    failures: int = 0
+    stops: int = 0
+    losses: int = 0
+    lost_loaders: int = 0
+    is_single_reads: bool = False
+    is_eager_end: bool = False
+    is_urged_freely: bool = False
+    is_left_inside: bool = False
+    is_inline: bool = False
+    is_uneven_depth: bool = False
+    odd_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise UsageError("an exploration needs at least one rank")
+        for name in ("failures", "stops", "losses", "lost_loaders"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
+        for rank, shard in enumerate(self.lengths):
+            if any(length < 1 for length in shard):
+                raise UsageError(f"rank {rank}: a length must be at least 1, got {min(shard)}")
+        if self.odd_rank is not None and (self.ranks < 2 or not 0 <= self.odd_rank < self.ranks):
+            raise UsageError(f"odd_rank must be one of at least 2 ranks, got {self.odd_rank} of {self.ranks}")
+        self.compute_config(0)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return len(self.lengths)
+
+    @property
+    def longest_shard(self) -> int:
+        """The most samples of any rank."""
+        return max(map(len, self.lengths))
+
+    @property
+    def total_samples(self) -> int:
+        """The samples of all ranks together."""
+        return sum(map(len, self.lengths))
+
+    def compute_config(self, rank: int) -> Config:
+        """Returns the core's configuration of ``rank``."""
+        config = Config(
+            rank=rank,
+            world_size=self.ranks,
+            budget_tokens=self.budget_tokens,
+            window_samples=self.window_samples,
+            depth_steps=self.depth_steps + (rank if self.is_uneven_depth else 0),
+            rule=get_instance(self.rule, rank),
+            tag="odd" if rank == self.odd_rank else "",
+        )
+        return self.apply(config)
+
+    def compute_shard(self, rank: int) -> tuple[Sample, ...]:
+        """Returns the samples of ``rank``; ids count over all ranks, so that a sample is the same everywhere."""
+        first = sum(map(len, self.lengths[:rank]))
+        return tuple(
+            Sample(
+                id=number,
+                position=position,
+                length=length,
+                supervised=length - number % 2,
+                costs=tuple((number + i) % 3 for i in range(len(self.limits))),
+            )
+            for position, (number, length) in enumerate(enumerate(self.lengths[rank], first))
+        )
+
+
+def compute_lengths(shards: Sequence[int], lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns for each rank as many lengths as ``shards`` says, taken in turn from ``lengths``, which repeats.
+
+    Raises: UsageError when a shard is negative, or there is no length to take.
+    """
+    if any(size < 0 for size in shards):
+        raise UsageError(f"a shard must not be negative, got {min(shards)}")
+    if not lengths:
+        raise UsageError("no lengths given")
+    firsts = [sum(shards[:rank]) for rank in range(len(shards))]
+    return tuple(
+        tuple(lengths[(first + i) % len(lengths)] for i in range(size))
+        for first, size in zip(firsts, shards, strict=True)
+    )

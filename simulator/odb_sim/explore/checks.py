@@ -1,0 +1,295 @@
+"""What must hold of one rank, of all ranks together, and at the end. Independent of the core's own invariants.
+
+Everything here is judged from what drivers see (effects, steps handed out), so a core that keeps wrong books is noticed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from operator import gt
+from typing import Final
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.offer import NONE
+from odb_ref.core.state import Phase
+from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import Rank, Violation
+
+_MOST_PARTITIONED: Final = 8
+"""Windows of more samples have too many partitions to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank has come: all that properties of several ranks speak of."""
+
+    round: int
+    planned: int
+    released: int
+    ready: int
+    handed_out: int
+    taken: int
+    entered: int
+    outcome: Outcome | None
+    limit: int
+    is_left: bool
+    is_gone: bool
+    is_done: bool
+    is_draining: bool
+    has_step: bool
+
+
+def compute_progress(rank: Rank) -> Progress:
+    """Returns the rank's progress, in steps."""
+    state = rank.state
+    before_plan = state.planned_steps - len(state.plan)
+    return Progress(
+        round=state.round,
+        planned=state.planned_steps,
+        released=before_plan,
+        ready=state.planned_steps if rank.collating is None and state.is_collated else before_plan,
+        handed_out=len(rank.taken) + len(rank.queue),
+        taken=len(rank.taken),
+        entered=rank.entered_steps,
+        outcome=rank.finish.outcome if rank.finish is not None else state.outcome,
+        limit=rank.finish.step_limit if rank.finish is not None else NONE,
+        is_left=rank.is_left,
+        is_gone=rank.is_gone,
+        is_done=rank.is_done,
+        is_draining=state.phase is Phase.DRAIN,
+        has_step=rank.has_step and not rank.is_left and not rank.is_gone,
+    )
+
+
+@dataclass(slots=True)
+class RankChecks:
+    """What must hold of each rank by itself. Remembers what each step held: the same whatever the schedule (REPLAY)."""
+
+    bounds: Bounds
+    steps: dict[tuple[int, int], Step] = field(default_factory=dict)
+    """By rank and step number."""
+    rounds: dict[int, tuple[int, StepCounts]] = field(default_factory=dict)
+    """By step number: its round and global counts, the same on all ranks (ALIGN, WEIGHT)."""
+
+    def check(self, config: Config, rank: Rank) -> None:
+        """Checks that all holds.
+
+        Raises: Violation.
+        """
+        state = rank.state
+        if rank.is_cut:
+            self._check_handed_out(config, rank)
+            return
+        steps = (*rank.taken, *rank.queue, *state.outbox, *state.plan)
+        if rank.queue != state.queue:
+            raise Violation("FREE", f"rank {config.rank}: the queue is not what was delivered")
+        emitted = [sample.position for step in steps for sample in step.group]
+        held = [sample.position for group in state.aligned for sample in group]
+        held += [sample.position for sample in state.window]
+        if len(set(emitted)) < len(emitted):
+            raise Violation("ONCE", f"rank {config.rank}: the steps hold positions {emitted}")
+        if sorted(emitted + held) != list(range(state.read_samples)):
+            detail = f"{state.read_samples} samples read, steps hold {emitted}, the window {held}"
+            raise Violation("CONSERVE", f"rank {config.rank}: {detail}")
+        for number, step in enumerate(steps):
+            if step.number != number:
+                raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
+            # A stand-in adds nothing to the counts of a round that is never released (R7.6).
+            self._check_step(config, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
+        self._check_age(config, rank, steps)
+        self._check_fewest(config, rank)
+
+    def _check_handed_out(self, config: Config, rank: Rank) -> None:
+        for number, step in enumerate((*rank.taken, *rank.queue)):
+            if step.number != number:
+                raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
+            self._check_step(config, step)
+
+    def _check_step(self, config: Config, step: Step, *, has_counts: bool = True) -> None:
+        known = self.steps.setdefault((config.rank, step.number), step)
+        if known.group != step.group:
+            raise Violation("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
+        agreed = self.rounds.setdefault(step.number, (step.round, step.global_counts)) if has_counts else None
+        if agreed is not None and agreed != (step.round, step.global_counts):
+            detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
+            raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
+        tokens = len(step.group) * max((sample.length for sample in step.group), default=0)
+        if len(step.group) > 1 and tokens > config.budget_tokens:
+            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {tokens} padded tokens in {_name(step)}")
+        used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
+        if len(step.group) > 1 and any(map(gt, used, config.limits)):
+            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
+
+    def _check_fewest(self, config: Config, rank: Rank) -> None:
+        if config.limits:
+            return
+        groups = rank.state.groups
+        lengths = tuple(sorted(sample.length for group in groups for sample in group))
+        if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, config.budget_tokens):
+            raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
+
+    def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+        for step in steps:
+            for sample in step.group:
+                arrival = bisect_right(rank.windows, sample.position)
+                if step.round - arrival > config.max_age_rounds:
+                    detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
+                    raise Violation("AGE", f"rank {config.rank}: {detail}")
+
+
+def _name(step: Step) -> str:
+    return f"positions {[sample.position for sample in step.group]}"
+
+
+@cache
+def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int) -> int:
+    """Returns the fewest groups of any partition under the budget, by trying them all: exponential in the number of samples."""
+    if not lengths:
+        return 0
+    first, rest = lengths[0], lengths[1:]
+    best = len(lengths)
+    for picked in range(2 ** len(rest)):
+        group = (first, *(length for i, length in enumerate(rest) if picked >> i & 1))
+        if len(group) == 1 or len(group) * max(group) <= budget_tokens:
+            left = tuple(length for i, length in enumerate(rest) if not picked >> i & 1)
+            best = min(best, 1 + compute_fewest_groups(left, budget_tokens))
+    return best
+
+
+def check_together(ranks: Sequence[Progress]) -> None:
+    """What must hold of all ranks at every moment.
+
+    Raises: Violation.
+    """
+    least_ready = min(rank.ready for rank in ranks)
+    for i, rank in enumerate(ranks):
+        if rank.released > least_ready or rank.handed_out > least_ready:
+            late = next(j for j, other in enumerate(ranks) if other.ready == least_ready)
+            number = max(rank.released, rank.handed_out) - 1
+            raise Violation("RELEASE", f"rank {i} has released step {number}, rank {late} is ready up to {least_ready}")
+        if rank.taken - min(other.entered for other in ranks) > 1:
+            raise Violation("FREE", f"rank {i} has taken {rank.taken} steps, more than a step ahead")
+    first = ranks[0]
+    for i, rank in enumerate(ranks[1:], 1):
+        if abs(rank.round - first.round) > 1:
+            raise Violation("ALIGN", f"rank {i} is in round {rank.round}, rank 0 in {first.round}")
+        if rank.round == first.round and rank.planned != first.planned:
+            raise Violation("ALIGN", f"rank {i} has planned {rank.planned} steps, rank 0 {first.planned}")
+    outcomes = [
+        rank.outcome for rank in ranks if rank.outcome is not None and rank.outcome.kind is not OutcomeKind.LOST
+    ]
+    if any(outcome != outcomes[0] for outcome in outcomes):
+        raise Violation("ABORT", f"the ranks end differently: {', '.join(map(str, outcomes))}")
+
+
+def check_stillness(ranks: Sequence[Progress]) -> None:
+    """What must hold where nothing has to happen any more: every loader is done, and every consumer done, gone or stranded.
+
+    A consumer is *stranded* when it waits, in the collective of a step, for a consumer that has left or is gone. No loader
+    can help it; one that still has steps for it is in DRAIN, and holds up nobody else.
+    Raises: Violation.
+    """
+    least = min(rank.entered for rank in ranks)
+    is_stranding = any(rank.is_gone or (rank.is_left and rank.entered == least) for rank in ranks)
+    for i, rank in enumerate(ranks):
+        if not rank.is_done and (rank.is_left or not (rank.is_draining and is_stranding)):
+            raise Violation("FREE", f"deadlock: rank {i} waits for ever in round {rank.round}")
+        if (rank.has_step or rank.taken > least) and not is_stranding:
+            raise Violation("FREE", f"deadlock: the consumer of rank {i} waits for ever in step {rank.taken - 1}")
+
+
+def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+    """What must hold of how the epoch ended.
+
+    Raises: Violation.
+    """
+    finishes = [rank.finish for rank in ranks if rank.finish is not None and not rank.is_gone]
+    outcomes = [finish.outcome for finish in finishes]
+    for i, rank in enumerate(ranks):
+        finish = rank.finish
+        if finish is not None and finish.outcome.kind is OutcomeKind.LOST and finish.step_limit > len(rank.taken):
+            raise Violation("ABORT", f"rank {i} gets a further step after a loss")
+    causes = [(i, cause) for i, rank in enumerate(ranks) for cause in rank.causes]
+    left = [i for i, rank in enumerate(ranks) if rank.is_left]
+    gone = [i for i, rank in enumerate(ranks) if rank.is_gone]
+    for outcome in outcomes:
+        match outcome.kind:
+            case OutcomeKind.FAILED if (outcome.rank, outcome.cause) not in causes:
+                raise Violation("ABORT", f"nothing failed as the outcome says: {outcome}")
+            case OutcomeKind.STOPPED if outcome.rank not in left:
+                raise Violation("STOP", f"nobody left as the outcome says: {outcome}")
+            case OutcomeKind.STOPPED:
+                _check_stopped(ranks, outcome)
+            case OutcomeKind.LOST if outcome.rank not in gone:
+                raise Violation("ABORT", f"nobody is gone as the outcome says: {outcome}")
+            case OutcomeKind.MISMATCH if bounds.odd_rank is None:
+                raise Violation("ABORT", f"the ranks do run the same configuration: {outcome}")
+            case OutcomeKind.COMPLETE if bounds.odd_rank is not None:
+                raise Violation("ABORT", f"rank {bounds.odd_rank} has another configuration, and nobody notices")
+            case OutcomeKind.COMPLETE:
+                _check_complete(bounds, ranks)
+            case _:
+                pass
+    due = [cause for rank in ranks for cause in (rank.causes[:-1] if rank.is_late else rank.causes)]
+    if due and all(outcome.kind is OutcomeKind.COMPLETE for outcome in outcomes) and outcomes:
+        raise Violation("ABORT", f"a failure is forgotten: {due[0]}")
+
+
+def _check_stopped(ranks: Sequence[Rank], outcome: Outcome) -> None:
+    """Nobody gets a step that the consumer named by the outcome has not taken."""
+    taken = 0 if outcome.rank is None else len(ranks[outcome.rank].taken)
+    for i, finish in enumerate(rank.finish for rank in ranks):
+        if finish is not None and finish.outcome == outcome and finish.step_limit > taken:
+            raise Violation("STOP", f"rank {i} gets steps below {finish.step_limit}, rank {outcome.rank} took {taken}")
+
+
+def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+    """Join mode planned every sample once; where nobody left, all consumers took every step, and the same ones."""
+    if any(rank.is_gone for rank in ranks):
+        return
+    planned = [
+        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.outbox) for sample in step.group)
+        for rank in ranks
+    ]
+    whole = [positions == list(range(len(shard))) for positions, shard in zip(planned, bounds.lengths, strict=True)]
+    if bounds.mode is Mode.JOIN and not all(whole):
+        late = whole.index(False)
+        raise Violation("COVER", f"rank {late} has {len(bounds.lengths[late])} samples and emits {planned[late]}")
+    if any(rank.is_left for rank in ranks):
+        return
+    taken = [len(rank.taken) for rank in ranks]
+    if len(set(taken)) > 1:
+        raise Violation("ALIGN", f"the ranks take {taken} steps")
+    if taken[0] != ranks[0].state.planned_steps:
+        raise Violation("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
+    _check_counts(ranks)
+    if bounds.mode is Mode.QUOTA:
+        _check_quota(bounds, ranks, any(whole))
+
+
+def _check_counts(ranks: Sequence[Rank]) -> None:
+    """Every step's global counts are the sums over the ranks, and some rank has a sample in it."""
+    for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
+        counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
+        if any(step.global_counts != counts for step in steps):
+            raise Violation("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
+        if not counts.samples:
+            raise Violation("TERM", f"step {number} is idle on every rank")
+
+
+def _check_quota(bounds: Bounds, ranks: Sequence[Rank], is_dry: bool) -> None:
+    """No rank idled, and the epoch closed at the quota or because a rank ran dry (``is_dry``)."""
+    idle = next((i for i, rank in enumerate(ranks) if any(step.is_idle for step in rank.taken)), None)
+    if idle is not None:
+        raise Violation("QUOTA", f"rank {idle} idles in quota mode")
+    totals = [sum(len(step.group) for step in steps) for steps in zip(*(rank.taken for rank in ranks), strict=True)]
+    quota = bounds.quota_samples
+    if quota is not None and sum(totals[:-1]) >= quota:
+        raise Violation("QUOTA", f"{totals} samples a step: the quota of {quota} was met before the last one")
+    if (quota is None or sum(totals) < quota) and not is_dry:
+        raise Violation("QUOTA", f"closed after {sum(totals)} samples, short of the quota, and no rank has run dry")

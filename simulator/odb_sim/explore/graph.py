@@ -1,0 +1,123 @@
+"""The walked graph: its sinks, the ways there, and GraphML or DOT to look at or to compare with a model checker's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Final
+
+import networkx
+
+from odb_ref.core.errors import UsageError
+from odb_sim.explore.rank import Rank
+from odb_sim.explore.search import Search
+from odb_sim.explore.world import Action
+
+FORMATS: Final = (".graphml", ".dot", ".gv")
+
+
+def describe_rank(rank: Rank) -> str:
+    """Returns one rank in a few words: phase, round, what is under way, and its steps from formed to taken."""
+    state = rank.state
+    words = [f"{state.phase}{state.round}"]
+    words += [f"reading{rank.reading}"] if rank.reading else []
+    words += [f"collating{rank.collating}"] if rank.collating is not None else []
+    words.append(f"window{len(state.window)}")
+    words.append(f"plan{len(state.plan)}/{len(state.outbox)}/{len(state.queue)}/{len(rank.taken)}")
+    flags = (
+        ("failed", bool(rank.causes)),
+        ("left", rank.is_left),
+        ("urged", rank.is_urged),
+        ("gone", rank.is_gone),
+        ("cut", rank.is_cut),
+    )
+    words += [word for word, holds in flags if holds]
+    words += [str(rank.finish.outcome.kind)] if rank.finish is not None else []
+    return " ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the graph looks like from outside; lengths in transitions."""
+
+    sinks: int
+    """Worlds without a successor: proper ends, and whatever else a schedule cannot leave."""
+    shortest: int
+    longest: int
+    """The shortest and the longest schedule from the start to a sink."""
+
+
+def build_graph(search: Search) -> networkx.MultiDiGraph:
+    """Returns the graph that ``search`` has walked: worlds by number from 0, the start, each edge with its action.
+
+    The nodes have a ``label`` that describes the ranks, the edges an ``action`` such as ``Take(1)``.
+    """
+    graph = networkx.MultiDiGraph()
+    if search.space is None:
+        return graph
+    numbers = {world: number for number, world in enumerate(search.iterate_worlds())}
+    for world, number in numbers.items():
+        graph.add_node(number, label="\n".join(describe_rank(rank) for rank in search.space.get_ranks(world)))
+    for world, action, place in search.iterate_edges():
+        graph.add_edge(numbers[world], numbers[place], action=name_action(action))
+    return graph
+
+
+def name_action(action: Action) -> str:
+    """Returns an action's name in the graph, the same as in the TLA+ model: ``Take(1)``."""
+    return "".join(word.capitalize() for word in action.act.name.split("_")) + f"({action.rank})"
+
+
+def find_sinks(graph: networkx.MultiDiGraph) -> list[int]:
+    """Returns the worlds without a successor."""
+    return [node for node, degree in graph.out_degree() if not degree]
+
+
+def find_schedule(graph: networkx.MultiDiGraph, world: int) -> list[str]:
+    """Returns a shortest schedule from the start to a world, as actions."""
+    path = networkx.shortest_path(graph, 0, world)
+    return [min(graph[a][b].items())[1]["action"] for a, b in pairwise(path)]
+
+
+def measure_graph(graph: networkx.MultiDiGraph) -> Shape:
+    """Returns the shape of a graph, which has no cycle: the measure falls on every transition."""
+    distances = networkx.single_source_shortest_path_length(graph, 0)
+    sinks = find_sinks(graph)
+    return Shape(len(sinks), min(distances[sink] for sink in sinks), networkx.dag_longest_path_length(graph))
+
+
+def write_graph(path: Path, graph: networkx.MultiDiGraph) -> None:
+    """Writes the graph: GraphML (Gephi, yEd, networkx) or DOT (Graphviz), as the name of the file ends.
+
+    Raises: UsageError when it ends otherwise, or cannot be written.
+    """
+    check_graph_path(path)
+    try:
+        if path.suffix == ".graphml":
+            networkx.write_graphml(graph, path)
+        else:
+            with path.open("w", encoding="utf-8") as file:
+                write_dot(file, graph)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def check_graph_path(path: Path) -> None:
+    """Returns when the file's name says in which format it is to be written.
+
+    Raises: UsageError when it does not.
+    """
+    if path.suffix not in FORMATS:
+        raise UsageError(f"{path}: the name must end in {' or '.join(FORMATS)}")
+
+
+def write_dot(file: IO[str], graph: networkx.MultiDiGraph) -> None:
+    """Writes the graph as DOT."""
+    file.write("digraph explored {\n")
+    for number, label in graph.nodes(data="label"):
+        text = label.replace("\n", "\\n")
+        file.write(f'{number} [label="{text}"];\n')
+    for before, after, action in graph.edges(data="action"):
+        file.write(f'{before} -> {after} [label="{action}"];\n')
+    file.write("}\n")

@@ -1,0 +1,70 @@
+"""The termination measure: a number that falls on every transition, so that no schedule goes on for ever. Spec: TERM."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from odb_ref.core.config import Config
+from odb_ref.core.state import Phase
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import Rank
+
+_PHASE_WEIGHT: Final = {
+    Phase.FILL: 4,
+    Phase.OFFER: 3,
+    Phase.COUNT: 1,
+    Phase.REPORT: 1,
+    Phase.DRAIN: 0,
+    Phase.DONE: 0,
+}
+
+
+def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
+    """Returns the rank's share of the termination measure: a natural number that falls whenever something happens to it.
+
+    A world's measure is the sum over its ranks, and every transition of the world happens to one rank, so it falls on
+    every transition. With n the samples of the longest shard and N those of all ranks together it is the sum of
+
+    - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
+      samples emits one, so no rank passes round n + 1;
+    - N - taken steps: each step holds at least one sample on some rank;
+    - samples not read, and 1 while the source has not said that it has ended;
+    - 1 while a read, and 1 while a collation is under way;
+    - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
+    - where loader processes may be lost: 3 while its own is not; then 1 until a stand-in goes on, which reads nothing, and 1
+      while an exchange has not answered.
+
+    `compute_bound` is its value at the start. Spec: TERM.
+    """
+    state = rank.state
+    total = bounds.total_samples
+    weight = _PHASE_WEIGHT[state.phase]
+    return (
+        (5 * (bounds.longest_shard + 1 - state.round) + weight if weight else 0)
+        + (total - len(rank.taken))
+        + (0 if rank.is_replaced else len(bounds.lengths[config.rank]) - state.read_samples)
+        + (not state.is_ended)
+        + (rank.reading > 0)
+        + (rank.collating is not None)
+        + (not rank.is_left)
+        + (not rank.is_urged)
+        + (not rank.is_lost)
+        + (not rank.is_gone)
+        + (_compute_loader_weight(rank) if bounds.lost_loaders else 0)
+    )
+
+
+def _compute_loader_weight(rank: Rank) -> int:
+    if not rank.is_cut:
+        return 3
+    return 0 if rank.is_replaced else 1 + (rank.post is not None)
+
+
+def compute_bound(bounds: Bounds) -> int:
+    """Returns no world makes more transitions: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all. Spec:
+    TERM.
+
+    3 W more where loader processes may be lost.
+    """
+    each = 5 * bounds.longest_shard + bounds.total_samples + 15 + (3 if bounds.lost_loaders else 0)
+    return bounds.ranks * each + bounds.total_samples

@@ -1,0 +1,152 @@
+"""Random worlds, larger than can be explored, under one random schedule each."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from odb_ref.core.rules import TargetRule
+from odb_ref.core.types import Mode
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import ACTS, Act, Violation
+from odb_sim.explore.search import Counterexample, explore, make_space
+from odb_sim.explore.world import Action, decode
+
+FAULTS: Final = frozenset({Act.STOP, Act.FAIL_READ, Act.FAIL_COLLATE, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One world under one schedule: what it was, and what went wrong if anything did."""
+
+    bounds: Bounds
+    transitions: int
+    rounds: int
+    """In which round it ended; 0 where something went wrong."""
+    counterexample: Counterexample | None
+
+
+def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random], TargetRule]) -> Bounds:
+    """Returns a world of up to 24 ranks, as a rule few, with up to 3 faults of each kind, or, nearly half of them, with
+    none.
+
+    Some ranks hold many windows of samples, so that there are many rounds and what is carried becomes due; some budgets are
+    far beyond 65,536 tokens.
+    """
+    mode = draw.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
+    ranks = draw.choice((1, 2, draw.randint(2, 4), draw.randint(3, 8), draw.randint(2, 4), draw.randint(9, 24)))
+    most = draw.choice((5, 30, 30, 80)) if ranks < 9 else 12
+    budget = draw.choice((draw.randint(1, 24), draw.randint(1, 128), draw.randint(65_000, 400_000)))
+    longest = max(1, budget * draw.choice((1, 2, 5)) // draw.choice((1, 2, 4)))
+    # Ranks whose samples are long in comparison make many groups, and carry what the others do not wait for.
+    shortest = [1 if draw.random() < 0.6 else (longest + 1) // 2 for _ in range(ranks)]
+    faults = 0 if draw.random() < 0.45 else 1
+    # In quota mode a rank without samples ends the epoch at once.
+    few = (0, 1) if mode is Mode.JOIN else (draw.choice((0, most)), most)
+    samples = sum(sizes := [draw.choice((*few, most // 2, most, most, most)) for _ in range(ranks)])
+    return Bounds(
+        lengths=tuple(
+            tuple(draw.randint(low, longest) for _ in range(size)) for low, size in zip(shortest, sizes, strict=True)
+        ),
+        budget_tokens=budget,
+        limits=tuple(draw.randint(1, 6) for _ in range(draw.choice((0, 0, 1, 2)))),
+        window_samples=draw.choice((draw.randint(1, 4), draw.randint(2, 6), draw.randint(1, 12))),
+        depth_steps=draw.randint(1, 4),
+        mode=mode,
+        quota_samples=draw.choice((None, draw.randint(1, samples + 2))) if mode is Mode.QUOTA else None,
+        max_age_rounds=draw.choice((1, 1, 2, draw.randint(1, 5))),
+        ramp_rounds=draw.randint(0, 3),
+        rule=choose_rule(draw),
+        failures=faults * draw.choice((0, 0, 1, 3)),
+        stops=faults * draw.choice((0, 0, 1, 3)),
+        losses=faults * draw.choice((0, 0, 1, 2)),
+        is_single_reads=draw.random() < 0.3,
+        is_eager_end=draw.random() < 0.5,
+        is_urged_freely=draw.random() < 0.3,
+        is_left_inside=draw.random() < 0.3,
+        is_uneven_depth=draw.random() < 0.3,
+        odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.03 else None,
+        lost_loaders=faults * draw.choice((0, 0, 1, 2)),
+    )
+
+
+def run_random_schedule(bounds: Bounds, draw: random.Random) -> Sampled:
+    """Returns the world driven to its end by random actions: ranks of very different speed, faults often or very rarely."""
+    speeds = [draw.choice((1.0, 0.1, 0.01)) for _ in range(bounds.ranks)]
+    fault_weight = draw.choice((1.0, 0.02, 0.001, 0.0001, 0.0001))
+    schedule: list[Action] = []
+    rounds = 0
+    try:
+        space, world = make_space(bounds)
+        while codes := space.enabled(world):
+            if space.is_over(world, codes):
+                space.check_over(world)
+            weights = [speeds[code // ACTS] * (fault_weight if code % ACTS in FAULTS else 1.0) for code in codes]
+            code = draw.choices(codes, weights)[0]
+            schedule.append(decode(code))
+            world = space.apply(world, code)
+            space.check(world)
+        space.check_over(world)
+        rounds = max(rank.state.round for rank in space.get_ranks(world))
+    except Violation as violation:
+        found = Counterexample(property=violation.property, detail=violation.detail, schedule=tuple(schedule))
+        return Sampled(bounds, len(schedule), rounds, found)
+    return Sampled(bounds, len(schedule), rounds, None)
+
+
+_STATES: Final = 3_000
+_TRIES: Final = 150
+SHRINK_S: Final = 20.0
+"""How long making a counterexample smaller may take."""
+
+
+def shrink(sampled: Sampled, limit_s: float = SHRINK_S) -> Sampled:
+    """Returns a smaller world in which the same property does not hold, with its shortest schedule; or the world as it was.
+
+    Takes away ranks, samples, faults and room, one thing at a time, as long as a short search still finds a violation and
+    there is time.
+    """
+    best = sampled
+    tries = 0
+    deadline = time.monotonic() + limit_s
+    while best.counterexample is not None and tries < _TRIES and time.monotonic() < deadline:
+        for bounds in _iterate_smaller(best.bounds):
+            if bounds == best.bounds:
+                continue
+            tries += 1
+            if time.monotonic() >= deadline:
+                break
+            found = explore(bounds, max_states=_STATES).counterexample
+            if found is not None and found.property == best.counterexample.property:
+                best = Sampled(bounds, len(found.schedule), 0, found)
+                break
+            if tries >= _TRIES:
+                break
+        else:
+            break
+    return best
+
+
+def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
+    lengths = bounds.lengths
+    for i in range(len(lengths)):
+        if len(lengths) > 1:
+            yield replace(bounds, lengths=lengths[:i] + lengths[i + 1 :], odd_rank=None)
+    if bounds.lost_loaders:
+        yield replace(bounds, lost_loaders=bounds.lost_loaders - 1)
+    if bounds.failures or bounds.stops or bounds.losses:
+        yield replace(bounds, failures=0, stops=0, losses=0)
+        yield replace(
+            bounds, failures=min(1, bounds.failures), stops=min(1, bounds.stops), losses=min(1, bounds.losses)
+        )
+    for i, shard in enumerate(lengths):
+        for size in sorted({0, len(shard) // 2, len(shard) - 1} - {len(shard), -1}):
+            yield replace(bounds, lengths=(*lengths[:i], shard[:size], *lengths[i + 1 :]))
+    yield replace(bounds, limits=())
+    yield replace(bounds, window_samples=max(1, bounds.window_samples - 1))
+    yield replace(bounds, depth_steps=1, ramp_rounds=0)
+    yield replace(bounds, is_single_reads=False, is_eager_end=False, is_urged_freely=False)
+    yield replace(bounds, is_left_inside=False, is_uneven_depth=False, odd_rank=None)

@@ -1,0 +1,101 @@
+"""Explorations worth running as a matter of course: each by a name that says what it is about."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from odb_ref.core.rules import PaperRule
+from odb_ref.core.types import Mode
+from odb_sim.explore.bounds import Bounds, compute_lengths
+
+_MIXED: Final = (3, 1, 2)
+_SINGLE: Final = (1,)
+
+
+def _bounds(*shards: int, failures: int = 0, stops: int = 0, losses: int = 0, depth_steps: int = 1) -> Bounds:
+    lengths = compute_lengths(shards, _MIXED)
+    return Bounds(lengths=lengths, failures=failures, stops=stops, losses=losses, depth_steps=depth_steps)
+
+
+SMALL: Final[dict[str, Bounds]] = {
+    "one rank": _bounds(4, failures=1, stops=1, losses=1),
+    "uneven": _bounds(5, 2),
+    "empty shard": _bounds(3, 0, failures=1, stops=1),
+    "depth 1, failures and stops": _bounds(3, 1, failures=2, stops=2),
+    "depth 2, failures and stops": _bounds(4, 2, failures=2, stops=2, depth_steps=2),
+    "killed processes": _bounds(3, 2, failures=1, stops=1, losses=2),
+    "steps wait for room": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=4, failures=1, stops=1, losses=1
+    ),
+    "quota": Bounds(
+        lengths=compute_lengths((4, 3), _MIXED), mode=Mode.QUOTA, quota_samples=5, failures=1, stops=1, losses=1
+    ),
+    "quota without a number": Bounds(lengths=compute_lengths((4, 2), _MIXED), mode=Mode.QUOTA, failures=1, stops=1),
+    "paper's rule": Bounds(lengths=compute_lengths((5, 2), _MIXED), rule=PaperRule(), failures=1, stops=1),
+    "several resources": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED), budget_tokens=6, limits=(2, 2), window_samples=4, failures=1, stops=1
+    ),
+    "ramp": Bounds(lengths=compute_lengths((5, 4), _MIXED), window_samples=4, ramp_rounds=2, failures=1, stops=1),
+    "reads in parts": Bounds(
+        lengths=compute_lengths((3, 2), _MIXED), is_single_reads=True, is_eager_end=True, failures=1, stops=1
+    ),
+    "leaving inside a step": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, failures=1, stops=2, is_left_inside=True
+    ),
+    "queues of different depth": Bounds(
+        lengths=compute_lengths((6, 5), _SINGLE), budget_tokens=1, window_samples=3, stops=1, is_uneven_depth=True
+    ),
+    "another configuration": Bounds(lengths=compute_lengths((3, 2), _MIXED), failures=1, stops=1, losses=1, odd_rank=1),
+    "urges for nothing": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=2, stops=1, is_urged_freely=True
+    ),
+    "read by the consumer's thread": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE),
+        budget_tokens=1,
+        failures=1,
+        stops=2,
+        is_left_inside=True,
+        is_inline=True,
+        is_single_reads=True,
+    ),
+    "read by the consumer's thread, killed processes": Bounds(
+        lengths=compute_lengths((4, 2), _MIXED), failures=1, stops=1, losses=1, depth_steps=2, is_inline=True
+    ),
+    "three ranks": _bounds(3, 2, 0, failures=1, stops=1),
+    "lost loaders": Bounds(lengths=compute_lengths((3, 1), _MIXED), failures=1, stops=1, lost_loaders=1),
+    "lost loaders and killed processes": Bounds(
+        lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=4, stops=1, losses=1, lost_loaders=1
+    ),
+    "lost loaders, quota": Bounds(
+        lengths=compute_lengths((4, 3), _MIXED), mode=Mode.QUOTA, quota_samples=5, failures=1, lost_loaders=1
+    ),
+    "three ranks, a lost loader": Bounds(lengths=compute_lengths((3, 2, 1), _MIXED), lost_loaders=1),
+}
+
+FULL: Final[dict[str, Bounds]] = {
+    **SMALL,
+    "two ranks, all that can go wrong": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED),
+        window_samples=3,
+        depth_steps=2,
+        is_single_reads=True,
+        failures=2,
+        stops=2,
+        losses=1,
+    ),
+    "three ranks, a million states": _bounds(5, 3, 1, failures=2, stops=2, depth_steps=2),
+    "three ranks, killed processes": _bounds(2, 1, 2, failures=1, stops=1, losses=2),
+    "three ranks, a lost loader and a stop": Bounds(
+        lengths=compute_lengths((3, 2, 1), _MIXED), stops=1, lost_loaders=1
+    ),
+    "three ranks, a lost loader, a failure and a stop": Bounds(
+        lengths=compute_lengths((2, 1, 1), _MIXED), failures=1, stops=1, lost_loaders=1
+    ),
+    "three ranks, two lost loaders": Bounds(lengths=compute_lengths((3, 2, 1), _MIXED), lost_loaders=2),
+    "three ranks, read by the consumer's thread": Bounds(
+        lengths=compute_lengths((3, 2, 1), _MIXED), failures=1, stops=2, is_left_inside=True, is_inline=True
+    ),
+    "four ranks": _bounds(2, 1, 1, 0, failures=1, stops=1),
+}
+
+SUITES: Final = {"small": SMALL, "full": FULL}

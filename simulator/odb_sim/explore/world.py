@@ -1,0 +1,405 @@
+"""The coupled system as a pure transition relation: W ranks, the exchange between them, and trainers in lock-step.
+
+- The exchange answers when all ranks have posted; each rank gets the answer at any later moment.
+- A trainer takes step n only when every trainer has taken step n - 1: each step holds a collective.
+- A read or a collation ends, or fails, at any moment; a consumer leaves at any moment between steps, or inside one; a
+  process is killed at any moment. Each rank is urged at any moment after another's consumer left, and learns of a killed
+  process at any moment after.
+- Where a rank reads and collates by its consumer's thread (``Bounds.is_inline``), neither goes on while that is in a step,
+  unless the rank is urged, nor once it has left.
+- A process that holds only a rank's machine is lost at any moment. What happens to the rank from then on waits for its
+  stand-in, which comes at any moment after.
+
+A world is a short tuple of small integers. They name what `Space` has met before: the states of ranks and of the exchange.
+The real core runs once for each different state of a rank and each event; a world then costs a few look-ups.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from odb_ref.core.effects import Post
+from odb_ref.core.exchange import Answer
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
+from odb_sim.explore.measure import compute_measure
+from odb_sim.explore.rank import (
+    ACTS,
+    Act,
+    Core,
+    Rank,
+    RankDriver,
+    Violation,
+    answer_posts,
+    compute_acts,
+    forget,
+)
+
+World = tuple[int, ...]
+"""First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""
+
+
+class Action(NamedTuple):
+    """What happens next, and to which rank."""
+
+    rank: int
+    act: Act
+
+    @property
+    def code(self) -> int:
+        """The action as a number."""
+        return self.rank * ACTS + self.act
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.act.name.lower().replace('_', ' ')}"
+
+
+def decode(code: int) -> Action:
+    """Returns the action of a number."""
+    rank, act = divmod(code, ACTS)
+    return Action(rank, Act(act))
+
+
+class Shared(NamedTuple):
+    """What belongs to no rank alone. Sets of ranks are bit masks."""
+
+    answer: int = 0
+    """The answer of the exchange that some ranks still wait for; 0 when there is none."""
+    owed: int = 0
+    """The ranks it has not reached."""
+    failures: int = 0
+    stops: int = 0
+    losses: int = 0
+    lost_loaders: int = 0
+    """How much has gone wrong so far."""
+    left: int = 0
+    """The ranks whose consumers have left: a reason to urge each other rank."""
+    gone: int = 0
+
+
+_NEW: Final = -1
+# Plain integers: the walk compares them millions of times.
+_READ: Final = int(Act.READ)
+_ANSWER: Final = int(Act.ANSWER)
+_TAKE: Final = int(Act.TAKE)
+_COLLATE: Final = int(Act.COLLATE)
+_URGE: Final = int(Act.URGE)
+_LOSE: Final = int(Act.LOSE)
+_STOP: Final = int(Act.STOP)
+_DIE: Final = int(Act.DIE)
+_ABANDON: Final = int(Act.ABANDON)
+_LOSE_LOADER: Final = int(Act.LOSE_LOADER)
+_STAND_IN: Final = int(Act.STAND_IN)
+_FAILURES: Final = (int(Act.FAIL_READ), int(Act.FAIL_COLLATE))
+_WORK: Final = frozenset((_READ, _COLLATE, *_FAILURES))
+
+
+class Space:
+    """All worlds within some bounds, made as they are met.
+
+    ``begin``, ``enabled`` and ``apply`` are the whole transition relation. Equal worlds are equal tuples; ``is_forgetful``
+    takes ranks to which nothing can happen any more for equal when nobody can tell them apart.
+    """
+
+    def __init__(self, bounds: Bounds, core: Core | None = None, *, is_forgetful: bool = False) -> None:
+        self.bounds = bounds
+        self._is_forgetful = is_forgetful
+        core = core or Core()
+        self._core = core
+        self._count = bounds.ranks
+        self._configs = [bounds.compute_config(rank) for rank in range(bounds.ranks)]
+        self._drivers = [
+            RankDriver(bounds, config, bounds.compute_shard(rank), core) for rank, config in enumerate(self._configs)
+        ]
+        self._checks = RankChecks(bounds)
+        self._full = (1 << bounds.ranks) - 1
+        # Ranks, by number: the rank, and what the walk needs of it.
+        self._rank_numbers: dict[tuple[int, Rank], int] = {}
+        self._ranks: list[Rank] = []
+        self._acts: list[tuple[int, ...]] = []
+        self._taken: list[int] = []
+        self._entered: list[int] = []
+        self._posts: list[int] = []
+        self._progress: list[int] = []
+        self._next: list[list[int]] = []
+        self._told: dict[tuple[int, int], int] = {}
+        # What the ranks share, posts, answers and progress, by number.
+        self._shared_numbers: dict[Shared, int] = {}
+        self._shared: list[Shared] = []
+        self._shared_next: dict[tuple[int, int], int] = {}
+        self._post_numbers: dict[Post, int] = {}
+        self._post_list: list[Post | None] = [None]
+        self._answer_numbers: dict[tuple[int, ...], int] = {}
+        self._answers: list[Answer | None] = [None]
+        self._progress_numbers: dict[Progress, int] = {}
+        self._progress_list: list[Progress] = []
+        self._together: set[tuple[int, ...]] = set()
+
+    def begin(self) -> World:
+        """Returns the world at the start of an epoch.
+
+        Raises: Violation.
+        """
+        ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
+        world = (self._settle(self._number_shared(Shared()), ranks), *ranks)
+        self.check(world)
+        return world
+
+    def enabled(self, world: World) -> list[int]:
+        """Returns every action that is possible, as ``rank * ACTS + act`` (see `decode`)."""
+        shared = self._shared[world[0]]
+        taken, bounds = self._taken, self.bounds
+        ranks = world[1:]
+        entered = self._entered
+        least = min([entered[rank] for rank in ranks])
+        most = max([taken[rank] for rank in ranks])
+        codes: list[int] = []
+        for i, rank in enumerate(ranks):
+            others = ~(1 << i)
+            is_away = bounds.is_inline and self._is_away(rank, least)
+            for act in self._acts[rank]:
+                if is_away and act in _WORK:
+                    continue
+                if act < _ANSWER:
+                    pass
+                elif act == _ANSWER:
+                    if not shared.owed & ~others:
+                        continue
+                elif act == _TAKE:
+                    if taken[rank] != least:
+                        continue
+                elif act == _URGE:
+                    if not (shared.left & others or bounds.is_urged_freely):
+                        continue
+                elif act == _LOSE:
+                    if not shared.gone & others:
+                        continue
+                elif act == _STOP:
+                    if shared.stops == bounds.stops or taken[rank] != least:
+                        continue
+                elif act == _ABANDON:
+                    # Where another has gone on to the next step, this one is over.
+                    if shared.stops == bounds.stops or not bounds.is_left_inside or taken[rank] != most:
+                        continue
+                elif act == _DIE:
+                    if shared.losses == bounds.losses:
+                        continue
+                elif act == _LOSE_LOADER:
+                    if shared.lost_loaders == bounds.lost_loaders:
+                        continue
+                elif act == _STAND_IN:
+                    pass
+                elif shared.failures == bounds.failures:
+                    continue
+                codes.append(i * ACTS + act)
+        return codes
+
+    def _is_away(self, number: int, least: int) -> bool:
+        """Returns True when the consumer, whose thread reads and collates, does not ask for a step, and nobody does it in
+        its place.
+        """
+        rank = self._ranks[number]
+        return rank.is_left or (self._taken[number] != least and not rank.is_urged)
+
+    def apply(self, world: World, code: int) -> World:
+        """Returns the world after a possible action.
+
+        Raises: Violation when the core refuses it, or a rank by itself breaks a property.
+        """
+        i, act = divmod(code, ACTS)
+        number, rank = world[0], world[i + 1]
+        if act in (_ANSWER, _LOSE):
+            # What comes from outside the rank: the answer, or who is gone.
+            shared = self._shared[number]
+            news = shared.answer if act == _ANSWER else -1 - self._find_gone(shared, i)
+            after = self._told.get((rank, news), _NEW)
+            if after < 0:
+                after = self._told[rank, news] = self._advance(i, rank, act, shared)
+        else:
+            after = self._next[rank][act]
+            if after < 0:
+                after = self._next[rank][act] = self._advance(i, rank, act, self._shared[number])
+        ranks = [*world[1:]]
+        ranks[i] = after
+        if act >= _STOP or act == _ANSWER or self._posts[after] != self._posts[rank]:
+            if act >= _STOP or act == _ANSWER:
+                following = self._shared_next.get((number, code), _NEW)
+                if following < 0:
+                    following = self._number_shared(self._share(self._shared[number], 1 << i, act))
+                    self._shared_next[number, code] = following
+                number = following
+            number = self._settle(number, ranks)
+        return (number, *ranks)
+
+    def check(self, world: World) -> None:
+        """Checks that all that must hold of the ranks together holds.
+
+        Raises: Violation.
+        """
+        key = tuple([self._progress[rank] for rank in world[1:]])
+        if key not in self._together:
+            check_together([self._progress_list[number] for number in key])
+            self._together.add(key)
+
+    def reduce(self, world: World, codes: list[int]) -> list[int]:
+        """Returns what of ``codes``, the actions possible in ``world``, has to be followed: those of one rank, or all.
+
+        One rank's are enough where nothing can go wrong any more, and nothing that other ranks do before it moves can change
+        what may happen to it: each of its actions then commutes with all of theirs. The argument is in the spec
+        (properties.md, "Why fewer interleavings are enough").
+        """
+        shared, bounds = self._shared[world[0]], self.bounds
+        spent = (shared.failures, shared.stops, shared.losses, shared.lost_loaders)
+        if bounds.is_urged_freely or spent != (bounds.failures, bounds.stops, bounds.losses, bounds.lost_loaders):
+            return codes
+        ranks = world[1:]
+        alive = ~shared.gone
+        # An exchange that some rank never posts to, or whose last answer some rank never takes, brings no further answer.
+        is_closed = bool(shared.owed & shared.gone) or any(
+            self._ranks[rank].is_done and not self._posts[rank] for rank in ranks
+        )
+        least = min([self._entered[rank] for rank in ranks])
+        is_stuck = any(
+            self._entered[rank] == least and (shared.left | shared.gone) >> i & 1 for i, rank in enumerate(ranks)
+        )
+        best = codes
+        for i, rank in enumerate(ranks):
+            bit = 1 << i
+            if self._posts[rank] and not shared.owed & bit and not is_closed:
+                continue  # The others' posts may bring its answer.
+            acts = self._acts[rank]
+            if _TAKE in acts and self._taken[rank] != least and not is_stuck:
+                continue  # The others' steps may let it take its next one.
+            if _COLLATE in acts and (self._posts[rank] or shared.owed & alive & ~bit):
+                continue  # Whether another releases before this one is ready must be seen.
+            own = [code for code in codes if code // ACTS == i]
+            if own and len(own) < len(best):
+                best = own
+        return best
+
+    def is_over(self, world: World, codes: list[int]) -> bool:
+        """Returns True when nothing *has* to happen any more; ``codes`` is what can.
+
+        What may go wrong need not, so it frees nobody: a world in which ranks wait for a fault is a deadlock.
+        """
+        for code in codes:
+            i, act = divmod(code, ACTS)
+            if act < _URGE or act in (_LOSE, _STAND_IN) or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
+                return False
+        return True
+
+    def check_over(self, world: World) -> None:
+        """Checks that the world, in which nothing has to happen any more, is a proper end.
+
+        Raises: Violation: a deadlock, or an end that is not what the properties promise.
+        """
+        check_stillness([self._progress_list[self._progress[rank]] for rank in world[1:]])
+        check_end(self.bounds, self.get_ranks(world))
+
+    def get_ranks(self, world: World) -> tuple[Rank, ...]:
+        """Returns the ranks of a world, as they are."""
+        return tuple(self._ranks[rank] for rank in world[1:])
+
+    def get_shared(self, world: World) -> Shared:
+        """Returns what the ranks of a world share."""
+        return self._shared[world[0]]
+
+    def get_answer(self, world: World) -> Answer | None:
+        """Returns the answer that some ranks still wait for."""
+        return self._answers[self._shared[world[0]].answer]
+
+    def compute_measure(self, world: World) -> int:
+        """Returns the termination measure of a world, see `measure.compute_measure`."""
+        return sum(
+            compute_measure(self.bounds, config, rank)
+            for config, rank in zip(self._configs, self.get_ranks(world), strict=True)
+        )
+
+    def count_rank_states(self) -> int:
+        """Returns how many different states of a rank have been met."""
+        return len(self._ranks)
+
+    def _advance(self, i: int, number: int, act: int, shared: Shared) -> int:
+        """Returns the number of rank ``i`` after ``act``: the only place where the core runs."""
+        before = self._ranks[number]
+        lost = self._find_gone(shared, i) if act == _LOSE else None
+        after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
+        old, new = (compute_measure(self.bounds, self._configs[i], rank) for rank in (before, after))
+        if not 0 <= new < old:
+            raise Violation("TERM", f"rank {i}: the measure goes from {old} to {new}")
+        return self._number_rank(i, after)
+
+    def _find_gone(self, shared: Shared, i: int) -> int:
+        """Returns the lowest rank but ``i`` whose process is gone."""
+        return next(rank for rank in range(self._count) if rank != i and shared.gone >> rank & 1)
+
+    def _number_rank(self, i: int, rank: Rank) -> int:
+        number = self._rank_numbers.get((i, rank))
+        if number is not None:
+            return number
+        self._checks.check(self._configs[i], rank)
+        if self._is_forgetful and not compute_acts(rank):
+            whole, rank = rank, forget(rank)
+            known = self._rank_numbers.get((i, rank))
+            if known is not None:
+                self._rank_numbers[i, whole] = known
+                return known
+            self._rank_numbers[i, whole] = len(self._ranks)
+        number = self._rank_numbers[i, rank] = len(self._ranks)
+        self._ranks.append(rank)
+        self._acts.append(tuple(int(act) for act in compute_acts(rank)))
+        self._taken.append(len(rank.taken))
+        self._entered.append(rank.entered_steps)
+        self._next.append([_NEW] * ACTS)
+        post = 0
+        if rank.post is not None:
+            post = self._post_numbers.setdefault(rank.post, len(self._post_list))
+            if post == len(self._post_list):
+                self._post_list.append(rank.post)
+        self._posts.append(post)
+        progress = compute_progress(rank)
+        place = self._progress_numbers.setdefault(progress, len(self._progress_list))
+        if place == len(self._progress_list):
+            self._progress_list.append(progress)
+        self._progress.append(place)
+        return number
+
+    def _share(self, shared: Shared, bit: int, act: int) -> Shared:
+        """Returns what the ranks share after ``act`` of the rank with ``bit``."""
+        if act == _ANSWER:
+            owed = shared.owed & ~bit
+            return shared._replace(owed=owed, answer=shared.answer if owed else 0)
+        if act in (_STOP, _ABANDON):
+            return shared._replace(stops=shared.stops + 1, left=shared.left | bit)
+        if act == _DIE:
+            return shared._replace(losses=shared.losses + 1, gone=shared.gone | bit)
+        if act == _LOSE_LOADER:
+            return shared._replace(lost_loaders=shared.lost_loaders + 1)
+        if act in _FAILURES:
+            return shared._replace(failures=shared.failures + 1)
+        return shared
+
+    def _settle(self, number: int, ranks: list[int]) -> int:
+        """Returns the number of what is shared, after the exchange has answered if all ranks have posted."""
+        shared = self._shared[number]
+        if shared.owed:
+            return number
+        posts = tuple([self._posts[rank] for rank in ranks])
+        if not all(posts):
+            return number
+        return self._number_shared(shared._replace(owed=self._full, answer=self._answer(posts)))
+
+    def _number_shared(self, shared: Shared) -> int:
+        number = self._shared_numbers.setdefault(shared, len(self._shared))
+        if number == len(self._shared):
+            self._shared.append(shared)
+        return number
+
+    def _answer(self, posts: tuple[int, ...]) -> int:
+        number = self._answer_numbers.get(posts)
+        if number is None:
+            known = [post for post in (self._post_list[post] for post in posts) if post is not None]
+            answer = answer_posts(self._core, tuple(known))
+            number = self._answer_numbers[posts] = len(self._answers)
+            self._answers.append(answer)
+        return number

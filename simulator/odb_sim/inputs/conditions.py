@@ -1,0 +1,115 @@
+"""What goes otherwise than the cost models say: jitter, slow ranks, slow loaders, and faults.
+
+A run stays a function of its arguments: jitter comes from the seed. Faults have the names of what real jobs meet, and act at
+a sample, a round or a step of one rank, never at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import isfinite
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+
+
+class FaultKind(StrEnum):
+    """What fails on a rank, and what ``at`` counts."""
+
+    READ = "read"
+    """The data set raises at sample number ``at`` of the rank."""
+    COLLATE = "collate"
+    """The collate function raises in round ``at``."""
+    STOP = "stop"
+    """The consumer leaves its loop after ``at`` steps, while the others go on."""
+    KILL = "kill"
+    """The process is gone after ``at`` steps; the others learn of it when their deadline has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of one rank. Never happens where the run ends before it."""
+
+    kind: FaultKind
+    rank: int
+    at: int
+
+    @property
+    def cause(self) -> str:
+        """What a report says of it."""
+        return f"{self.kind} fault at {self.at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """The conditions of a run; by default nothing goes otherwise.
+
+    ``jitter`` is the standard deviation of the logarithm of a factor, drawn anew for each read, collation, computation and
+    exchange on each rank; its median is 1. ``slow_ranks`` and ``slow_loaders`` pair a rank with the factor by which its
+    computation, or its reading and collating, takes longer. ``deadline_s`` is how long ranks wait for one that is gone.
+
+    Raises: UsageError when a value makes no sense.
+    """
+
+    jitter: float = 0.0
+    slow_ranks: tuple[tuple[int, float], ...] = ()
+    slow_loaders: tuple[tuple[int, float], ...] = ()
+    faults: tuple[Fault, ...] = ()
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 3:
+            raise UsageError(f"jitter must lie in 0..3, got {self.jitter}")
+        if not isfinite(self.deadline_s) or self.deadline_s < 0:
+            raise UsageError(f"deadline_s must be a number of at least 0, got {self.deadline_s}")
+        for rank, factor in (*self.slow_ranks, *self.slow_loaders):
+            if not isfinite(factor) or factor <= 0:
+                raise UsageError(f"rank {rank} slower by {factor}: a factor is a number above 0")
+        for fault in self.faults:
+            if fault.at < 0:
+                raise UsageError(f"{fault.kind} fault at {fault.at}: must not be negative")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Checks that every rank that is named exists.
+
+        Raises: UsageError naming the one that does not.
+        """
+        named = [rank for rank, _ in (*self.slow_ranks, *self.slow_loaders)] + [fault.rank for fault in self.faults]
+        for rank in named:
+            if not 0 <= rank < ranks:
+                raise UsageError(f"rank {rank} is named, there are ranks 0..{ranks - 1}")
+
+    def find_fault(self, kind: FaultKind, rank: int) -> int | None:
+        """Returns where the first fault of this kind happens on ``rank``; None when there is none."""
+        return min((fault.at for fault in self.faults if fault.kind is kind and fault.rank == rank), default=None)
+
+
+STEADY: Final = Conditions()
+"""Nothing goes otherwise."""
+
+
+def parse_factor(text: str) -> tuple[int, float]:
+    """Returns the rank and the factor of ``RANK:FACTOR``.
+
+    Raises: UsageError when the text is none.
+    """
+    rank, _, factor = text.partition(":")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise UsageError(f"{text!r}: expected RANK:FACTOR, for example 3:1.5") from None
+
+
+def parse_fault(text: str) -> Fault:
+    """Returns the fault of ``KIND:RANK:AT``.
+
+    Raises: UsageError when the text is none.
+    """
+    parts = text.split(":")
+    try:
+        kind, rank, at = parts
+        return Fault(FaultKind(kind), int(rank), int(at))
+    except ValueError:
+        kinds = ", ".join(FaultKind)
+        raise UsageError(f"{text!r}: expected KIND:RANK:AT with a kind of {kinds}, for example stop:3:20") from None

@@ -1,0 +1,277 @@
+"""What things cost in simulated seconds: the GPU, the network, the loader. Small linear models, all numbers visible.
+
+The defaults are assumptions, chosen as a round description of an 8-billion-parameter model on one H100 per rank, trained in
+bf16 at 400 TFLOP/s, on 10-gigabit Ethernet: 6 FLOPs per parameter and token are 1.2e-4 s/token; causal attention over 32
+layers of width 4,096 adds 2e-9 s per token and token of context.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from math import ceil, isfinite, log2
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import WIRE_SIZE
+from odb_ref.core.types import Group, compute_padded_tokens
+
+Seconds = NDArray[np.float64]
+Number = TypeVar("Number", float, NDArray[np.float64])
+"""One quantity, or many at once: the same formula prices both."""
+_INTEGER_BYTES = 8
+_COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
+_REPORT_BYTES = 1024
+
+
+class Transport(StrEnum):
+    """How the ranks exchange offers and counts; the decisions are the same."""
+
+    REDUCE = "reduce"
+    """A reduction: its cost grows with the logarithm of the world."""
+    GATHER = "gather"
+    """Everyone receives everyone's message, as in the paper: the cost grows with the world."""
+
+
+class Algorithm(StrEnum):
+    """How the trainers' collective goes: which of its messages wait for others."""
+
+    TREE = "tree"
+    """Up a tree and down again: the latency grows with the logarithm of the ranks."""
+    RING = "ring"
+    """Around a ring, twice: the latency grows with the ranks."""
+
+
+def _check_not_negative(model: object, name: str, value: float) -> None:
+    if not isfinite(value) or value < 0:
+        raise UsageError(f"{type(model).__name__}.{name} must be a number of at least 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCost:
+    """Seconds of one training step on one rank, without its collective.
+
+    ``fixed_s`` is paid by every step, idle ones too; ``per_token_s`` by every padded token; ``per_token2_s`` by every
+    pair of a padded token and a token of its own row, the quadratic part of attention.
+
+    Raises: UsageError when a number is negative or not finite.
+    """
+
+    fixed_s: float = 0.05
+    per_token_s: float = 1.2e-4
+    per_token2_s: float = 2e-9
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_not_negative(self, item.name, getattr(self, item.name))
+
+    def compute_group_s(self, group: Group) -> float:
+        """Returns the seconds for one padded batch; ``fixed_s`` when it is idle."""
+        return self.compute_batch_s(compute_padded_tokens(group), group[0].length) if group else self.fixed_s
+
+    def compute_batch_s(self, padded_tokens: Number, longest: Number) -> Number:
+        """Returns the seconds for batches of so many padded tokens, whose longest sample has ``longest``."""
+        return self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest)
+
+    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
+        """Returns the seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding
+        included.
+        """
+        return self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """Seconds of the trainers' collective that ends a step (gradients), after the slowest rank.
+
+    Only what no computation hides counts: ``fixed_s`` whatever the ranks, ``latency_s`` for each message that has to wait for
+    another, and ``transfer_s`` for sending all of the data once over a rank's link.
+
+    Raises: UsageError when a number is negative or not finite.
+    """
+
+    fixed_s: float = 2e-3
+    latency_s: float = 2e-5
+    transfer_s: float = 0.01
+    algorithm: Algorithm = Algorithm.TREE
+
+    def __post_init__(self) -> None:
+        for name in ("fixed_s", "latency_s", "transfer_s"):
+            _check_not_negative(self, name, getattr(self, name))
+
+    def compute_s(self, ranks: int) -> float:
+        """Returns the seconds of one collective of so many ranks.
+
+        With either algorithm each rank sends and receives 2 (N - 1) / N of the data: reduced, then spread. What differs is how
+        many messages wait for one another: 2 (N - 1) around a ring, 2 ceil(log2 N) up a tree and down.
+        """
+        match self.algorithm:
+            case Algorithm.RING:
+                messages = 2 * (ranks - 1)
+            case Algorithm.TREE:
+                messages = 2 * ceil(log2(ranks))
+        return self.fixed_s + messages * self.latency_s + 2 * (ranks - 1) / ranks * self.transfer_s
+
+
+NO_COLLECTIVE: Final = CollectiveCost(fixed_s=0, latency_s=0, transfer_s=0)
+"""For step times that hold their collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """Measured seconds of a training step, by padded tokens: ``rows`` of (tokens, seconds), with rising tokens.
+
+    Linear between the rows, as the first row below them, and on along the last two above them. Without rows there is none.
+
+    Raises: UsageError naming the row that makes no sense.
+    """
+
+    rows: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.rows) == 1:
+            raise UsageError("StepTable.rows: one row, a table needs at least two")
+        previous = 0.0
+        rows: tuple[object, ...] = self.rows
+        for number, row in enumerate(rows, 1):
+            match row:
+                case (int() | float() as tokens, int() | float() as seconds) if isfinite(tokens) and isfinite(seconds):
+                    if tokens <= previous or seconds < 0:
+                        raise UsageError(f"StepTable.rows: row {number} is {row}; tokens rise, seconds are at least 0")
+                    previous = tokens
+                case _:
+                    raise UsageError(f"StepTable.rows: row {number} is {row!r:.60}, expected tokens and seconds")
+
+    def compute_step_s(self, tokens: float) -> float:
+        """Returns the seconds of a step of ``tokens`` padded tokens."""
+        if tokens <= self.rows[0][0]:
+            return self.rows[0][1]
+        above = min(bisect.bisect_left(self.rows, tokens, key=lambda row: row[0]), len(self.rows) - 1)
+        (left, left_s), (right, right_s) = self.rows[above - 1], self.rows[above]
+        return max(0.0, left_s + (right_s - left_s) * (tokens - left) / (right - left))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCost:
+    """Seconds of one exchange, by an alpha-beta model: ``alpha_s`` for each message, ``beta_s`` for each byte.
+
+    Raises: UsageError when a number is negative or not finite.
+    """
+
+    alpha_s: float = 5e-5
+    beta_s: float = 1e-9
+    transport: Transport = Transport.REDUCE
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, "alpha_s", self.alpha_s)
+        _check_not_negative(self, "beta_s", self.beta_s)
+
+    def compute_offer_s(self, ranks: int) -> float:
+        """Returns the seconds from the last rank's offer to the agreement."""
+        return self._compute_exchange_s(ranks, WIRE_SIZE * _INTEGER_BYTES)
+
+    def compute_counts_s(self, ranks: int, steps: int) -> float:
+        """Returns the seconds from the last rank's counts to their sums."""
+        return self._compute_exchange_s(ranks, steps * _COUNT_INTEGERS * _INTEGER_BYTES)
+
+    def compute_reports_s(self, ranks: int) -> float:
+        """Returns the seconds to gather all reports, on failure only."""
+        return (ranks - 1) * (self.alpha_s + self.beta_s * _REPORT_BYTES)
+
+    def _compute_exchange_s(self, ranks: int, size_bytes: int) -> float:
+        message_s = self.alpha_s + self.beta_s * size_bytes
+        match self.transport:
+            case Transport.REDUCE:  # up a binary tree and down again
+                return 2 * ceil(log2(ranks)) * message_s
+            case Transport.GATHER:  # around a ring
+                return (ranks - 1) * message_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderCost:
+    """Seconds of reading (decoding, templating, tokenizing) and of collating; `odb_sim.engine.loading` says who does what.
+
+    A rank's DataLoader has ``workers`` processes and fetches ``prefetch_factor`` items for each ahead. ``sample_s`` and
+    ``per_token_s`` are a worker's, for each sample. Collating is a worker's in a plain DataLoader, and the loader process's in
+    ours. That also takes ``receive_sample_s`` to receive each sample from its worker and to group it; the default is about
+    what a core of a small virtual machine needs.
+
+    Raises: UsageError when a number is negative or not finite, or there is no worker or nothing fetched ahead.
+    """
+
+    workers: int = 4
+    prefetch_factor: int = 2
+    sample_s: float = 1e-3
+    per_token_s: float = 2e-6
+    collate_step_s: float = 1e-3
+    collate_per_token_s: float = 2e-8
+    receive_sample_s: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "prefetch_factor"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{type(self).__name__}.{name} must be at least 1, got {getattr(self, name)}")
+        for item in fields(self):
+            _check_not_negative(self, item.name, getattr(self, item.name))
+
+    def compute_plain_s(
+        self, samples: NDArray[np.int64], real: NDArray[np.int64], padded: NDArray[np.int64]
+    ) -> Seconds:
+        """Returns the seconds that a worker of a plain DataLoader takes for each batch; 0 for one without samples."""
+        read_s = self.sample_s * samples + self.per_token_s * real
+        collate_s = self.collate_step_s + self.collate_per_token_s * padded
+        seconds: Seconds = np.where(samples > 0, read_s + collate_s, 0.0)
+        return seconds
+
+    def compute_collate_s(self, steps: Number, padded_tokens: Number, received_samples: Number) -> Number:
+        """Returns the seconds that our loader process takes to collate ``steps`` batches that hold ``padded_tokens`` tokens
+        together.
+
+        Meanwhile it receives ``received_samples`` samples of the next window.
+        """
+        collate_s = self.collate_step_s * steps + self.collate_per_token_s * padded_tokens
+        return collate_s + self.receive_sample_s * received_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedTo:
+    """What the numbers were fitted to: so many ``ranks``, and batches of at most so many ``padded_tokens``. 0: assumed."""
+
+    ranks: int = 0
+    padded_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """All cost models of a run. A step table takes the place of the GPU's formula for steps that are not idle."""
+
+    gpu: GpuCost = field(default_factory=GpuCost)
+    collective: CollectiveCost = field(default_factory=CollectiveCost)
+    network: NetworkCost = field(default_factory=NetworkCost)
+    loader: LoaderCost = field(default_factory=LoaderCost)
+    step_table: StepTable = field(default_factory=StepTable)
+    fitted: FittedTo = field(default_factory=FittedTo)
+
+    def compute_group_s(self, group: Group) -> float:
+        """Returns the seconds for one padded batch on one rank, without the step's collective."""
+        if group and self.step_table.rows:
+            return self.step_table.compute_step_s(compute_padded_tokens(group))
+        return self.gpu.compute_group_s(group)
+
+    def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
+        """Returns the seconds for many batches at once, as `compute_group_s` has them."""
+        if not self.step_table.rows:
+            return self.gpu.compute_batch_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
+        return self.compute_steps_s(padded_tokens, padded_tokens)
+
+    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
+        """Returns the seconds for many batches at once; ``row_pairs`` as in `GpuCost.compute_steps_s`."""
+        if not self.step_table.rows:
+            return self.gpu.compute_steps_s(padded_tokens, row_pairs)
+        distinct, places = np.unique(padded_tokens, return_inverse=True)
+        seconds = [self.step_table.compute_step_s(size) if size else self.gpu.fixed_s for size in distinct.tolist()]
+        return np.array(seconds)[places].reshape(padded_tokens.shape)

@@ -1,0 +1,164 @@
+"""Reading length traces: what a planner knows of a data set, one row for each sample.
+
+A trace is a name that ships with the package, a CSV (or CSV.gz) file whose header has ``total_tokens``, or a ``.npy`` file
+of one integer for each sample. Whatever is wrong with it is said in one line, with the file and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import IO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odb_ref.core.errors import UsageError
+
+Integers = NDArray[np.int64]
+
+TOTAL_COLUMN: Final = "total_tokens"
+SUPERVISED_COLUMN: Final = "supervised_tokens"
+_SUFFIX: Final = ".csv.gz"
+_LARGEST_LENGTH: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of the samples of a data set, in source order: tokens, and the tokens that carry loss (label != -100).
+
+    Where the source does not say which tokens carry loss, all do. ``resources`` holds a row for each sample: what it uses of
+    each further resource that was asked for.
+    """
+
+    name: str
+    tokens: Integers
+    supervised_tokens: Integers
+    resources: Integers | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def list_bundled_names() -> list[str]:
+    """Returns the names of the traces that ship with the package, sorted."""
+    files = (resources.files("odb_sim") / "data").iterdir()
+    return sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))
+
+
+def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
+    """Returns the lengths that ``source`` names: a bundled trace, or the path of a CSV, CSV.gz or .npy file.
+
+    ``further`` names the columns that hold what a sample uses of further resources.
+
+    Raises: UsageError, in one line with file and line, when there is no such trace or it holds anything but lengths.
+    """
+    if source in list_bundled_names():
+        with (resources.files("odb_sim") / "data" / (source + _SUFFIX)).open("rb") as packed:
+            return _parse_csv(
+                io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), source, source, further
+            )
+    path = Path(source)
+    if not path.exists():
+        raise UsageError(f"{source}: no such file, and no bundled trace; there are {', '.join(list_bundled_names())}")
+    if path.is_dir():
+        raise UsageError(f"{source}: is a directory, expected a CSV, CSV.gz or .npy file")
+    if path.suffix == ".npy":
+        if further:
+            raise UsageError(f"{source}: no column {further[0]}, a .npy file holds lengths only")
+        return _load_npy(path)
+    try:
+        with _open_text(path) as file:
+            return _parse_csv(file, source, path.name.split(".")[0], further)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{source}: cannot be read: {_describe(error)}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source}: not UTF-8 text (byte {error.start})") from error
+
+
+def _describe(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(reason.split())
+
+
+def _open_text(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> Lengths:
+    rows = csv.reader(file)
+    try:
+        header = [column.strip() for column in next(rows, [])]
+        if not header:
+            raise UsageError(f"{where}: empty file, expected a CSV header with {TOTAL_COLUMN}")
+        for column in (TOTAL_COLUMN, *further):
+            if column not in header:
+                raise UsageError(f"{where}:1: no column {column}; there are {', '.join(header)}"[:300])
+        supervised_column = SUPERVISED_COLUMN if SUPERVISED_COLUMN in header else TOTAL_COLUMN
+        columns = [header.index(column) for column in (TOTAL_COLUMN, supervised_column, *further)]
+        tokens, supervised, used = array("q"), array("q"), array("q")
+        for row in rows:
+            if not row:
+                continue
+            values = _parse_row(row, columns, header, f"{where}:{rows.line_num}")
+            tokens.append(values[0])
+            supervised.append(values[1])
+            used.extend(values[2:])
+    except csv.Error as error:
+        raise UsageError(f"{where}:{rows.line_num}: {error}") from error
+    if not tokens:
+        raise UsageError(f"{where}: a header and no rows, expected at least one sample")
+    resources_used = np.array(used, dtype=np.int64).reshape(len(tokens), len(further))
+    return Lengths(name, np.array(tokens, dtype=np.int64), np.array(supervised, dtype=np.int64), resources_used)
+
+
+def _parse_row(row: list[str], columns: list[int], header: list[str], where: str) -> list[int]:
+    """Returns the values of ``columns``: total tokens, supervised tokens, then what is used of further resources."""
+    values = []
+    for column in columns:
+        if column >= len(row):
+            raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
+        try:
+            value = int(row[column])
+        except ValueError:
+            raise UsageError(f"{where}: {header[column]} is {row[column]!r:.40}, not a whole number") from None
+        if value > _LARGEST_LENGTH:
+            raise UsageError(f"{where}: {header[column]} is {value:.3e}, the largest length is {_LARGEST_LENGTH}")
+        values.append(value)
+    if values[0] < 1:
+        raise UsageError(f"{where}: {TOTAL_COLUMN} is {values[0]}, a length is at least 1")
+    if not 0 <= values[1] <= values[0]:
+        raise UsageError(f"{where}: {SUPERVISED_COLUMN} is {values[1]}, expected 0 to {TOTAL_COLUMN} ({values[0]})")
+    for column, value in zip(columns[2:], values[2:], strict=True):
+        if value < 0:
+            raise UsageError(f"{where}: {header[column]} is {value}, an amount is at least 0")
+    return values
+
+
+def _load_npy(path: Path) -> Lengths:
+    try:
+        data = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {_describe(error)}") from error
+    if data.ndim != 1 or not np.issubdtype(data.dtype, np.integer):
+        raise UsageError(f"{path}: an array of {data.dtype} with shape {data.shape}, expected one row of integers")
+    if not len(data):
+        raise UsageError(f"{path}: empty array, expected at least one sample")
+    for bad in _find_first((data < 1) | (data > _LARGEST_LENGTH)):
+        raise UsageError(f"{path}: element {bad} is {data[bad]}, a length lies in 1..{_LARGEST_LENGTH}")
+    tokens = data.astype(np.int64)
+    return Lengths(path.stem, tokens, tokens)
+
+
+def _find_first(mask: NDArray[np.bool_]) -> Iterator[int]:
+    if mask.any():
+        yield int(mask.argmax())

@@ -1,0 +1,97 @@
+"""Target rules by name: shipped ones, and those of a user's own module or file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final, Protocol, runtime_checkable
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.rules import RULES, TargetRule, get_rule
+
+OWN: Final = ":"
+"""What the name of a rule that does not ship holds: ``module:name`` or ``path.py:name``."""
+
+
+@runtime_checkable
+class PerRank(Protocol):
+    """A rule of which every rank has an instance of its own, as in a job."""
+
+    def for_rank(self, rank: int) -> TargetRule:
+        """Returns the instance of ``rank``."""
+        ...
+
+
+def get_instance(rule: TargetRule, rank: int) -> TargetRule:
+    """Returns what ``rank`` runs: its own instance where there is one, else the rule."""
+    return rule.for_rank(rank) if isinstance(rule, PerRank) else rule
+
+
+def load_rule(name: str) -> TargetRule:
+    """Returns the rule called ``name``: a shipped one, ``module:attribute`` or ``path.py:attribute``.
+
+    The attribute is a rule or a class that makes one. Modules are also looked for in the current directory, after all others.
+    Raises: UsageError when there is none.
+    """
+    module_name, colon, attribute = name.rpartition(OWN)
+    if not colon:
+        return get_rule(name)
+    try:
+        module = _import(module_name)
+    except (Exception, SystemExit) as error:  # Whatever the module does wrong while it is loaded.
+        raise UsageError(f"rule {name!r}: cannot import {module_name!r}: {describe_error(error)}") from error
+    try:
+        found: object = getattr(module, attribute)
+    except AttributeError:
+        raise UsageError(f"rule {name!r}: module {module_name!r} has no {attribute!r}") from None
+    try:
+        rule = found() if isinstance(found, type) else found
+        is_rule = isinstance(rule, TargetRule)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"rule {name!r} cannot be made: {describe_error(error)}") from error
+    if not is_rule:
+        raise UsageError(
+            f"rule {name!r}: needs a name and compute_target(agreement), see odb_ref.core.rules.TargetRule"
+        )
+    return rule  # type: ignore[return-value]  # `is_rule` says so.
+
+
+def load_policy_rule(name: str) -> TargetRule:
+    """As `load_rule`, for a rule that is to be run beside the shipped ones.
+
+    Raises: UsageError when there is none, or when it carries a shipped rule's name: ranks could not tell the two apart.
+    """
+    rule = load_rule(name)
+    if not isinstance(rule.name, str) or not rule.name:
+        raise UsageError(f"rule {name!r}: its name is {rule.name!r}, which is not a word")
+    if OWN in name and rule.name in RULES and type(rule) is not type(RULES[rule.name]):
+        raise UsageError(f"rule {name!r} calls itself {rule.name!r}, as a shipped rule does: give it a name of its own")
+    return rule
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns an error in one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _import(module_name: str) -> ModuleType:
+    if not module_name.endswith(".py"):
+        # Last, so that a file called random.py in the current directory stands in for nobody's library.
+        if "" not in sys.path:
+            sys.path.append("")
+        return importlib.import_module(module_name)
+    path = Path(module_name)
+    # A name of its own: the stem may be that of a module which others import.
+    name = f"_odb_rule_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

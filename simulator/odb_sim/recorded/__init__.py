@@ -1,0 +1,1 @@
+"""Recorded runs: read, simulated again, and fitted to cost models."""

@@ -1,0 +1,250 @@
+"""Regression of times on what they would cost: few numbers, none negative, pauses ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+FEWEST_SPANS: Final = 4
+"""With fewer spans in either half nothing is fitted."""
+_ROUNDS: Final = 60
+_MOST_ROWS: Final = 12
+_SMALLEST: Final = 1e-9
+_DRAWS: Final = 40
+_MOST_DRAWN: Final = 1000
+_FEWEST_EQUAL: Final = 3
+_FEWEST_COMPARED: Final = 12
+_AROUND: Final = 3
+"""The pace of a machine at a span is that of so many spans before it and as many after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The times of one component: ``columns`` is what each would be if one number were 1 and the others 0."""
+
+    names: tuple[str, ...]
+    columns: Matrix
+    """Shape (spans, numbers)."""
+    seconds: Matrix
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def select(self, rows: slice[int, int, None] | NDArray[np.int64]) -> Spans:
+        """Returns some of the spans."""
+        return Spans(self.names, self.columns[rows], self.seconds[rows])
+
+    def keep(self, names: Sequence[str]) -> Spans:
+        """Returns the same spans with fewer numbers to fit."""
+        return Spans(tuple(names), self.columns[:, [self.names.index(name) for name in names]], self.seconds)
+
+    def compute_errors(self, values: dict[str, float]) -> Matrix:
+        """Returns the predicted less the measured seconds; a number that is not in ``values`` is 0."""
+        predicted: Matrix = self.columns @ np.array([values.get(name, 0.0) for name in self.names])
+        return predicted - self.seconds
+
+
+def join_spans(parts: Sequence[Spans]) -> Spans:
+    """Returns the spans of all parts, which have the same numbers."""
+    return Spans(
+        parts[0].names,
+        np.concatenate([part.columns for part in parts]),
+        np.concatenate([part.seconds for part in parts]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where nine of ten fits to other draws of the same spans put the number ``name``."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How far the spans of one size lie apart: no model of the size alone can have a smaller error than this."""
+
+    spans: int
+    median: float
+    """Median over the spans of the relative difference to the median of the others of their size."""
+    p90: float
+    """Of ten spans nine differ less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A component's numbers, and how they do on spans that they were not fitted to."""
+
+    component: str
+    values: dict[str, float]
+    """By name; empty when it is not fitted."""
+    spans_fitted: int
+    spans_held: int
+    median_error: float = 0.0
+    """Median relative error of a span, held-back half."""
+    p90_error: float = 0.0
+    """Of ten spans nine have a smaller relative error."""
+    total_error: float = 0.0
+    """Relative error of the sum of all spans; the sign says whether the prediction is too long."""
+    paced_error: float = 0.0
+    """Median relative error once each prediction is set to the pace of the spans around it: see `compute_paced_errors`."""
+    reason: str = ""
+    """Why it is not fitted; empty when it is."""
+    ranges: tuple[Range, ...] = ()
+    """How certain each number is."""
+    scatter: Scatter | None = None
+    """How much spans of equal size differ; None where too few are of equal size."""
+    dropped: tuple[str, ...] = ()
+    """Numbers set to 0 since they cannot be told from it: what little they would do here grows with every size above these."""
+
+
+def fit_values(spans: Spans) -> dict[str, float]:
+    """Returns the numbers, none negative, that make the sum of absolute errors least.
+
+    Least absolute deviations follow the median: an evaluation or a checkpoint between two steps moves nothing. There are
+    at most a handful of numbers, so every set of those that are not 0 is tried.
+    """
+    best: dict[str, float] = dict.fromkeys(spans.names, 0.0)
+    least = float(np.abs(spans.seconds).sum())
+    subsets = chain.from_iterable(combinations(spans.names, size) for size in range(1, len(spans.names) + 1))
+    for names in subsets:
+        kept = spans.keep(names)
+        if not kept.columns.any(axis=0).all():
+            continue
+        solution = _solve_least_deviations(kept.columns, kept.seconds)
+        if (solution < 0).any():
+            continue
+        values = dict(zip(names, solution.tolist(), strict=True))
+        error = float(np.abs(spans.compute_errors(values)).sum())
+        if error < least * (1 - _SMALLEST):
+            best, least = {**dict.fromkeys(spans.names, 0.0), **values}, error
+    return best
+
+
+def _solve_least_deviations(columns: Matrix, seconds: Matrix) -> Matrix:
+    scale = np.abs(columns).max(axis=0)
+    scaled = columns / scale
+    weights = np.ones(len(seconds))
+    floor = max(float(np.median(seconds)) * 1e-4, _SMALLEST)
+    solution: Matrix = np.zeros(columns.shape[1])
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights)
+        found = np.linalg.lstsq(scaled * root[:, None], seconds * root, rcond=None)[0]
+        has_settled = np.allclose(found, solution, rtol=1e-9, atol=0)
+        solution = found
+        if has_settled:
+            break
+        weights = 1 / np.maximum(np.abs(scaled @ solution - seconds), floor)
+    settled: Matrix = solution / scale
+    return settled
+
+
+def compute_ranges(spans: Spans) -> tuple[Range, ...]:
+    """Returns for each number the range in which nine of ten fits to spans drawn from ``spans`` lie.
+
+    A range that begins at 0 says that the number cannot be told from 0. At most 1,000 spans are drawn at a time, so the
+    ranges of longer records are on the wide side.
+    """
+    random = np.random.default_rng(0)
+    size = min(len(spans), _MOST_DRAWN)
+    fits = [fit_values(spans.select(random.integers(0, len(spans), size))) for _ in range(_DRAWS)]
+    bounds = {name: np.quantile([fit[name] for fit in fits], (0.05, 0.95)).tolist() for name in spans.names}
+    return tuple(Range(name, low, high) for name, (low, high) in bounds.items())
+
+
+def compute_scatter(spans: Spans) -> Scatter | None:
+    """Returns how much spans with the same columns differ; None when fewer than 12 have at least two others like them."""
+    _, places = np.unique(spans.columns, axis=0, return_inverse=True)
+    order = np.argsort(places.ravel(), kind="stable")
+    bounds = np.flatnonzero(np.diff(places.ravel()[order])) + 1
+    differences = [
+        abs(float(np.median(np.delete(equal, at))) / max(float(equal[at]), _SMALLEST) - 1)
+        for equal in np.split(spans.seconds[order], bounds)
+        if len(equal) >= _FEWEST_EQUAL
+        for at in range(len(equal))
+    ]
+    if len(differences) < _FEWEST_COMPARED:
+        return None
+    median, p90 = np.quantile(differences, (0.5, 0.9)).tolist()
+    return Scatter(len(differences), median, p90)
+
+
+def compute_paced_errors(predicted: Matrix, seconds: Matrix) -> Matrix:
+    """Returns the relative errors, were it known how fast the machine was just then: what is left is the model's own error.
+
+    Shape (spans,), in the order of time. The pace is the median of measured over predicted of the three spans before and the
+    three after, never of the span itself: a shared machine runs at two thirds of its speed for seconds at a time, which no
+    model of the work can foresee.
+    """
+    paces = seconds / np.maximum(predicted, _SMALLEST)
+    around = [
+        np.median(np.concatenate([paces[max(0, at - _AROUND) : at], paces[at + 1 : at + 1 + _AROUND]]))
+        for at in range(len(paces))
+    ]
+    errors: Matrix = np.abs(predicted * np.array(around) / np.maximum(seconds, _SMALLEST) - 1)
+    return errors
+
+
+def judge(component: str, values: dict[str, float], fitted: Spans, held: Spans, errors: Matrix) -> Fit:
+    """Returns the fit with its ``errors`` on the held-back spans, predicted less measured."""
+    relative = np.abs(errors) / np.maximum(held.seconds, _SMALLEST)
+    return Fit(
+        component,
+        values,
+        len(fitted),
+        len(held),
+        median_error=float(np.median(relative)),
+        p90_error=float(np.quantile(relative, 0.9)),
+        total_error=float(errors.sum() / max(held.seconds.sum(), _SMALLEST)),
+        paced_error=float(np.median(compute_paced_errors(held.seconds + errors, held.seconds))),
+    )
+
+
+def fit_table(tokens: Matrix, seconds: Matrix) -> tuple[tuple[float, float], ...]:
+    """Returns the rows of (tokens, seconds), tokens rising: the medians of bins that hold equally many spans."""
+    order = np.argsort(tokens, kind="stable")
+    rows: dict[float, float] = {}
+    for part in np.array_split(order, max(1, min(_MOST_ROWS, len(order) // FEWEST_SPANS))):
+        rows[float(np.median(tokens[part]))] = float(np.median(seconds[part]))
+    return tuple(sorted(rows.items()))
+
+
+def fit_apart_from_zero(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
+    """As `fit_component`, with ranges, and without the numbers whose range begins at 0: they are left out one by one."""
+    fit = fit_component(component, fitted, held, why_few)
+    if fit.reason:
+        return fit
+    kept, ranges = fitted, compute_ranges(fitted)
+    while len(kept.names) > 1 and (weak := [item for item in ranges if item.low <= 0]):
+        # The weakest first: without it another may well stand out.
+        columns = dict(zip(kept.names, kept.columns.mean(axis=0).tolist(), strict=True))
+        least = min(weak, key=lambda item: item.high * columns[item.name])
+        kept = kept.keep([name for name in kept.names if name != least.name])
+        ranges = compute_ranges(kept)
+    dropped = tuple(name for name in fitted.names if name not in kept.names)
+    if dropped:
+        values = dict.fromkeys(dropped, 0.0) | fit_values(kept)
+        fit = judge(component, values, fitted, held, held.compute_errors(values))
+    return replace(fit, ranges=ranges, dropped=dropped)
+
+
+def fit_component(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
+    """Fits ``fitted`` and judges on ``held``; where there are too few spans the fit says ``why_few`` and has no values."""
+    if min(len(fitted), len(held)) < FEWEST_SPANS:
+        reason = f"{len(fitted) + len(held)} spans, needs {2 * FEWEST_SPANS}: {why_few}"
+        return Fit(component, {}, len(fitted), len(held), reason=reason)
+    if not fitted.columns.any():
+        return Fit(
+            component, {}, len(fitted), len(held), reason="the model says it costs nothing, whatever the numbers"
+        )
+    values = fit_values(fitted)
+    return judge(component, values, fitted, held, held.compute_errors(values))

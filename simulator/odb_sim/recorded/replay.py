@@ -1,0 +1,232 @@
+"""Replay: a recorded run simulated again from what its ranks read, and compared decision by decision.
+
+The trace gives each rank's samples and the configuration; the simulator's world does the rest: its own exchange, its own
+clock, its own order of events. What must come out equal is every round's number of steps, every step's samples on every
+rank, and every step's global counts. Not compared are the last rounds of a run that ended early (a failure, a stop, a
+record that breaks off): when a run is cut short is a matter of timing. Of times, predictions are stated beside measurements
+with their error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from odb_ref.core.effects import Collate, Effect, OutcomeKind
+from odb_ref.core.errors import UsageError
+from odb_ref.core.events import Event, StepTaken
+from odb_ref.core.resume import Resumed
+from odb_ref.core.rules import RULES
+from odb_ref.core.types import Step
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.workload import Workload
+from odb_sim.recorded.runs import RankRecord, RecordedRun, RecordedStep
+from odb_sim.studies.runs import Run, run
+
+Round = tuple[RecordedStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds, measured and predicted. ``step_error`` is the median over steps of the relative error of a step's time.
+
+    A step's time is that from one step taken to the next, waiting for data and for other ranks included.
+    """
+
+    measured_s: float
+    """From the first step taken to the last, on rank 0."""
+    predicted_s: float
+    total_error: float
+    step_error: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What came of a replay. ``difference`` is empty when every decision is equal."""
+
+    name: str
+    driver: str
+    ranks: int
+    outcome: str
+    rounds: int
+    """Rounds compared: those that all ranks have formed steps in."""
+    decisions: int
+    """Groups compared: one for each rank and step."""
+    measured_steps: int
+    """Steps of the compared rounds."""
+    predicted_steps: int
+    difference: str
+    timing: Timing | None
+    """None where the trace has no times."""
+
+    @property
+    def is_equal(self) -> bool:
+        """True when the simulation decides as the run did, everywhere."""
+        return not self.difference
+
+
+def build_workload(recorded: RecordedRun) -> Workload:
+    """Returns what the ranks read. A rank whose record ends before its source gets a window of one-token samples more.
+
+    Without them the simulator would take the end of the record for the end of the source, which the rules see. They can
+    only show in rounds that the record does not have.
+    """
+    filler = recorded.config.window_samples
+    tokens: list[int] = []
+    supervised: list[int] = []
+    resources: list[tuple[int, ...]] = []
+    offsets = [0]
+    for rank in recorded.ranks:
+        tokens.extend(sample.length for sample in rank.samples)
+        supervised.extend(sample.supervised for sample in rank.samples)
+        resources.extend(sample.costs for sample in rank.samples)
+        if not rank.is_ended:
+            tokens.extend([1] * filler)
+            supervised.extend([1] * filler)
+            resources.extend([(0,) * len(recorded.config.limits)] * filler)
+        offsets.append(len(tokens))
+    return Workload(
+        name=recorded.name,
+        ids=np.arange(len(tokens)),
+        tokens=np.array(tokens, dtype=np.int64),
+        supervised_tokens=np.array(supervised, dtype=np.int64),
+        resources=np.array(resources, dtype=np.int64).reshape(len(tokens), len(recorded.config.limits)),
+        offsets=np.array(offsets, dtype=np.int64),
+    )
+
+
+def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
+    """Returns the simulation of ``recorded``.
+
+    Raises: UsageError when its rule does not ship or nothing was read.
+    """
+    config = recorded.config
+    if config.rule.name not in RULES:
+        raise UsageError(f"{recorded.name}: the rule {config.rule.name!r} does not ship, so it cannot be replayed")
+    if not any(rank.samples for rank in recorded.ranks):
+        raise UsageError(f"{recorded.name}: no rank has read a sample, so there is nothing to replay")
+    what = Run(
+        workload=build_workload(recorded),
+        policy=config.rule.name,
+        budget_tokens=config.budget_tokens,
+        window_samples=config.window_samples,
+        depth_steps=config.depth_steps,
+        costs=costs or Costs(),
+        starts=recorded.starts,
+    )
+    return config.apply(what)
+
+
+def replay(
+    recorded: RecordedRun,
+    *,
+    costs: Costs | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Replay:
+    """Simulates ``recorded`` and compares. ``costs`` prices the prediction of times; they change no decision.
+
+    Raises: UsageError when the run cannot be replayed, InvariantError when the simulation breaks a property.
+    """
+    what = build_run(recorded, costs)
+    simulated = [_Simulated() for _ in recorded.ranks]
+
+    def observe(rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:
+        simulated[rank].note(event, effects, time_s)
+
+    run(what, observer=observe, on_progress=on_progress)
+    outcome = recorded.ranks[0].outcome
+    is_whole = outcome == OutcomeKind.COMPLETE
+    rounds = recorded.rounds
+    predicted = simulated[0].rounds if is_whole else simulated[0].rounds[:rounds]
+    return Replay(
+        name=recorded.name,
+        driver=recorded.driver,
+        ranks=len(recorded.ranks),
+        outcome=outcome or "unknown: the record breaks off",
+        rounds=rounds,
+        decisions=sum(len(steps) for rank in recorded.ranks for steps in rank.rounds[:rounds]),
+        measured_steps=sum(map(len, recorded.ranks[0].rounds[:rounds])),
+        predicted_steps=sum(map(len, predicted)),
+        difference=find_difference(recorded.ranks, [rank.rounds for rank in simulated], is_whole=is_whole),
+        timing=_compare_times(recorded, simulated[0].taken_s),
+    )
+
+
+class _Simulated:
+    """Listens to one simulated rank."""
+
+    __slots__ = ("rounds", "taken_s")
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+        self.taken_s: list[float] = []
+
+    def note(self, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:
+        if isinstance(event, StepTaken):
+            self.taken_s.append(time_s)
+        for effect in effects:
+            if isinstance(effect, Collate):
+                self.rounds.append(tuple(map(_record_step, effect.steps)))
+
+
+def _record_step(step: Step) -> RecordedStep:
+    counts = step.global_counts
+    positions = tuple(sample.position for sample in step.group)
+    return RecordedStep(step.number, positions, (counts.samples, counts.tokens, counts.supervised))
+
+
+def find_difference(recorded: Sequence[RankRecord], simulated: Sequence[Sequence[Round]], *, is_whole: bool) -> str:
+    """Returns the first decision that differs, by round, step and rank; empty when none does.
+
+    Rounds that a rank has no record of are not compared, unless the run ``is_whole``: then there must be none.
+    """
+    rounds = min(len(rank.rounds) for rank in recorded)
+    for number in range(rounds):
+        if number >= len(simulated[0]):
+            return f"round {number}: recorded with {len(recorded[0].rounds[number])} steps, not simulated"
+        for rank in recorded:
+            ours, theirs = simulated[rank.rank][number], rank.rounds[number]
+            if len(ours) != len(theirs):
+                return f"round {number}, rank {rank.rank}: {len(theirs)} steps recorded, {len(ours)} simulated"
+        for step in range(len(simulated[0][number])):
+            for rank in recorded:
+                ours_, theirs_ = simulated[rank.rank][number][step], rank.rounds[number][step]
+                if ours_ != theirs_:
+                    place = f"round {number}, step {theirs_.number}, rank {rank.rank}"
+                    return f"{place}: {_describe(theirs_, ours_)}"
+    most = max(*(len(rank.rounds) for rank in recorded), len(simulated[0])) if is_whole else rounds
+    if most > rounds:
+        return f"round {rounds}: {rounds} rounds recorded on every rank, {len(simulated[0])} simulated"
+    return ""
+
+
+def _describe(theirs: RecordedStep, ours: RecordedStep) -> str:
+    for what in ("number", "positions", "counts"):
+        recorded, simulated = getattr(theirs, what), getattr(ours, what)
+        if recorded != simulated:
+            return f"{what} {_shorten(recorded)} recorded, {_shorten(simulated)} simulated"
+    return ""
+
+
+def _shorten(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float]) -> Timing | None:
+    """Returns rank 0's times from step to step: one clock, so the ranks' clocks need not agree."""
+    measured = np.diff(recorded.ranks[0].taken_s)
+    predicted = np.diff(simulated_s[: len(measured) + 1])
+    if not recorded.has_times or not len(measured) or len(measured) != len(predicted) or measured.min() <= 0:
+        return None
+    total_s, predicted_s = float(measured.sum()), float(predicted.sum())
+    return Timing(
+        measured_s=total_s,
+        predicted_s=predicted_s,
+        total_error=predicted_s / total_s - 1,
+        step_error=float(np.median(np.abs(predicted - measured) / measured)),
+        steps=len(measured),
+    )

@@ -1,0 +1,263 @@
+"""Recorded runs: the trace files of a job as typed values, with times where the driver wrote them.
+
+What a trace says is turned into what can be compared with a simulation (`odb_sim.recorded.replay`) and into what a cost
+model can be fitted to (`odb_sim.recorded.calibrate`):
+samples, rounds and steps by rank, and the spans between an effect and its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from odb_ref.core.config import Config
+from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
+from odb_ref.core.types import Sample
+from odb_ref.trace.check.decode import get_counts, get_integer, get_kind, get_object, get_samples, iterate_steps
+from odb_ref.trace.check.stream import Stream, group_into_jobs
+from odb_ref.trace.format import JsonObject, Record, TraceError, decode_config, decode_resumed, decode_sample
+from odb_sim.inputs.workload import LARGEST_WORKLOAD
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A step of one rank: which samples, by position, and what all ranks trained on together."""
+
+    number: int
+    positions: tuple[int, ...]
+    counts: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``seconds`` between an effect, at ``asked_s``, and its answer, for ``items`` samples or steps of ``tokens`` tokens."""
+
+    items: int
+    tokens: int
+    seconds: float
+    asked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """``seconds`` between a post and its answer; ``steps`` is how many steps were counted, None for an offer."""
+
+    steps: int | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """What one rank did. Times are empty where the trace has none."""
+
+    rank: int
+    samples: list[Sample] = field(default_factory=list)
+    """In the order read: position 0, 1, 2 ... A trace of a resumed epoch does not say what was trained on
+    before: there samples of one token and id -1 stand in, which no step can hold (ONCE)."""
+    start: RoundStart = field(default_factory=RoundStart)
+    """Where the epoch was resumed; for most, its beginning."""
+    is_ended: bool = False
+    """True when the rank has read its whole source."""
+    rounds: list[tuple[RecordedStep, ...]] = field(default_factory=list)
+    """The steps of each round that was collated."""
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    """For each step: its padded tokens, and the sum of its rows' squared lengths, padding included."""
+    taken_steps: int = 0
+    outcome: str = ""
+    """How the epoch ended; empty when the record breaks off."""
+    records: int = 0
+    reads: list[Span] = field(default_factory=list)
+    collations: list[Span] = field(default_factory=list)
+    exchanges: list[Answered] = field(default_factory=list)
+    """Exchanges of offers and of counts, in the order they were answered."""
+    delivered_s: list[float] = field(default_factory=list)
+    taken_s: list[float] = field(default_factory=list)
+    last_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One epoch of a job: its configuration (of rank 0) and the record of every rank, by rank."""
+
+    paths: tuple[str, ...]
+    driver: str
+    config: Config
+    ranks: tuple[RankRecord, ...]
+
+    @property
+    def has_times(self) -> bool:
+        """True when every record carries the driver's clock."""
+        return all(len(rank.taken_s) == rank.taken_steps for rank in self.ranks) and self.ranks[0].last_s > 0
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that every rank has formed steps in."""
+        return min(len(rank.rounds) for rank in self.ranks)
+
+    @property
+    def steps(self) -> int:
+        """Steps that every rank's trainer has taken."""
+        return min(rank.taken_steps for rank in self.ranks)
+
+    @property
+    def starts(self) -> tuple[RoundStart, ...]:
+        """Where each rank resumes a saved epoch; empty for one from its beginning."""
+        starts = tuple(rank.start for rank in self.ranks)
+        return starts if any(start != RoundStart() for start in starts) else ()
+
+    @property
+    def name(self) -> str:
+        """The first file, and how many more there are."""
+        return self.paths[0] + (f" and {len(self.paths) - 1} more" if self.paths[1:] else "")
+
+
+def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) -> list[RecordedRun]:
+    """Returns the runs that the trace files hold, in the order given; files of one job may each hold some of its ranks.
+
+    ``depth_steps`` is the depth of the queue between loader and trainer, which a trace does not say; left out, it is the
+    most steps that any rank ever had in its queue.
+
+    Raises: UsageError (TraceError), naming the file, when one cannot be read or is not complete.
+    """
+    return [_load_run(job, depth_steps) for job in group_into_jobs([Stream(path) for path in paths])]
+
+
+def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:
+    header = job[0].header
+    paths = tuple(str(stream.path) for stream in job)
+    readers: dict[int, _Reader] = {}
+    for stream in job:
+        while stream.next is not None:
+            reader = readers.setdefault(stream.next.rank, _Reader(stream.next.rank, len(stream.settings.limits)))
+            try:
+                reader.read(stream.next)
+            except TraceError as error:
+                raise stream.locate(error) from error
+            stream.advance()
+    missing = [rank for rank in range(header.world_size) if rank not in readers]
+    if missing:
+        raise UsageError(
+            f"{paths[0]}: no record of rank {missing[0]}: give all {header.world_size} ranks' files together"
+        )
+    depth = depth_steps or max(1, *(reader.fullest_queue for reader in readers.values()))
+    try:
+        config = decode_config(header.config, rank=0, depth_steps=depth)
+    except UsageError as error:
+        raise UsageError(f"{paths[0]}:1: {error}") from error
+    return RecordedRun(paths, header.driver, config, tuple(readers[rank].record for rank in sorted(readers)))
+
+
+class _Reader:
+    """Reads the records of one rank in order."""
+
+    def __init__(self, rank: int, resources: int) -> None:
+        self.record = RankRecord(rank)
+        self._resources = resources
+        self.fullest_queue = 0
+        self._wanted = 0
+        self._asked_s = self._posted_s = self._collating_s = 0.0
+        self._read: list[Sample] = []
+
+    def read(self, record: Record) -> None:
+        """Takes in one record.
+
+        Raises: TraceError when it is malformed or out of order.
+        """
+        now = record.time_s if record.time_s is not None else -1.0
+        self.record.records += 1
+        self.record.last_s = max(self.record.last_s, now)
+        if record.event is not None:
+            self._note_event(record.event, now)
+        for effect in record.effects:
+            self._note_effect(effect, now)
+
+    def _note_event(self, event: JsonObject, now: float) -> None:
+        rank = self.record
+        match get_kind(event):
+            case "resumed":
+                self._note_start(event)
+            case "samples_read":
+                self._note_samples(event, now)
+            case "collated" if now >= 0 and rank.rounds:
+                steps = len(rank.rounds[-1])
+                padded = sum(tokens for tokens, _ in rank.sizes[len(rank.sizes) - steps :])
+                rank.collations.append(Span(steps, padded, now - self._collating_s, self._collating_s))
+            case "agreed" if now >= 0:
+                rank.exchanges.append(Answered(None, now - self._posted_s))
+            case "counted" if now >= 0:
+                rank.exchanges.append(Answered(len(get_counts(event)), now - self._posted_s))
+            case "step_taken":
+                rank.taken_steps += 1
+                if now >= 0:
+                    rank.taken_s.append(now)
+            case _:
+                pass
+
+    def _note_start(self, event: JsonObject) -> None:
+        rank = self.record
+        if rank.records > 1:
+            raise TraceError(f"rank {rank.rank} is resumed in the midst of its epoch")
+        resumed = decode_resumed(event)
+        if not 0 <= resumed.start.read_samples <= LARGEST_WORKLOAD:
+            raise TraceError(f"rank {rank.rank} is resumed after {resumed.start.read_samples} samples")
+        carried = {sample.position: sample for sample in resumed.samples}
+        if tuple(carried) != resumed.start.carried:
+            raise TraceError(f"rank {rank.rank} is resumed without the samples it carries")
+        rank.start, rank.is_ended = resumed.start, resumed.start.is_ended
+        rank.samples = [
+            carried.get(place, Sample(-1, place, 1, 0, (0,) * self._resources))
+            for place in range(resumed.start.read_samples)
+        ]
+
+    def _note_samples(self, event: JsonObject, now: float) -> None:
+        rank = self.record
+        for row in get_samples(event):
+            sample = decode_sample(row)
+            if len(sample.costs) != self._resources:
+                raise TraceError(
+                    f"rank {rank.rank} reads a sample with {len(sample.costs)} costs, not {self._resources}"
+                )
+            if sample.position != len(rank.samples):
+                raise TraceError(
+                    f"rank {rank.rank} reads position {sample.position}, not {len(rank.samples)}: samples are missing, or "
+                    "the record of where a resumed epoch goes on"
+                )
+            rank.samples.append(sample)
+            self._read.append(sample)
+        rank.is_ended = event.get("is_ended") is True
+        if now >= 0 and (rank.is_ended or len(self._read) >= self._wanted):
+            tokens = sum(sample.length for sample in self._read)
+            rank.reads.append(Span(len(self._read), tokens, now - self._asked_s, self._asked_s))
+            self._read.clear()
+
+    def _note_effect(self, effect: JsonObject, now: float) -> None:
+        rank = self.record
+        match get_kind(effect):
+            case "read":
+                self._asked_s, self._wanted = now, get_integer(effect, "count")
+                self._read.clear()
+            case "post_offer" | "post_counts":
+                self._posted_s = now
+            case "collate":
+                self._collating_s = now
+                rank.rounds.append(self._decode_steps(effect))
+            case "deliver":
+                rank.delivered_s.append(now)
+                self.fullest_queue = max(self.fullest_queue, len(rank.delivered_s) - rank.taken_steps)
+            case "finish":
+                rank.outcome = str(get_object(effect, "outcome").get("kind"))
+            case _:
+                pass
+
+    def _decode_steps(self, effect: JsonObject) -> tuple[RecordedStep, ...]:
+        steps, rank = [], self.record
+        for step in iterate_steps(effect):
+            if step.positions and not 0 <= min(step.positions) <= max(step.positions) < len(rank.samples):
+                raise TraceError(f"rank {rank.rank} collates a position it has not read, in step {step.number}")
+            longest = max((rank.samples[position].length for position in step.positions), default=0)
+            rank.sizes.append((longest * len(step.positions), longest * longest * len(step.positions)))
+            samples, tokens, supervised = step.counts
+            steps.append(RecordedStep(step.number, tuple(step.positions), (samples, tokens, supervised)))
+        return tuple(steps)

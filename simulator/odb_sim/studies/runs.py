@@ -1,0 +1,256 @@
+"""One call for one simulated run, whatever the policy: what the commands and the reports are built on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from odb_ref.core.config import DEPTH_STEPS, Config, Terms
+from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
+from odb_ref.core.rules import RULES, TargetRule
+from odb_sim.baselines.figures import simulate_plan
+from odb_sim.baselines.peer import plan_peer
+from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
+from odb_sim.engine.cautions import Caution, list_cautions
+from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
+from odb_sim.engine.rounds import simulate_rounds
+from odb_sim.engine.timeline import Timeline
+from odb_sim.engine.twins import fits_twins
+from odb_sim.engine.world import TimedObserver, World
+from odb_sim.inputs.conditions import STEADY, Conditions
+from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.rules import OWN, load_policy_rule
+from odb_sim.inputs.workload import Sharding, Workload
+
+PEER: Final = "peer"
+POLICIES: Final = (*sorted(RULES), PEER, *PLANNERS)
+"""Target rules of the core, which the protocol runs, and baselines, which need none. A rule of one's own is `module:name`."""
+
+
+class Driver(StrEnum):
+    """What plays the ranks of the protocol; both give the same figures."""
+
+    AUTO = "auto"
+    """Rounds where they can, else events."""
+    ROUNDS = "rounds"
+    """All ranks a round at a time, as arrays (`rounds`): for runs in which nothing goes otherwise than planned."""
+    EVENTS = "events"
+    """The machine of every rank, event by event (`world`): the authority."""
+
+
+def has_window(policy: str) -> bool:
+    """Returns True when a rank of the policy groups a window of samples at a time."""
+    return is_rule(policy) or policy == PEER
+
+
+def is_rule(policy: str) -> bool:
+    """Returns True when the policy is a target rule, shipped or one's own: the protocol core runs it."""
+    return policy in RULES or OWN in policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Terms):
+    """What to simulate. ``rule`` overrides ``policy`` with a target rule that does not ship.
+
+    Raises: UsageError when a value makes no sense.
+    """
+
+    workload: Workload
+    policy: str
+    budget_tokens: int
+    batch_size: int | None = None
+    """Samples of a fixed batch; None: as many of the longest as fit the budget."""
+    window_samples: int = 256
+    depth_steps: int = DEPTH_STEPS
+    sharding: Sharding = Sharding.EVEN
+    seed: int = 0
+    costs: Costs = field(default_factory=Costs)
+    conditions: Conditions = STEADY
+    rule: TargetRule | None = None
+    starts: tuple[RoundStart, ...] = ()
+    """Where each rank resumes a saved epoch; empty for one from its beginning."""
+    driver: Driver = Driver.AUTO
+
+    def __post_init__(self) -> None:
+        if self.rule is None and self.policy not in POLICIES and not is_rule(self.policy):
+            raise UsageError(
+                f"no policy {self.policy!r}; there are {', '.join(POLICIES)}, and module:name for a rule of one's own"
+            )
+        if self.limits and not self.is_protocol:
+            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot keep a limit")
+        if self.conditions.faults and not self.is_protocol:
+            raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot be told of a fault")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"a batch holds at least 1 sample, got {self.batch_size}")
+        self.conditions.check_ranks(self.workload.ranks)
+        if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
+            raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")
+        self.build_config()
+        if self.is_protocol and self.driver is Driver.ROUNDS and (obstacle := self.find_obstacle()):
+            raise UsageError(
+                f"the driver of rounds cannot simulate {obstacle}: leave it to choose, or take that of events"
+            )
+
+    def find_obstacle(self) -> str:
+        """Returns what of a run of the protocol only events can simulate; empty when rounds can, too."""
+        if self.conditions.faults:
+            return "a fault"
+        if self.conditions.jitter:
+            return "jitter"
+        places = {(start.round, start.planned_steps, start.global_samples, len(start.marks)) for start in self.starts}
+        if len(places) > 1:
+            return "ranks that go on from different rounds"
+        if self.workload.resources.shape[1] != len(self.limits) or not fits_twins(self.workload.tokens):
+            return "samples that the machine refuses"
+        return ""
+
+    @property
+    def is_protocol(self) -> bool:
+        """True when the protocol core runs; False for a baseline."""
+        return self.rule is not None or is_rule(self.policy)
+
+    def build_config(self) -> Config:
+        """Returns the configuration of rank 0.
+
+        Raises: UsageError when a value makes no sense.
+        """
+        config = Config(
+            rank=0,
+            world_size=self.workload.ranks,
+            budget_tokens=self.budget_tokens,
+            window_samples=self.window_samples,
+            depth_steps=self.depth_steps,
+            rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
+            tag=f"seed={self.seed}",
+        )
+        return self.apply(config)
+
+
+JOIN_ALL: Final = Terms()
+"""The defaults: every sample is trained on."""
+
+
+def _plan(what: Run) -> list[RankPlan]:
+    if what.policy == PEER:
+        return plan_peer(what.workload, what.budget_tokens, what.window_samples, what.seed)
+    return PLANNERS[what.policy](what.workload, _choose_planned_tokens(what), what.seed)
+
+
+def _choose_planned_tokens(what: Run) -> int:
+    """Returns the budget that a plan is made for: where fixed batches have a size, what that many of the longest samples
+    need.
+    """
+    if what.batch_size is None or what.policy not in FIXED_SIZE:
+        return what.budget_tokens
+    return what.batch_size * int(what.workload.tokens.max())
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a run."""
+
+    summary: Summary
+    rows: list[StepRow]
+    cautions: tuple[Caution, ...] = ()
+
+
+def run(
+    what: Run,
+    *,
+    observer: TimedObserver | None = None,
+    timeline: Timeline | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Result:
+    """Simulates ``what``. ``on_progress`` hears after each step how many samples are done.
+
+    Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot do it.
+    """
+    begin_s = time.perf_counter()
+    batch_size: int | None = None
+    outcome, abort_s, ended_s, policy, driver = COMPLETE, None, 0.0, what.policy, "plan"
+    if what.is_protocol:
+        config = what.build_config()
+        policy = config.rule.name
+        driver = str(_choose_driver(what, is_watched=observer is not None or timeline is not None))
+    if driver == Driver.ROUNDS:
+        rows, totals = simulate_rounds(
+            config,
+            what.workload,
+            what.costs,
+            conditions=what.conditions,
+            starts=what.starts,
+            on_progress=on_progress,
+        )
+    elif driver == Driver.EVENTS:
+        world = World(
+            config,
+            what.workload,
+            what.costs,
+            conditions=what.conditions,
+            seed=what.seed,
+            starts=what.starts,
+            observer=observer,
+            timeline=timeline,
+            on_progress=on_progress,
+        )
+        outcome = world.run()
+        rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
+        ended_s = world.stage.ended_s
+    else:
+        if what.policy in FIXED_SIZE:
+            batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
+        rows, totals = simulate_plan(
+            what.workload,
+            _plan(what),
+            what.costs,
+            budget_tokens=what.budget_tokens,
+            conditions=what.conditions,
+            seed=what.seed,
+            mode=what.mode,
+            quota_samples=what.quota_samples,
+            timeline=timeline,
+            on_progress=on_progress,
+        )
+    settings = Settings(
+        lengths=what.workload.name,
+        policy=policy,
+        mode=str(what.mode),
+        shards=str(what.sharding),
+        ranks=what.workload.ranks,
+        window=what.window_samples,
+        depth=what.depth_steps,
+        token_budget=what.budget_tokens,
+        batch_size=batch_size,
+        quota=what.quota_samples,
+        seed=what.seed,
+        samples_total=what.workload.samples_total,
+    )
+    wall_time_s = time.perf_counter() - begin_s
+    summary = compute_summary(
+        settings,
+        totals,
+        wall_time_s=wall_time_s,
+        driver=driver,
+        outcome=outcome,
+        abort_s=abort_s,
+        ended_s=ended_s,
+    )
+    cautions = list_cautions(
+        what.workload, summary, what.costs.fitted, has_window=what.rule is not None or has_window(what.policy)
+    )
+    return Result(summary, rows, cautions)
+
+
+def _choose_driver(what: Run, *, is_watched: bool) -> Driver:
+    """Returns what simulates the run; ``is_watched`` when a trace or a timeline is asked for.
+
+    Raises: UsageError when rounds are asked for, which have no events to show.
+    """
+    if what.driver is Driver.ROUNDS and is_watched:
+        raise UsageError("the driver of rounds has no events, so it writes no trace and no timeline")
+    has_events = what.driver is Driver.EVENTS or is_watched or what.find_obstacle()
+    return Driver.EVENTS if has_events else Driver.ROUNDS

@@ -1,0 +1,131 @@
+"""A rule by itself: within its bounds, a function of the agreement and nothing else, and of a name that is its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from odb_ref.core.offer import Offer
+from odb_ref.core.rules import RULES, compute_bounds
+from odb_sim.verify.agreements import is_possible
+from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
+
+Ask = Callable[[Sequence[Offer]], Sequence[Answer]]
+
+BOUNDS: Final = "RULE-BOUNDS"
+PURE: Final = "RULE-PURE"
+NAME: Final = "RULE-NAME"
+SHUFFLED: Final = 12_000
+"""Agreements that ranks 2 and up are asked, each others, in an order of their own."""
+_NEAR: Final = 64
+_AGAIN: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Refutation:
+    """Why a rule is refused: the property, what happened, and the agreement that shows it, as small as could be found."""
+
+    property: str
+    detail: str
+    agreement: Offer | None = None
+
+
+def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
+    """Returns the first agreement on which the rule leaves its bounds, made smaller as far as that goes. Spec: R3.3."""
+    for agreement, answer in zip(agreements, answers, strict=True):
+        detail = _describe_breach(agreement, answer)
+        if detail is not None:
+            is_slow = isinstance(answer, str) and answer.startswith(("does not answer", "ends its process, with"))
+            small = agreement if is_slow else _shrink(ask, agreement)
+            again = None if is_slow else _describe_breach(small, *ask([small]))
+            return Refutation(BOUNDS, again or detail, small)
+    return None
+
+
+def is_within(agreement: Offer, answer: Answer) -> bool:
+    """Returns True when the answer is a target within the bounds. Spec: R3.3."""
+    return _describe_breach(agreement, answer) is None
+
+
+def _describe_breach(agreement: Offer, answer: Answer) -> str | None:
+    if isinstance(answer, str):
+        return f"the rule {answer}"
+    low, high = compute_bounds(agreement)
+    return None if low <= answer <= high else f"the rule answers {answer}, outside {low}..{high}"
+
+
+def _shrink(ask: Ask, agreement: Offer) -> Offer:
+    """Returns the agreement with each number as low as the breach allows, one after the other, until nothing changes."""
+    numbers = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max")
+    while True:
+        before = agreement
+        for name in numbers:
+            tried = [smaller for smaller in _iterate_lower(agreement, name) if is_possible(smaller)]
+            answers = ask(tried)
+            failing = (one for one, answer in zip(tried, answers, strict=True) if _describe_breach(one, answer))
+            agreement = next(failing, agreement)
+        if agreement == before:
+            return agreement
+
+
+def _iterate_lower(agreement: Offer, name: str) -> list[Offer]:
+    """Returns the agreement with one number lower: the lowest first, then ever nearer to what it is."""
+    value: int = getattr(agreement, name)
+    lower = {*range(min(value, _NEAR)), *range(max(0, value - _NEAR), value)}
+    lower |= {value - (value >> shift) for shift in range(1, value.bit_length())}
+    tried = [replace(agreement, **{name: number}) for number in sorted(lower)]
+    if name == "round_max":
+        tried = [replace(one, round_min=one.round_max) for one in tried]
+    return tried
+
+
+def check_purity(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
+    """Returns an agreement on which the answer depends on more than the agreement: on what was asked before, or on the
+    process.
+
+    Rank 0 has answered them in order; rank 1 is asked all of them backwards, each further rank some of them in an order of
+    its own, and rank 0 some again.
+    """
+    known = list(zip(agreements, answers, strict=True))
+    for rank in range(PROCESSES):
+        asked = known[:_AGAIN]
+        if rank == 1:
+            asked = known[::-1]
+        elif rank:
+            asked = random.Random(rank).sample(known, min(SHUFFLED, len(known)))
+        found = rule.get_process(rank).ask([agreement for agreement, _ in asked])
+        differing = [
+            (agreement, one, other) for (agreement, one), other in zip(asked, found, strict=True) if one != other
+        ]
+        if differing:
+            agreement, one, other = min(differing, key=lambda item: (item[0].samples_max, item[0].round_max))
+            who = (
+                f"rank {rank}, another process, asked in another order, answers" if rank else "asked again, it answers"
+            )
+            return Refutation(PURE, f"rank 0 answered {one}; {who} {other}", agreement)
+    return None
+
+
+def check_name(rule: RuleProcesses, agreements: Sequence[Offer], answers: Sequence[Answer]) -> Refutation | None:
+    """Returns why the rule's name does not tell it apart: the name is all of a rule that ranks compare (R1.4)."""
+    description = rule.description
+    if not description.name:
+        return Refutation(NAME, f"its name is {description.shown}, which is not a word")
+    for rank in range(1, PROCESSES):
+        other = rule.get_process(rank).description
+        if other.name != description.name:
+            return Refutation(NAME, f"it is called {description.shown} on rank 0 and {other.shown} on rank {rank}")
+    shipped = RULES.get(description.name)
+    if shipped is not None:
+        for agreement, answer in zip(agreements, answers, strict=True):
+            expected = shipped.compute_target(agreement)
+            if answer != expected:
+                detail = f"it is called {description.name!r} as a shipped rule is, which answers {expected}, and this {answer}"
+                return Refutation(NAME, detail, agreement)
+    variant = rule.get_process(0).find_variant(random.Random(0).sample(agreements, min(3_000, len(agreements))))
+    if variant is not None:
+        detail = f"with {variant.parameter}={variant.value} it is called {description.name!r} too, and answers {variant.theirs}"
+        return Refutation(NAME, f"{detail} in place of {variant.ours}", variant.agreement)
+    return None

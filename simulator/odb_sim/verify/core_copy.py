@@ -1,0 +1,229 @@
+"""The stages of the verification of a changed core: everything that ties the core to its spec, its proofs and its model.
+
+The repository is copied to a folder of its own with the changed core in it, and each stage is a process there, two at a time.
+A stage whose tool or files are missing is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import odb_ref
+from odb_ref.core.errors import UsageError
+from odb_sim.explore.scenario import read_scenario
+from odb_sim.verify.stages import OF_THE_WORLD, Finding, Stage
+
+LIMIT_S: Final = 285.0
+"""For all stages together."""
+NOT_OF_THE_CORE: Final = (
+    "worlds beyond these ranges",
+    "jobs of real processes: the torch adapter with this core, its speed, and traces of runs with the shipped one",
+    "the Coq and TLA+ models themselves: a change that is meant needs its proof, `make proofs`",
+)
+"""What the verdict on a core says nothing about."""
+_ROOT: Final = Path(odb_ref.__file__).parents[1]
+_COPIED: Final = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
+_IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.pyc", ".hypothesis")
+_MODEL: Final = Path("proofs/extracted/model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suite:
+    """A stage that is tests. ``property`` is what their failing says; ``needs`` a file without which they cannot run."""
+
+    name: str
+    property: str
+    says: str
+    tests: tuple[str, ...]
+    needs: Path | None = None
+
+
+_SUITES: Final = (
+    _Suite(
+        name="unit",
+        property="AS-TESTED",
+        says="the exact tests of the core, and those of the spec's rules",
+        tests=(
+            "tests/core",
+            *(f"tests/spec/test_r{number}" for number in range(1, 11)),
+            "tests/spec/test_invariants.py",
+        ),
+    ),
+    _Suite(
+        name="second",
+        property="AS-SPECIFIED",
+        says="a second implementation, written from the spec alone, makes the same batches in random worlds",
+        tests=("tests/spec/test_second_implementation.py",),
+    ),
+    _Suite(
+        name="differential",
+        property="AS-PROVED",
+        says="the extracted Coq model makes the same groups, alignments and transitions in 600 random worlds",
+        tests=("tests/proofs/test_extraction.py",),
+        needs=_MODEL,
+    ),
+    _Suite(
+        name="TLC",
+        property="AS-MODELLED",
+        says="the graph of the TLA+ model, as TLC walks it, is the core's, within the bounds of spec/tla/graph_*.cfg",
+        tests=("tests/tla/test_same_graph.py",),
+    ),
+)
+
+
+def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
+    """Yields the stages, in order, each as soon as it and those before it are done.
+
+    Raises: UsageError when ``core`` is not a copy of the core.
+    """
+    expected = sorted(path.name for path in (_ROOT / "odb_ref" / "core").glob("*.py"))
+    missing = [name for name in expected if not (core / name).is_file()]
+    if missing:
+        raise UsageError(f"{core} is not a copy of odb_ref/core: it has no {missing[0]}")
+    deadline = time.monotonic() + limit_s
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        _copy_repository(work, core)
+        unit, second, differential, model_check = (_make_suite(work, suite, deadline) for suite in _SUITES)
+        worlds = [_make_worlds(work, name, seed, deadline) for name in ("exploration", "properties")]
+        # The short ones first; the lanes are about as long as each other.
+        with ThreadPoolExecutor(2) as lanes:
+            futures = [lanes.submit(stage) for stage in (unit, *worlds, second, differential, model_check)]
+            for future in futures:
+                yield future.result()
+
+
+def _copy_repository(work: Path, core: Path) -> None:
+    for name in _COPIED:
+        source = _ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, work / name, ignore=_IGNORED)
+        elif source.exists():
+            shutil.copy(source, work / name)
+    shutil.rmtree(work / "odb_ref" / "core")
+    shutil.copytree(core, work / "odb_ref" / "core", ignore=_IGNORED)
+    if (_ROOT / "proofs").is_dir():
+        (work / "proofs").symlink_to(_ROOT / "proofs")
+
+
+def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.CompletedProcess[str] | None:
+    """Returns the process when it is done; None when time has run out first."""
+    limit_s = deadline - time.monotonic()
+    if limit_s <= 0:
+        return None
+    path = os.pathsep.join([str(work), str(work / "simulator")])
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
+    # In CI a missing tool fails a test, and examples are always the same: here it skips a stage, and they may differ.
+    environment.pop("CI", None)
+    try:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], Stage]:
+    return lambda: _run_suite(work, suite, deadline)
+
+
+def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
+    began = time.perf_counter()
+
+    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "") -> Stage:
+        return Stage(
+            name=suite.name,
+            covered=covered,
+            ranges=suite.says,
+            properties=(suite.property,),
+            seconds=time.perf_counter() - began,
+            findings=findings,
+            skipped=skipped,
+        )
+
+    paths = [path for test in suite.tests for path in sorted(work.glob(f"{test}*"))]
+    if not paths:
+        return end(skipped="the tests are not beside this installation: it needs the repository")
+    if suite.needs is not None and not (work / suite.needs).exists():
+        return end(skipped=f"{suite.needs} is not built: make -C proofs extraction (it needs Coq and OCaml)")
+    done = _run(
+        work, ["-m", "pytest", "-x", "-rsf", "-p", "no:cacheprovider", "--timeout=120", *map(str, paths)], deadline
+    )
+    if done is None:
+        return end(skipped="there was no time left")
+    passed = re.search(r"(\d+) passed", done.stdout)
+    covered = f"{passed[1] if passed else 0} tests"
+    skipped = re.search(r"^SKIPPED .*?: (.*)$", done.stdout, re.MULTILINE)
+    if done.returncode in (0, 5) and not passed:
+        return end(skipped=skipped[1] if skipped else "there is no such test")
+    if done.returncode == 0:
+        return end(covered)
+    if "No module named pytest" in done.stderr:
+        return end(skipped="pytest is not installed")
+    detail, case = _read_failure(done.stdout, done.stderr)
+    return end(covered, findings=(Finding(property=suite.property, detail=detail, case=case),))
+
+
+def _read_failure(printed: str, errors: str) -> tuple[str, str]:
+    """Returns what the first failing test says, and which one it is."""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+    said = [line.removeprefix("E").strip() for line in printed.splitlines() if re.match(r"E\s+\S", line)]
+    last = (errors.strip() or printed.strip() or "nothing was said").splitlines()[-1]
+    return " ".join(said[:4])[:600] or last, failed[1] if failed else "the collection of the tests"
+
+
+def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], Stage]:
+    return lambda: _run_worlds(work, name, seed, deadline)
+
+
+def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
+    began = time.perf_counter()
+    answer = work / f"{name}.json"
+    limit_s = max(1.0, min(90.0, deadline - time.monotonic()))
+    done = _run(work, ["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)], deadline)
+    seconds = time.perf_counter() - began
+    if done is None:
+        return Stage(
+            name=name, covered="", properties=(), seconds=seconds, findings=(), skipped="there was no time left"
+        )
+    if done.returncode:
+        last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
+        finding = Finding(property="AS-TESTED", detail=last, case=f"the stage {name}, which the core brings down")
+        return Stage(name=name, covered="", properties=(), seconds=seconds, findings=(finding,))
+    found = json.loads(answer.read_text(encoding="utf-8"))
+    findings = tuple(
+        Finding(
+            property=item["property"],
+            detail=item["detail"],
+            case=item["case"],
+            scenario=read_scenario(work / item["scenario"]) if item["scenario"] else None,
+        )
+        for item in found["findings"]
+    )
+    return Stage(
+        name=name,
+        covered=found["covered"],
+        ranges=found["ranges"],
+        properties=OF_THE_WORLD if found["is_whole"] else (),
+        seconds=seconds,
+        findings=findings,
+    )

@@ -1,0 +1,50 @@
+"""One stage of worlds with the core that this process imports: ``python -m odb_sim.verify.core_worlds NAME SEED LIMIT_S FILE``.
+
+`core_copy` starts it where a changed core stands in for the shipped one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from odb_ref.core.rules import RULES
+from odb_sim.explore.scenario import write_scenario
+from odb_sim.verify.stages import Stage, explore_small_worlds, run_random_worlds
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes what the stage found; scenarios to files beside it."""
+    name, seed, limit_s, path = arguments[0], int(arguments[1]), float(arguments[2]), Path(arguments[3])
+    stage: Stage
+    if name == "exploration":
+        stage = explore_small_worlds(None, "", limit_s)
+    else:
+        stage = run_random_worlds([RULES[key] for key in sorted(RULES)], "", seed, limit_s=limit_s)
+    findings = []
+    for number, finding in enumerate(stage.findings):
+        file = f"{name}-{number}.scenario.json"
+        if finding.scenario is not None:
+            write_scenario(path.with_name(file), finding.scenario)
+        findings.append(
+            {
+                "property": finding.property,
+                "detail": finding.detail,
+                "case": finding.case,
+                "scenario": file if finding.scenario is not None else None,
+            }
+        )
+    payload = {
+        "covered": stage.covered,
+        "ranges": stage.ranges,
+        "is_whole": bool(stage.properties),
+        "findings": findings,
+    }
+    path.write_text(json.dumps(payload), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

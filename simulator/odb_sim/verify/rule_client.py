@@ -1,0 +1,264 @@
+"""A rule in processes of its own, one for each rank, that cannot harm or hold up who asks. `rule_process` is the other end."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from odb_ref.core.errors import RuleError, UsageError
+from odb_ref.core.offer import Offer
+from odb_ref.core.rules import TargetRule
+
+Answer = int | str
+"""A target, or in words why there is none."""
+
+LIMIT_S: Final = 2.0
+"""How long a rule may take for one answer."""
+PROCESSES: Final = 8
+_GRACE_S: Final = 3.0
+_LOAD_FACTOR: Final = 5
+_CHUNK: Final = 2_000
+_MOST_LOSSES: Final = 2
+_RANK_VARIABLES: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "GROUP_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a rule says of itself. ``name`` is None when it is not a word."""
+
+    name: str | None
+    shown: str
+    file: str | None
+    constants: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Another rule of the same name: a parameter, its other value, and an agreement on which the answers differ."""
+
+    parameter: str
+    value: str
+    agreement: Offer
+    ours: str
+    theirs: str
+
+
+class _GoneError(Exception):
+    """The process does not answer; says how."""
+
+
+class RuleProcess:
+    """One instance of a rule, in the process of ``rank``. A process that ends or hangs is replaced by a fresh one.
+
+    Raises: UsageError when there is no such rule.
+    """
+
+    def __init__(self, name: str, rank: int, limit_s: float = LIMIT_S) -> None:
+        self._name = name
+        self._rank = rank
+        self._limit_s = limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""
+        self.description = self._start()
+
+    def _start(self) -> Description:
+        child_in, self._to_child = os.pipe()
+        self._from_child, child_out = os.pipe()
+        # The current directory is not a place for modules: a random.py in it would stand in for the library's.
+        path = os.pathsep.join(os.path.abspath(item) for item in sys.path if item not in ("", "."))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONHASHSEED": str(self._rank),
+            "WORLD_SIZE": str(PROCESSES),
+        }
+        environment |= dict.fromkeys(_RANK_VARIABLES, str(self._rank)) | {"HOSTNAME": f"host-{self._rank}"}
+        arguments = [self._name, str(self._rank), str(self._limit_s), str(child_in), str(child_out)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "odb_sim.verify.rule_process", *arguments],
+            pass_fds=(child_in, child_out),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(child_in)
+        os.close(child_out)
+        self._unread = b""
+        try:
+            found = json.loads(self._read_line(_LOAD_FACTOR * self._limit_s + _GRACE_S))
+        except _GoneError as error:
+            self.close()
+            raise UsageError(f"rule {self._name!r}, while it is loaded, {error}") from None
+        if "error" in found:
+            self.close()
+            raise UsageError(found["error"])
+        return Description(
+            name=found["name"], shown=found["shown"], file=found["file"], constants=tuple(found["constants"])
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        os.close(self._to_child)
+        os.close(self._from_child)
+
+    def ask(self, agreements: Sequence[Offer], *, is_traced: bool = False) -> list[Answer]:
+        """Returns the rule's answers. After one that ends or hangs the process, the rest is asked of a fresh one."""
+        answers: list[Answer] = []
+        wires = [agreement.to_wire() for agreement in agreements]
+        size, losses = _CHUNK, 0
+        while len(answers) < len(wires):
+            if losses == _MOST_LOSSES:
+                return answers + [f"{answers[-1]}; it is not asked any more"] * (len(wires) - len(answers))
+            chunk = wires[len(answers) : len(answers) + size]
+            try:
+                self._send("trace" if is_traced else "ask", chunk)
+                for _ in chunk:
+                    answers.append(json.loads(self._read_line(self._limit_s + _GRACE_S)))
+            except _GoneError as error:
+                if size == 1:
+                    answers.append(str(error))
+                    losses += 1
+                # What was answered and not yet said is lost: on from there one by one, up to the one that did it.
+                self._restart()
+                size = 1
+        return answers
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
+
+    def list_missed_lines(self) -> list[int]:
+        """Returns the lines of the rule's file that no traced agreement led to."""
+        try:
+            self._send("lines", [])
+            found: list[int] = json.loads(self._read_line(self._limit_s + _GRACE_S))
+        except _GoneError:
+            return []
+        return found
+
+    def find_variant(self, agreements: Sequence[Offer]) -> Variant | None:
+        """Returns another rule of the same class and name, if there is one."""
+        try:
+            self._send("variants", [agreement.to_wire() for agreement in agreements])
+            found = json.loads(self._read_line(30 * self._limit_s))
+        except _GoneError:
+            self._restart()
+            return None
+        if found is None:
+            return None
+        parameter, value, wire, ours, theirs = found
+        return Variant(parameter=parameter, value=value, agreement=Offer.from_wire(wire), ours=ours, theirs=theirs)
+
+    def _send(self, kind: str, wires: Sequence[Sequence[int]]) -> None:
+        if self._process is None:
+            self._start()
+        data = memoryview(f"{json.dumps([kind, wires])}\n".encode())
+        try:
+            while data:
+                if not select.select([], [self._to_child], [], self._limit_s + _GRACE_S)[1]:
+                    raise _GoneError("does not answer")
+                data = data[os.write(self._to_child, data[:4096]) :]
+        except BrokenPipeError:
+            raise self._explain_end() from None
+
+    def _read_line(self, limit_s: float) -> bytes:
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._unread:
+            if not select.select([self._from_child], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise _GoneError(f"does not answer within {limit_s:g} s")
+            data = os.read(self._from_child, 1 << 16)
+            if not data:
+                raise self._explain_end()
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _explain_end(self) -> _GoneError:
+        status = None if self._process is None else self._process.wait()
+        return _GoneError(f"ends its process, with status {status}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRule:
+    """A rule as a rank of a world sees it: asked in its own process. Whatever it does wrong is a breach of its bounds."""
+
+    name: str
+    process: RuleProcess
+
+    def compute_target(self, agreement: Offer) -> int:
+        """Returns the rule's own answer.
+
+        Raises: RuleError when there is none.
+        """
+        (answer,) = self.process.ask([agreement])
+        if isinstance(answer, str):
+            raise RuleError(f"rule {self.name!r} {answer}")
+        return answer
+
+
+class RuleProcesses:
+    """A rule with an instance for each of eight ranks; further ranks share them in turn. Close it after use.
+
+    Raises: UsageError when there is no such rule.
+    """
+
+    def __init__(self, name: str, limit_s: float = LIMIT_S) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._processes: dict[int, RuleProcess] = {}
+        self.get_process(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for process in self._processes.values():
+            process.close()
+
+    def get_process(self, rank: int) -> RuleProcess:
+        """Returns the process of ``rank``, started when it is first needed.
+
+        Raises: UsageError when the rule cannot be loaded there.
+        """
+        rank %= PROCESSES
+        if rank not in self._processes:
+            self._processes[rank] = RuleProcess(self._name, rank, self._limit_s)
+        return self._processes[rank]
+
+    @property
+    def description(self) -> Description:
+        """What the rule says of itself on rank 0."""
+        return self.get_process(0).description
+
+    @property
+    def name(self) -> str:
+        """The rule's name; a stand-in for one that is not a word."""
+        return self.description.name or "nameless"
+
+    def for_rank(self, rank: int) -> TargetRule:
+        """Returns the instance of ``rank``."""
+        return RemoteRule(self.name, self.get_process(rank))
+
+    def compute_target(self, agreement: Offer) -> int:
+        """Returns the answer of rank 0."""
+        return self.for_rank(0).compute_target(agreement)

@@ -1,0 +1,266 @@
+"""The process that a rule under judgement runs in: ``python -P -m odb_sim.verify.rule_process RULE RANK LIMIT_S IN OUT``.
+
+It loads the rule, says what it found, and answers questions, one line of JSON each, over the two pipes. Whatever the rule
+does to its process (ends it, prints, loops) happens here. `rule_client` is the other end.
+
+Every rank's process has another rank number, host name, hash seed and clock, as the processes of a job may have.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import inspect
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import IO, TYPE_CHECKING, Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import Offer
+from odb_ref.core.rules import TargetRule
+from odb_sim.inputs.rules import OWN, describe_error, load_rule
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
+Json = None | bool | int | str | Sequence["Json"] | dict[str, "Json"]
+CLOCK_SHIFT_S: Final = 100_003.7
+"""How much later it is in the process of each rank than in that of the rank before."""
+_MOST_BYTES: Final = 8 * 2**30
+_BALLAST: Final[list[bytes]] = []
+"""What lies in memory before the rule is loaded, more on each rank: its objects then have other addresses."""
+_FLUSH_S: Final = 0.05
+_MOST_SLOW: Final = 2
+
+
+class _TooLongError(BaseException):
+    """The rule has not answered in time. No Exception: a rule that catches those is stopped too."""
+
+
+def _raise_too_long(number: int, frame: FrameType | None) -> None:
+    raise _TooLongError
+
+
+def _shift_clocks(seconds: float) -> None:
+    """Lets ``time`` and ``datetime`` tell another time."""
+    for name in ("time", "monotonic", "perf_counter", "process_time"):
+        original: Callable[[], float] = getattr(time, name)
+        setattr(time, name, lambda original=original: original() + seconds)
+        in_ns: Callable[[], int] = getattr(time, f"{name}_ns")
+        setattr(time, f"{name}_ns", lambda in_ns=in_ns: in_ns() + int(seconds * 1e9))
+    shift = datetime.timedelta(seconds=seconds)
+
+    class Shifted(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Shifted:
+            return super().now(tz) + shift
+
+        @classmethod
+        def utcnow(cls) -> Shifted:
+            return super().now() + shift
+
+    datetime.datetime = Shifted  # type: ignore[misc]
+
+
+def _be_rank(rank: int) -> None:
+    """Lets this process look like that of ``rank``: another host, another clock."""
+    name = f"host-{rank}"
+    socket.gethostname = lambda: name
+    system = os.uname()
+    os.uname = lambda: os.uname_result((system[0], name, *system[2:]))
+    _shift_clocks(CLOCK_SHIFT_S * rank)
+    _BALLAST.extend(bytes(17 * i % 401) for i in range(1_009 * rank))
+
+
+class Lines:
+    """The lines of the rule's file that have run, and those that have not, of the functions that were entered."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self._left: dict[CodeType, set[int]] = {}
+
+    def trace(self, frame: FrameType, event: str, value: object) -> TraceFunction | None:
+        """Returns the tracing function of calls."""
+        code = frame.f_code
+        if code.co_filename != self.path:
+            return None
+        left = self._left.get(code)
+        if left is None:
+            left = self._left[code] = {line for _, _, line in code.co_lines() if line is not None}
+            left.discard(code.co_firstlineno)
+        return self._trace_line if left else None
+
+    def _trace_line(self, frame: FrameType, event: str, value: object) -> TraceFunction | None:
+        self._left[frame.f_code].discard(frame.f_lineno)
+        return self._trace_line
+
+    def list_missed(self) -> list[int]:
+        """Returns the lines that have not run."""
+        return sorted(set().union(*self._left.values()))
+
+
+class Server:
+    """Answers the questions of one client."""
+
+    def __init__(self, name: str, limit_s: float, answers: IO[str]) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._answers = answers
+        self._clock = time.monotonic
+        self.rule = load_rule(name)
+        module = sys.modules.get(type(self.rule).__module__)
+        path = getattr(module, "__file__", None) if OWN in name else None
+        self._lines = Lines(path)
+        self._slow = 0
+
+    def describe(self) -> Json:
+        """Returns what the rule says of itself, and the integers in its file: where something may change."""
+        name = self.rule.name
+        constants: set[int] = set()
+        if self._lines.path is not None:
+            tree = ast.parse(Path(self._lines.path).read_text(encoding="utf-8"))
+            values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+            constants = {int(value) for value in values if isinstance(value, int | float) and abs(value) < 2**61}
+        return {
+            "name": name if isinstance(name, str) else None,
+            "shown": repr(name),
+            "file": self._lines.path,
+            "constants": sorted(constants),
+        }
+
+    def ask(self, wires: Sequence[Sequence[int]], *, is_traced: bool) -> None:
+        """Answers for each agreement; no further after one that took too long."""
+        flushed = self._clock()
+        for wire in wires:
+            answer = self._ask_one(self.rule, Offer.from_wire(wire), is_traced=is_traced)
+            self._answers.write(json.dumps(answer) + "\n")
+            now = self._clock()
+            if now - flushed > _FLUSH_S:
+                self._answers.flush()
+                flushed = now
+
+    def _ask_one(self, rule: TargetRule, agreement: Offer, *, is_traced: bool = False) -> Json:
+        """Returns the target, or in words why there is none."""
+        if self._slow == _MOST_SLOW:
+            return "is not asked any more: it did not answer in time, more than once"
+        signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+        if is_traced:
+            sys.settrace(self._lines.trace)
+        try:
+            target: object = rule.compute_target(agreement)
+        except _TooLongError:
+            self._slow += 1
+            return f"does not answer within {self._limit_s:g} s"
+        except SystemExit as error:
+            return f"ends its process: sys.exit({error.code!r})"
+        except BaseException as error:
+            return f"raises {describe_error(error)}"
+        finally:
+            if is_traced:
+                sys.settrace(None)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if type(target) is int:
+            return target
+        kind = type(target)
+        return f"answers {target!r}, a {kind.__module__}.{kind.__qualname__}, not an int".replace("builtins.", "")
+
+    def list_missed_lines(self) -> Json:
+        """Returns the lines of the rule's file that no agreement led to."""
+        return self._lines.list_missed()
+
+    def compare_variants(self, wires: Sequence[Sequence[int]]) -> Json:
+        """Returns what carries this rule's name and answers otherwise: the same class with one parameter changed."""
+        agreements = [Offer.from_wire(wire) for wire in wires]
+        for parameter, value, variant in self._make_variants():
+            if variant.name != self.rule.name:
+                continue
+            for agreement in agreements:
+                ours, theirs = (self._ask_one(rule, agreement) for rule in (self.rule, variant))
+                if ours != theirs:
+                    return [parameter, value, agreement.to_wire(), str(ours), str(theirs)]
+        return None
+
+    def _make_variants(self) -> Iterator[tuple[str, str, TargetRule]]:
+        kind = type(self.rule)
+        try:
+            parameters = inspect.signature(kind).parameters
+        except (TypeError, ValueError):
+            return
+        for name, parameter in parameters.items():
+            default = getattr(self.rule, name, parameter.default)
+            if name == "name" or not isinstance(default, bool | int | float):
+                continue
+            others: tuple[object, ...] = (not default,)
+            if not isinstance(default, bool):
+                others = (default + 1, default * 2 + 1, default - 1, default / 2)
+                others = tuple(type(default)(other) for other in others if isinstance(other, int | float))
+            for other in others:
+                if other == default:
+                    continue
+                try:
+                    variant: object = kind(**{name: other})
+                    is_rule = isinstance(variant, TargetRule)
+                except Exception:
+                    continue  # Not a value that the rule takes.
+                if is_rule:
+                    yield name, repr(other), variant  # type: ignore[misc]
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves until the client closes its end."""
+    name, rank, limit_s = arguments[0], int(arguments[1]), float(arguments[2])
+    questions, answers = os.fdopen(int(arguments[3])), os.fdopen(int(arguments[4]), "w")
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    signal.signal(signal.SIGALRM, _raise_too_long)
+    _be_rank(rank)
+
+    def say(value: Json) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    try:
+        with _limited(5 * limit_s):
+            server = Server(name, limit_s, answers)
+            say(server.describe())
+    except UsageError as error:
+        say({"error": str(error)})
+        return 2
+    except _TooLongError:
+        say({"error": f"rule {name!r} is not loaded within {5 * limit_s:g} s"})
+        return 2
+    except BaseException as error:  # A name that is computed may do anything.
+        say({"error": f"rule {name!r}: {describe_error(error)}"})
+        return 2
+    for line in questions:
+        kind, wires = json.loads(line)
+        match kind:
+            case "ask" | "trace":
+                server.ask(wires, is_traced=kind == "trace")
+                answers.flush()
+            case "variants":
+                say(server.compare_variants(wires))
+            case _:
+                say(server.list_missed_lines())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""The stages of the verification of a rule, and the verdict on each property.
+
+===========  ========================================================================================================
+bounds       a grid of agreements and many drawn ones: the target lies within the bounds of R3.3
+purity       the same agreements asked in another order, in the processes of other ranks: the same answers
+name         the name tells the rule apart from shipped ones and from itself with other parameters
+exploration  every interleaving of small worlds, with failures, stops and killed processes
+properties   large random worlds under random schedules
+simulation   real length traces at 8 ranks, their protocol traces checked
+===========  ========================================================================================================
+
+The rule runs in processes of its own, one for each rank; in the worlds each rank asks its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from odb_ref.core.offer import Offer
+from odb_sim.verify.agreements import (
+    LARGE,
+    LARGEST_ROUND,
+    LARGEST_SAMPLES,
+    MOST_CONSTANTS,
+    ROUNDS,
+    SIZES,
+    SMALL_SAMPLES,
+    describe_agreement,
+    iterate_around,
+    iterate_grid,
+    iterate_large,
+    iterate_rounds,
+    iterate_sizes,
+)
+from odb_sim.verify.alone import (
+    BOUNDS,
+    NAME,
+    PURE,
+    SHUFFLED,
+    Refutation,
+    check_bounds,
+    check_name,
+    check_purity,
+    is_within,
+)
+from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
+from odb_sim.verify.stages import (
+    PROPERTIES,
+    Finding,
+    Stage,
+    explore_small_worlds,
+    run_random_worlds,
+    simulate_traces,
+)
+
+
+def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
+    """Yields the stages, one after the other, each as soon as it is done. ``name`` is how the rule is found again."""
+    constants = rule.description.constants
+    began = time.perf_counter()
+    asked = compute_agreements(constants, seed)
+    first = rule.get_process(0)
+    answers: list[Answer] = []
+    while len(answers) < len(asked) and all(map(is_within, asked, answers)):
+        answers += first.ask(asked[len(answers) : len(answers) + _PART], is_traced=True)
+    agreements = asked[: len(answers)]
+    covered = f"{len(agreements):,} agreements"
+    seconds = time.perf_counter() - began
+    ranges = (
+        f"every agreement on up to {SMALL_SAMPLES} samples a rank in two rounds; every round up to {ROUNDS - 1:,} and every "
+        f"window up to {SIZES:,} samples in two or three shapes each; {LARGE:,} drawn, up to 2^"
+        f"{LARGEST_SAMPLES.bit_length() - 1} samples and round 2^{LARGEST_ROUND.bit_length() - 1}"
+    )
+    if constants:
+        ranges += f"; more around {min(len(constants), MOST_CONSTANTS)} of {len(constants)} numbers in the rule's file"
+    yield _judge(
+        "bounds", covered, ranges, BOUNDS, lambda: check_bounds(first.ask, agreements, answers), seconds=seconds
+    )
+    if any(_is_fatal(answer) for answer in answers):
+        reason = "a rule that ends its process or does not answer is not asked further"
+        for stage in ("purity", "name", "exploration", "properties", "simulation"):
+            yield Stage(name=stage, covered="", properties=(), seconds=0, findings=(), skipped=reason)
+        return
+    ranges = (
+        f"rank 1 of {PROCESSES} asked all of them backwards, each further rank {SHUFFLED:,} in another order, rank 0 "
+        "some again; the processes differ in rank variables, host name, hash seed and clock"
+    )
+    yield _judge("purity", covered, ranges, PURE, lambda: check_purity(rule, agreements, answers))
+    ranges = (
+        "against the shipped rules on all of them; its class with each number or switch of its own changed, on 3,000"
+    )
+    yield _judge("name", covered, ranges, NAME, lambda: check_name(rule, agreements, answers))
+    yield explore_small_worlds(rule, name)
+    yield run_random_worlds([rule], name, seed)
+    yield simulate_traces(rule, seed)
+
+
+def compute_agreements(constants: Sequence[int], seed: int) -> list[Offer]:
+    """Returns what a rule is asked, small agreements first; ``constants`` are the numbers in its file."""
+    agreements = [*iterate_grid(), *iterate_rounds(), *iterate_sizes(), *iterate_large(LARGE, seed)]
+    return agreements + list(iterate_around(constants, seed))
+
+
+_PART: Final = 5_000
+"""After so many agreements it is seen whether one has refuted the rule."""
+
+
+def _is_fatal(answer: int | str) -> bool:
+    return isinstance(answer, str) and answer.startswith(("does not answer", "ends its process"))
+
+
+def list_not_looked_at(rule: RuleProcesses) -> list[str]:
+    """Returns what no verdict says anything about."""
+    missed = rule.get_process(0).list_missed_lines()
+    lines = f"lines of the rule that no agreement led to: {_join(missed)}"
+    return [
+        *([lines] if missed else []),
+        "agreements beyond these ranges",
+        "what a rule takes from files, the network, threads, or hosts that differ in hardware or in installed versions",
+        "how long a rule takes, beyond its limit for one answer",
+    ]
+
+
+def _join(numbers: Sequence[int]) -> str:
+    """Numbers in rising order, with a dash for each run of them."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
+
+
+def compute_verdicts(stages: Sequence[Stage]) -> dict[str, tuple[str, str]]:
+    """Returns for each property the verdict (holds, VIOLATED or not judged), and the stages it comes from.
+
+    "Holds" is meant as far as those stages looked. A stage that has found something has not looked at all of the rest.
+    """
+    verdicts: dict[str, tuple[str, str]] = {}
+    spoken_of = (name for stage in stages for name in stage.properties)
+    for name in dict.fromkeys((*PROPERTIES, *spoken_of)):
+        refuting = [stage.name for stage in stages if any(item.property == name for item in stage.findings)]
+        resting = [stage.name for stage in stages if name in stage.properties and not (stage.findings or stage.skipped)]
+        verdict = "VIOLATED" if refuting else ("holds" if resting else "not judged")
+        verdicts[name] = (verdict, ", ".join(refuting or resting))
+    return verdicts
+
+
+def _judge(
+    name: str, covered: str, ranges: str, property_: str, work: Callable[[], Refutation | None], *, seconds: float = 0
+) -> Stage:
+    began = time.perf_counter() - seconds
+    refutation = work()
+    findings: tuple[Finding, ...] = ()
+    if refutation is not None:
+        case = "its name"
+        if refutation.agreement is not None:
+            case = f"agreement {describe_agreement(refutation.agreement)}"
+        findings = (Finding(property=refutation.property, detail=refutation.detail, case=case),)
+    seconds = time.perf_counter() - began
+    return Stage(name=name, covered=covered, ranges=ranges, properties=(property_,), seconds=seconds, findings=findings)

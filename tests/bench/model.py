@@ -1,0 +1,285 @@
+"""The simulator's model of a loader beside real loaders: ``python -m tests.bench --only model``.
+
+Reading, collating and the training step sleep, so a sample costs the same however many workers share the processors of this
+machine. What is left to tell is what the model is about: who waits for whom. A busy machine wakes a sleeper late, and no
+model of a loader says how late: each sleep notes what it came to, and the model is given the means. Throughput is that between
+the first batch and the last, since how long a worker takes to start is not modelled. Each case is measured several times, all
+cases in turn, and judged by the median. Means hide how unevenly late sleepers are: where they are late by more than a fraction
+of what they were to sleep, a throughput that is off says nothing of the model, and is not judged.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Final
+
+import numpy as np
+import torch
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import Workload
+from odb_sim.studies.runs import Run, run
+from torch.utils.data import DataLoader, Dataset
+
+from odb_ref.torch import ODBDataLoader
+from tests.bench.report import print_table
+
+Sample = dict[str, Any]
+
+TRACE: Final = "mm_mix_real"
+SAMPLES: Final = 480
+BUDGET_TOKENS: Final = 8192
+WINDOW_SAMPLES: Final = 64
+BATCH_SAMPLES: Final = 8
+TOLERANCE: Final = 0.15
+LATEST: Final = 0.3
+"""A sample may be so late, as a share of the time that its reading takes, for the throughput to be judged."""
+WORKERS: Final = (1, 2, 3, 4)
+KINDS: Final = ("plain", "ours")
+SAMPLE_S: Final = 4e-3
+PER_TOKEN_S: Final = 2e-6
+COLLATE_S: Final = 6e-3
+STEPS_S: Final = {"loader": 0.0, "both": 0.025, "trainer": 0.08}
+"""What the epoch waits for, and the seconds of a training step with which it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A loader, its workers, and how long a training step takes."""
+
+    kind: str
+    workers: int
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """An epoch by the clock: when each batch was there, its samples, and what the sleeps came to, in seconds (means)."""
+
+    taken_s: list[float]
+    samples: list[int]
+    late_s: float
+    """How much longer a sample took to read than it was to."""
+    collate_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Samples per second between the first batch and the last, measured and predicted."""
+
+    case: Case
+    steps: int
+    are_batches_equal: bool
+    measured: float
+    predicted: float
+    late: float
+    """How much longer than they were to be the sleeps of reading were, as a share."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def verdict(self) -> str:
+        """Empty where every batch has as many samples as predicted and the throughput is within the tolerance."""
+        if self.are_batches_equal and abs(self.error) <= TOLERANCE:
+            return ""
+        return "too busy to say" if self.are_batches_equal and self.late > LATEST else "WRONG"
+
+
+class Sleepy(Dataset[Sample]):
+    """Samples that take a worker their time and no processor."""
+
+    def __init__(self, lengths: Sequence[int], *, is_asleep: bool = True) -> None:
+        self.lengths = list(lengths)
+        self.is_asleep = is_asleep
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Sample:
+        seconds = SAMPLE_S + PER_TOKEN_S * self.lengths[index]
+        late_s = sleep(seconds) - seconds if self.is_asleep else 0.0
+        ids = torch.ones(self.lengths[index], dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids, "late_s": late_s}
+
+
+def sleep(seconds: float) -> float:
+    """Returns how long it slept."""
+    begin_s = time.monotonic()
+    time.sleep(seconds)
+    return time.monotonic() - begin_s
+
+
+def collate_slowly(samples: list[Sample]) -> dict[str, float]:
+    """Holds how many samples there are and how late they were, and takes its time."""
+    late_s = sum(sample["late_s"] for sample in samples)
+    return {
+        "samples": len(samples),
+        "late_s": late_s,
+        "collate_s": sleep(COLLATE_S),
+    }
+
+
+def list_cases() -> list[Case]:
+    """Every case."""
+    return [
+        Case(kind=kind, workers=workers, waits_for=name) for kind in KINDS for workers in WORKERS for name in STEPS_S
+    ]
+
+
+def build_workload(samples: int = SAMPLES) -> Workload:
+    """One rank that reads the first rows of the trace in order."""
+    tokens = load_lengths(TRACE).tokens[:samples]
+    return Workload(
+        name=TRACE,
+        ids=np.arange(samples),
+        tokens=tokens,
+        supervised_tokens=tokens,
+        resources=np.empty((samples, 0), dtype=np.int64),
+        offsets=np.array([0, samples]),
+    )
+
+
+def predict(case: Case, workload: Workload, epoch: Epoch) -> tuple[list[float], list[int]]:
+    """When each batch is there, by the simulator, and its samples; sleeps are as long as they were in ``epoch``."""
+    loader = LoaderCost(
+        workers=case.workers,
+        sample_s=SAMPLE_S + epoch.late_s,
+        per_token_s=PER_TOKEN_S,
+        collate_step_s=epoch.collate_s,
+        collate_per_token_s=0.0,
+    )
+    gpu = GpuCost(fixed_s=epoch.step_s, per_token_s=0.0, per_token2_s=0.0)
+    what = Run(
+        workload=workload,
+        policy="odb" if case.kind == "ours" else "standard",
+        # Fixed batches have the size that the budget holds of the longest sample.
+        budget_tokens=BUDGET_TOKENS if case.kind == "ours" else BATCH_SAMPLES * int(workload.tokens.max()),
+        window_samples=WINDOW_SAMPLES,
+        depth_steps=2,
+        costs=Costs(gpu=gpu, collective=NO_COLLECTIVE, loader=loader),
+    )
+    rows = run(what).rows
+    return [row.start_s + row.data_wait_s for row in rows], [row.samples for row in rows]
+
+
+def measure(case: Case, workload: Workload, *, is_asleep: bool = True) -> Epoch:
+    """An epoch of a real loader; without sleep only its batches mean anything."""
+    dataset = Sleepy(workload.tokens.tolist(), is_asleep=is_asleep)
+    taken_s, samples, collate_s, steps_s = [], [], [], []
+    late_s = 0.0
+    with warnings.catch_warnings():
+        # Workers that sleep need no processor each.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        for batch in _open(case, dataset):
+            taken_s.append(time.monotonic())
+            samples.append(int(batch["samples"]))
+            late_s += batch["late_s"]
+            collate_s.append(batch["collate_s"])
+            steps_s.append(sleep(STEPS_S[case.waits_for]) if is_asleep and STEPS_S[case.waits_for] else 0.0)
+    return Epoch(
+        taken_s=taken_s,
+        samples=samples,
+        late_s=late_s / sum(samples),
+        collate_s=fmean(collate_s),
+        step_s=fmean(steps_s),
+    )
+
+
+def _open(case: Case, dataset: Sleepy) -> Iterator[dict[str, float]]:
+    if case.kind == "plain":
+        yield from DataLoader(dataset, BATCH_SAMPLES, num_workers=case.workers, collate_fn=collate_slowly)
+        return
+    with ODBDataLoader(
+        dataset,
+        token_budget=BUDGET_TOKENS,
+        window=WINDOW_SAMPLES,
+        depth=2,
+        num_workers=case.workers,
+        collate_fn=collate_slowly,
+        loss_scaling="none",
+    ) as loader:
+        yield from loader
+
+
+def compare(case: Case, workload: Workload) -> Finding:
+    """What is measured of a case, beside what is predicted."""
+    epoch = measure(case, workload)
+    predicted_s, predicted = predict(case, workload, epoch)
+    return Finding(
+        case,
+        len(epoch.samples),
+        epoch.samples == predicted,
+        sum(epoch.samples[1:]) / (epoch.taken_s[-1] - epoch.taken_s[0]),
+        sum(predicted[1:]) / (predicted_s[-1] - predicted_s[0]),
+        epoch.late_s / (SAMPLE_S + PER_TOKEN_S * float(workload.tokens.mean())),
+    )
+
+
+def choose_median(findings: Sequence[Finding]) -> Finding:
+    """The finding whose error is the median; one whose batches differ goes before all, since that is not a matter of time."""
+    return min(
+        (found for found in findings if not found.are_batches_equal),
+        key=lambda found: found.error,
+        default=sorted(findings, key=lambda found: found.error)[len(findings) // 2],
+    )
+
+
+def compare_with_model(cases: Sequence[Case], repetitions: int, say: Callable[[str], None] = print) -> list[Finding]:
+    """What was found of each case, the median of so many; ``say`` hears what is measured."""
+    workload = build_workload()
+    findings: dict[Case, list[Finding]] = {case: [] for case in cases}
+    for repetition in range(repetitions):
+        for case, found in findings.items():
+            found.append(compare(case, workload))
+            say(
+                f"model, {case.kind}, {case.workers} worker(s), waits for {case.waits_for}, "
+                f"{repetition + 1} of {repetitions}: {found[-1].error:+.1%}"
+            )
+    return [choose_median(found) for found in findings.values()]
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """A row for each case."""
+    print_table(
+        f"Loader model, {SAMPLES} samples of {TRACE}: samples/s between the first batch and the last",
+        [
+            "loader",
+            "workers",
+            "epoch waits for",
+            "steps",
+            "batches",
+            "measured",
+            "predicted",
+            "error",
+            "sleeps late",
+            "",
+        ],
+        [
+            [
+                found.case.kind,
+                str(found.case.workers),
+                found.case.waits_for,
+                str(found.steps),
+                "equal" if found.are_batches_equal else "DIFFER",
+                f"{found.measured:.1f}",
+                f"{found.predicted:.1f}",
+                f"{found.error:+.1%}",
+                f"{found.late:.0%}",
+                found.verdict,
+            ]
+            for found in findings
+        ],
+    )
+
+
+def encode(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """As JSON."""
+    return [{**asdict(found), "error": found.error, "verdict": found.verdict} for found in findings]

@@ -1,0 +1,83 @@
+"""``odb-ref verify --core``: a changed core is judged by everything that ties it to spec, proofs and model."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from odb_sim.cli.main import main
+from odb_sim.verify import core_copy
+from odb_sim.verify.core_copy import verify_core
+from odb_sim.verify.stages import Stage
+
+CORE = Path(__file__).parents[2] / "odb_ref" / "core"
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(CORE, tmp_path / "core", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def change(core: Path, module: str, old: str, new: str) -> None:
+    path = core / f"{module}.py"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def get(stages: list[Stage], name: str) -> Stage:
+    return next(stage for stage in stages if stage.name == name)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suites of tests cut down to a file each, so that what surrounds them is tested."""
+    unit, second, differential, model_check = core_copy._SUITES
+    short = (
+        replace(unit, tests=("tests/core/test_alignment.py", "tests/core/test_grouping.py")),
+        second,
+        replace(differential, needs=Path("proofs/no-such-file")),
+        replace(model_check, tests=("tests/no-such-test",)),
+    )
+    monkeypatch.setattr(core_copy, "_SUITES", short)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief")
+def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(core: Path) -> None:
+    change(core, "alignment", "return _fullest_first(chosen), tuple(carried)", "return _fullest_first(chosen), ()")
+    stages = list(verify_core(core))
+    assert [stage.name for stage in stages] == ["unit", "exploration", "properties", "second", "differential", "TLC"]
+    assert all(get(stages, name).findings for name in ("unit", "exploration", "properties", "second"))
+    (found,) = get(stages, "exploration").findings
+    assert found.property == "CONSERVE" and found.scenario is not None and len(found.scenario.schedule) < 12
+    assert "test_alignment" in get(stages, "unit").findings[0].case
+    assert "not built" in get(stages, "differential").skipped
+    assert "the repository" in get(stages, "TLC").skipped
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief")
+def test_a_core_that_cannot_be_imported_is_refuted(core: Path) -> None:
+    change(core, "alignment", "import heapq\n", "import heapqueue\n")
+    stages = list(verify_core(core))
+    assert "heapqueue" in get(stages, "exploration").findings[0].detail
+    assert get(stages, "unit").findings
+
+
+@pytest.mark.usefixtures("brief")
+def test_stages_for_which_there_is_no_time_are_skipped(core: Path) -> None:
+    began = time.monotonic()
+    stages = list(verify_core(core, limit_s=0.5))
+    assert time.monotonic() - began < 30
+    assert [bool(stage.skipped) for stage in stages] == [True] * 6
+    assert "no time left" in get(stages, "exploration").skipped
+
+
+def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--core", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "is not a copy of odb_ref/core" in printed and printed.count("\n") == 1

@@ -1,0 +1,168 @@
+"""Wrong rules, and the property that `odb-ref verify` must name; right ones that look odd.
+
+``python -m tests.explore.wrong_rules`` prints what refutes each, and after how long.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from textwrap import indent
+
+from odb_sim.verify.rule_client import RuleProcesses
+from odb_sim.verify.stages import Finding
+from odb_sim.verify.verdict import verify
+
+_ODB = "max(a.groups_max if a.groups_min == NONE else a.groups_min, a.due_max)"
+_TEMPLATE = """
+import os, sys, time, random, datetime, socket
+from odb_ref.core.offer import NONE
+{before}
+
+class Rule:
+    name = {name}
+{members}
+    def compute_target(self, a):
+        odb = {odb}
+        top = a.samples_max
+{body}
+"""
+
+
+def _rule(body: str, *, name: str = "'mine'", members: str = "", before: str = "") -> str:
+    return _TEMPLATE.format(
+        body=indent(body, " " * 8), name=name, members=indent(members, "    "), before=before, odb=_ODB
+    )
+
+
+BOUNDS, PURE, NAME, HOLDS = "RULE-BOUNDS", "RULE-PURE", "RULE-NAME", ""
+
+ENDINGS = {
+    "exits with status 0": (BOUNDS, _rule("sys.exit(0)")),
+    "exits in the middle of a job": (BOUNDS, _rule("if a.round_max == 41: sys.exit(0)\nreturn odb")),
+    "ends its process": (BOUNDS, _rule("if a.samples_max > 900: os._exit(0)\nreturn odb")),
+    "loops": (BOUNDS, _rule("while a.round_max == 77: pass\nreturn odb")),
+    "loops and catches everything": (
+        BOUNDS,
+        _rule(
+            "while a.round_max == 77:\n    try:\n        time.sleep(0.01)\n    except BaseException: pass\nreturn odb"
+        ),
+    ),
+    "takes all memory": (BOUNDS, _rule("return odb + 0 * len([0] * 10**10)")),
+    "recurses": (BOUNDS, _rule("return self.compute_target(a)")),
+}
+ANSWERS = {
+    "numpy integer": (BOUNDS, _rule("return np.int64(odb)", before="import numpy as np")),
+    "a float": (BOUNDS, _rule("return (a.groups_max + odb) / 2")),
+    "nothing in a branch": (BOUNDS, _rule("if a.samples_min: return odb")),
+    "a truth value": (BOUNDS, _rule("return odb if odb > 1 else odb == 1")),
+    "an int of its own": (BOUNDS, _rule("return I(odb)", before="class I(int): pass")),
+    "forgets what is due": (BOUNDS, _rule("return a.groups_max if a.groups_min == NONE else a.groups_min")),
+    "counts with nobody": (BOUNDS, _rule("return max(a.due_max, (a.groups_min + a.groups_max) // 2)")),
+    "closes while a rank is dry": (BOUNDS, _rule("return odb if a.samples_min else a.due_max")),
+    "divides by the dry rank's samples": (BOUNDS, _rule("return max(odb, a.samples_max // a.samples_min // 99)")),
+    "one too many in round 37": (BOUNDS, _rule("return top + 1 if a.round_max == 37 else odb")),
+    "one too many every 200th round": (BOUNDS, _rule("return top + 1 if a.round_max % 200 == 199 else odb")),
+    "wrong above 5,000 samples": (BOUNDS, _rule("return top + 1 if top > 5_000 else odb")),
+    "wrong at one size of 123,457": (BOUNDS, _rule("return top + 1 if top == 123_457 else odb")),
+    "wrong in round 1,000,003": (BOUNDS, _rule("return top + 1 if a.round_max == 1_000_003 else odb")),
+    "wrong for 2^33 samples and more": (BOUNDS, _rule("return top + 1 if top >> 33 else odb")),
+    "wrong where 4,242 groups are due": (BOUNDS, _rule("return odb - (a.due_max == 4_242)")),
+    "moves the goalposts": (
+        BOUNDS,
+        _rule(
+            "return top + 1", before="import odb_ref.core.rules as r\nr.compute_bounds = lambda agreement: (0, 2**63)"
+        ),
+    ),
+}
+IMPURE = {
+    "reads RANK": (PURE, _rule("return top if os.environ.get('RANK') == '1' else odb")),
+    "reads LOCAL_RANK on a late rank": (PURE, _rule("return top if os.environ.get('LOCAL_RANK') == '6' else odb")),
+    "reads the clock": (PURE, _rule("return top if int(time.time() / 1e5) % 2 else odb")),
+    "reads the date": (PURE, _rule("return top if datetime.datetime.now().toordinal() % 2 else odb")),
+    "reads the uptime": (PURE, _rule("return top if int(time.monotonic_ns() // 1e14) % 2 else odb")),
+    "reads the host's name": (PURE, _rule("return top if socket.gethostname().endswith('1') else odb")),
+    "hashes a word": (PURE, _rule("return top if hash('word') % 3 else odb")),
+    "walks through a set": (PURE, _rule("return top if next(iter({'a', 'b', 'c', 'd'})) == 'a' else odb")),
+    "takes an address": (PURE, _rule("return top if id(self) // 64 % 3 else odb")),
+    "takes the process id": (PURE, _rule("return top if os.getpid() % 2 else odb")),
+    "draws": (PURE, _rule("return random.randint(odb, top)")),
+    "draws with a fixed seed": (PURE, _rule("return D.randint(odb, top)", before="D = random.Random(0)")),
+    "every 200th answer": (PURE, _rule("self.n += 1\nreturn top if self.n % 200 == 0 else odb", members="n = 0")),
+    "remembers the last answer": (
+        PURE,
+        _rule("self.n = max(odb, min(top, self.n + 1))\nreturn self.n", members="n = 0"),
+    ),
+    "a cache with too small a key": (
+        PURE,
+        _rule("return max(odb, min(top, self.c.setdefault(a.groups_max, top)))", members="c = {}"),
+    ),
+    "the first answer is another": (
+        PURE,
+        _rule("self.n += 1\nreturn top if self.n == 9 else odb", members="n = 0"),
+    ),
+}
+NAMED = {
+    "called odb, answers otherwise": (NAME, _rule("return a.groups_max", name="'odb'")),
+    "called paper, differs above 100 groups": (
+        NAME,
+        _rule("return a.groups_max - (a.groups_max > 100 and a.due_max == 0)", name="'paper'"),
+    ),
+    "a parameter that its name leaves out": (
+        NAME,
+        _rule(
+            "return min(top, odb + self.more)",
+            members="def __init__(self, more=1): self.more = more",
+        ),
+    ),
+    "a switch that its name leaves out": (
+        NAME,
+        _rule("return top if self.fast else odb", members="def __init__(self, fast=False): self.fast = fast"),
+    ),
+    "a name by rank": (NAME, _rule("return odb", name="'mine' + os.environ.get('RANK', '')")),
+    "a name by process": (NAME, _rule("return odb", name="f'mine{os.getpid()}'")),
+    "a number for a name": (NAME, _rule("return odb", name="7")),
+}
+RIGHT = {
+    "prints": (HOLDS, _rule("print('x' * 1000)\nreturn odb")),
+    "names its parameter": (
+        HOLDS,
+        _rule(
+            "return min(top, odb + self.more)",
+            members="def __init__(self, more=1): self.more, self.name = more, f'mine-{more}'",
+        ),
+    ),
+}
+TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **NAMED, **RIGHT}
+
+
+def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:
+    """The stage that refutes the rule by itself, and what it found; the stages that run worlds are left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / file
+        path.write_text(text, encoding="utf-8")
+        name = f"{path}:Rule"
+        with RuleProcesses(name, limit_s=0.5) as rule:
+            for stage in verify(rule, name):
+                if stage.findings:
+                    return stage.name, stage.findings[0]
+                if stage.name == "name":
+                    break
+    return "", None
+
+
+def main() -> None:
+    """Prints the table."""
+    print("| rule | refuted as | by | after | what it says |")
+    print("|---|---|---|--:|---|")
+    for title, (_, text) in TABLE.items():
+        began = time.perf_counter()
+        stage, finding = find(text)
+        seconds = time.perf_counter() - began
+        said = ("-", "-") if finding is None else (finding.property, finding.detail[:70])
+        print(f"| {title} | {said[0]} | {stage or '-'} | {seconds:.1f} s | {said[1]} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Several hosts on this machine: namespaces of network, names and processes, joined by a switch that is one more of them.
+
+Nothing leaves them: the switch is connected to the hosts only, and none of them to the machine. All hosts have the same name,
+as containers may. Each is a process that starts the ranks of that host, and whose end ends them.
+
+Needs root and ``ip``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.torch.ranks import Result
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+PREFIX = "odblab"
+NAME = b"node"
+PORT = 29501
+
+
+def run_ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@functools.cache
+def find_obstacle() -> str:
+    """Why there can be not a hosts here; empty when there can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "needs root and ip (iproute2)"
+    try:
+        with Lab(1) as lab:
+            results = lab.run([0], _find_name)
+    except (OSError, subprocess.SubprocessError, RuntimeError) as error:
+        return f"no namespaces here: {error}"
+    return "" if results[0].value == NAME.decode() else f"no namespaces here: {results[0]}"
+
+
+def _find_name(_rank: int) -> str:
+    return os.uname().nodename
+
+
+@dataclass
+class Lab:
+    """So many hosts, each with the address 10.77.0.(its number + 1)."""
+
+    hosts: int
+    switch: str = field(init=False)
+    names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.switch = f"{PREFIX}{os.getpid()}sw"
+        self.names = [f"{PREFIX}{os.getpid()}h{host}" for host in range(self.hosts)]
+
+    def __enter__(self) -> Lab:
+        remove_left()
+        try:
+            run_ip("netns", "add", self.switch)
+            run_ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+            run_ip("-n", self.switch, "link", "set", "br0", "up")
+            for host, name in enumerate(self.names):
+                run_ip("netns", "add", name)
+                run_ip("-n", name, "link", "set", "lo", "up")
+                run_ip("-n", self.switch, "link", "add", f"p{host}", "type", "veth", "peer", "eth0", "netns", name)
+                run_ip("-n", self.switch, "link", "set", f"p{host}", "master", "br0", "up")
+                run_ip("-n", name, "addr", "add", f"10.77.0.{host + 1}/24", "dev", "eth0")
+                run_ip("-n", name, "link", "set", "eth0", "up")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in (*self.names, self.switch):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run_ip("netns", "del", name)
+
+    def set_link(self, host: int, *, is_up: bool) -> None:
+        """Plugs the cable of a host in or out, at the switch."""
+        run_ip("-n", self.switch, "link", "set", f"p{host}", "up" if is_up else "down")
+
+    def run(
+        self,
+        places: Sequence[int],
+        function: Callable[..., Any],
+        *args: Any,
+        meanwhile: Callable[[Lab], None] = lambda lab: None,
+        timeout_s: float = 60.0,
+        without: Sequence[int] = (),
+    ) -> list[Result]:
+        """Each rank's result, where rank r runs on host ``places[r]``; ``without`` some, whose processes do nothing else.
+
+        Raises: AssertionError when a rank has not ended in time.
+        """
+        pipes = [multiprocessing.Pipe(duplex=False) for _ in places]
+        hosts = {}
+        for host in sorted(set(places)):
+            ranks = {rank: pipes[rank][1] for rank, place in enumerate(places) if place == host}
+            hosts[host] = _fork(lambda host=host, ranks=ranks: self._be_host(host, ranks, len(places), function, args))
+        for _, theirs in pipes:
+            theirs.close()
+        deadline = time.monotonic() + timeout_s
+        results: list[Result | None] = [None] * len(places)
+        try:
+            meanwhile(self)
+            for rank, (ours, _) in enumerate(pipes):
+                if rank not in without and ours.poll(max(0.0, deadline - time.monotonic())):
+                    try:
+                        results[rank] = ours.recv()
+                    except EOFError:
+                        results[rank] = Result(is_gone=True)
+        finally:
+            for pid in hosts.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # with it ends all that runs on the host
+                os.waitpid(pid, 0)
+        hanging = [rank for rank, result in enumerate(results) if result is None and rank not in without]
+        assert not hanging, f"ranks {hanging} hang; results: {results}"
+        return [result or Result(is_gone=True) for result in results]
+
+    def _be_host(
+        self,
+        host: int,
+        ranks: dict[int, Connection[Any, Any]],
+        world_size: int,
+        function: Callable[..., Any],
+        args: Any,
+    ) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with Path(f"/run/netns/{self.names[host]}").open() as space:
+            _check(libc.setns(space.fileno(), CLONE_NEWNET))
+        _check(libc.unshare(CLONE_NEWUTS | CLONE_NEWNS | CLONE_NEWPID))
+        _check(libc.sethostname(NAME, len(NAME)))
+        _check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
+        libc.prctl(1, signal.SIGKILL)
+        init = _fork(lambda: self._start_ranks(libc, ranks, world_size, function, args))
+        for pipe in ranks.values():
+            pipe.close()
+        libc.prctl(1, signal.SIGKILL)
+        os.waitpid(init, 0)
+
+    def _start_ranks(
+        self,
+        libc: Any,
+        ranks: dict[int, Connection[Any, Any]],
+        world_size: int,
+        function: Callable[..., Any],
+        args: Any,
+    ) -> None:
+        libc.prctl(1, signal.SIGKILL)  # the first of its process namespace: with it end all others
+        _check(libc.mount(b"proc", b"/proc", b"proc", 0, None))
+        for rank, pipe in ranks.items():
+            _fork(lambda rank=rank, pipe=pipe: _be_rank(pipe, rank, world_size, function, args))
+        for pipe in ranks.values():
+            pipe.close()
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def _be_rank(pipe: Connection[Any, Any], rank: int, world_size: int, function: Callable[..., Any], args: Any) -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": "10.77.0.1"}
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    try:
+        if world_size > 1:
+            dist.init_process_group("gloo", init_method=f"tcp://10.77.0.1:{PORT}", rank=rank, world_size=world_size)
+            dist.barrier()  # one that ends before all are connected would spoil that
+        began = time.monotonic()
+        result = Result(value=function(rank, *args), seconds=time.monotonic() - began)
+    except BaseException as error:
+        blamed = getattr(error, "rank", None)
+        result = Result(error=type(error).__name__, text=str(error), rank=blamed, seconds=time.monotonic() - began)
+    pipe.send(result)
+    pipe.close()
+
+
+def _fork(function: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        function()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _check(answer: int) -> None:
+    if answer:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def find_left() -> Iterator[str]:
+    """Namespaces of labs whose process is gone."""
+    for path in Path("/run/netns").glob(f"{PREFIX}*"):
+        found = re.match(rf"{PREFIX}(\d+)", path.name)
+        if found and not Path(f"/proc/{found[1]}").exists():
+            yield path.name
+
+
+def remove_left() -> None:
+    """Removes what a lab that was killed has left."""
+    for name in list(find_left()):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run_ip("netns", "del", name)

@@ -1,0 +1,225 @@
+"""Attacks on the proofs and their guard: each must break the build or the audit. `python -m tests.proofs.mutants` tries all.
+
+A mutant is what a careless or a hostile change could be: a proof that is none, a statement that says less, an assumption
+that says more, a definition that means something else, a part that is gone together with every mention of it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROOFS = Path(__file__).parents[2] / "proofs"
+
+
+Edit = tuple[str, str, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """``edits`` are (file, old text, new text); where the new text is None, the file goes. ``by`` matches what refuses it."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    by: str
+    is_quick: bool = False
+    """Little has to be checked again, so CI tries it."""
+
+
+def _edit(
+    name: str, file: str, old: str, new: str, by: str, *, is_quick: bool = False, more: tuple[Edit, ...] = ()
+) -> Mutant:
+    return Mutant(name=name, edits=((file, old, new), *more), by=by, is_quick=is_quick)
+
+
+def _add(name: str, file: str, text: str, by: str) -> Mutant:
+    """A text at the end of a file."""
+    return Mutant(name=name, edits=((file, "", text),), by=by, is_quick=True)
+
+
+_LAST_ASSUMPTION = "c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q }."
+_NO_RANK = _LAST_ASSUMPTION.replace(" }.", ";\n  no_rank : N = 0 }.")
+_REVIEWED = "is not what was reviewed"
+
+MUTANTS = (
+    # Proofs that are none.
+    _add("an axiom", "Weight.v", "Axiom easy : False.", "Axiom has no place"),
+    _add("an axiom by another name", "Weight.v", "Conjecture easy : False.", "Conjecture has no place"),
+    _add("an axiom behind a comment", "Weight.v", "(* (* *) *) Parameter easy : False.", "Parameter has no place"),
+    _add("an axiom in a module", "Weight.v", "Module Type M. Axiom easy : False. End M.", "has no place"),
+    _add("an assumption outside a section", "Weight.v", "Variable easy : False.", "outside a section"),
+    _add("a gap", "Weight.v", "Lemma easy : False. Proof. Admitted.", "Admitted has no place"),
+    _add("a gap inside a proof", "Weight.v", "Lemma easy : False. Proof. admit. Qed.", "Attempt to save"),
+    _add("a proof that calls itself", "Weight.v",
+         "Unset Guard Checking.\nFixpoint easy (n : nat) : False := easy n.", "Unset has no place"),
+    _add("a proof that does not say where it ends", "Weight.v",
+         "Lemma easy : True. Proof. exact I. Defined.\nUnset Guard Checking.\nFixpoint f (n : nat) : False := f n.",
+         "Defined has no place in a proof"),
+    _add("a text from elsewhere", "Weight.v", 'Load "README.md".', "Weight.v|Load has no place"),
+    _edit("a checker that is told to look away", "_CoqProject", "-Q . ODB", "-Q . ODB\n-arg -type-in-type",
+          "_CoqProject is", is_quick=True),
+    # Statements that say less.
+    _edit("a theorem that is True", "Weight.v",
+          "Theorem a_window_without_supervised_tokens_has_loss_zero :",
+          "Theorem a_window_without_supervised_tokens_has_loss_zero : True.\nProof. exact I. Qed.\n\nLemma the_former :",
+          _REVIEWED, is_quick=True),
+    _edit("a theorem from a false hypothesis of its section", "Instance.v",
+          "Hypothesis ok : setting_ok N cfg.", "Hypothesis ok : setting_ok N cfg.\nHypothesis absurd : 0 = 1.",
+          _REVIEWED, is_quick=True,
+          more=(("Instance.v", "  intros s R Jm Nq Pr Al St r H. destruct", "  discriminate absurd.\nQed.\nEnd Whole.\n(*"),
+                ("Instance.v", "exact P.\nQed.\n\nEnd Whole.", "*)"))),
+    _edit("a hypothesis more", "Loss.v",
+          "Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u ->",
+          "Theorem with_losses_rounds_are_aligned : forall u r q j x y, lost_ranks u = 0 -> lossy_reachable u ->",
+          _REVIEWED, is_quick=True, more=(("Loss.v", "intros u r q j x y Ru Hr", "intros u r q j x y _ Ru Hr"),)),
+    _edit("a sign that means something else", "Weight.v",
+          "Theorem a_window_without_supervised_tokens_has_loss_zero :",
+          'Notation "x == y" := (x == y -> x == y).\nTheorem a_window_without_supervised_tokens_has_loss_zero :',
+          f"{_REVIEWED}|Weight.v", is_quick=True),
+    _edit("a name that means something else", "Witness.v", "(** Samples are carried",
+          "Definition reachable (n : nat) (c : nat -> config) (d : nat -> nat) (i : nat -> list sample) (s : sys) : Prop :=\n"
+          "  System.reachable n c d i s.\n\n(** Samples are carried", _REVIEWED, is_quick=True),
+    # Assumptions that say more.
+    _edit("an assumption that nothing meets", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "Joined.v|Witness.v"),
+    _edit("an assumption that nothing meets, and nobody to miss it", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, _REVIEWED,
+          more=(("Witness.v", "", None), ("Joined.v", "", None))),
+    _edit("configurations are always equal", "Facts.v", _LAST_ASSUMPTION, "cfg r = cfg q }.", "good_agreement_facts"),
+    _edit("no rule is within the bounds", "Local.v", "forall a, sane a -> Nat.max", "forall a, False \\/ sane a -> 1 + Nat.max",
+          "Error|Rules.v|Keeps.v"),
+    _edit("no agreement is sane", "Local.v", "Record sane (a : offer) : Prop := {",
+          "Record sane (a : offer) : Prop := {\n  sane_never : o_round_max a < o_round_min a;", "good_agreement_facts"),
+    _edit("one sample a window", "Local.v", "ok_window : forall k, 1 <= c_window c k;",
+          "ok_window : forall k, 1 = c_window c k;", "the_shipped_configuration_meets"),
+    # Definitions that mean something else.
+    _edit("nothing ever happens", "System.v", "reachable s -> step s l t -> reachable t.",
+          "reachable s -> step s l t -> reachable s.", "leads_reachable"),
+    _edit("nobody may fail", "System.v",
+          "| LocalFailed _ => is_ending (rank_of s r) = false /\\ failure (rank_of s r) = None", "| LocalFailed _ => False",
+          "Termination.v"),
+    _edit("nobody may be urged", "System.v",
+          "| Urged => is_ending (rank_of s r) = false /\\ urged (rank_of s r) = false", "| Urged => False", "urged_or_over"),
+    _edit("a source is read whole", "System.v", "xs = firstn (length xs) (skipn (read (rank_of s r)) (input r))",
+          "xs = skipn (read (rank_of s r)) (input r)", "may_admissible"),
+    _edit("an exchange needs one rank", "System.v", "StepExchange : forall s x, (forall r, r < N -> pending s r = true)",
+          "StepExchange : forall s x, (forall r, r < 1 -> pending s r = true)", "every_step_keeps_the_invariant"),
+    _edit("trainers run ahead of each other", "System.v",
+          "(forall q, q < N -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->\n    step s (LTrained r)",
+          "(forall q, q < N -> length (taken (rank_of s r)) <= S (length (taken (rank_of s q)))) ->\n    step s (LTrained r)",
+          "Termination.v|Coupled.v"),
+    _edit("no reports are reduced", "System.v",
+          "match reports_of ms with Some rs => Some (Reported rs) | None => None end\n  end.", "None\n  end.", "reduce_"),
+    _edit("the first offer is the agreement", "System.v", "Some (Agreed (fold_left combine_offers os o))", "Some (Agreed o)",
+          "reduce_agreed"),
+    _edit("counts are not added", "System.v", "Some (Counted (fold_left add_lists x cs))", "Some (Counted cs)",
+          "reduce_counted"),
+    _edit("the target is one step less", "Machine.v", "(o_samples_min a) else c_rule c a.",
+          "(o_samples_min a) else c_rule c a - 1.", "exchange_keeps_second"),
+    _edit("later steps go first", "Machine.v", "set_outbox (outbox s ++ plan s)", "set_outbox (plan s ++ outbox s)",
+          "agree_keeps"),
+    _edit("what is left of a round is dropped", "Machine.v", "by_position (window s ++ returned)", "window s", "count_keeps"),
+    _edit("a looser bound", "Termination.v", "N * (6 * total + 7) + total.", "N * (6 * total + 7) + total + N.", _REVIEWED),
+    _edit("nine samples always fit", "Types.v", "length g <= 1 \\/ (padded g", "length g <= 9 \\/ (padded g", "Grouping.v"),
+    _edit("a rank with a window is dry", "Keeps.v", "window (rank_of s q) = [] /\\ wanted",
+          "length (window (rank_of s q)) <= 1 /\\ wanted", "Keeps.v|Protocol.v"),
+    _edit("everyone is forsaken", "Coupled.v", "  running s r = true /\\ exists q, q < N /\\ stopped (rank_of s q) = true /\\",
+          "  running s r = true /\\ exists q, q < N /\\ True /\\", "Coupled.v"),
+    _edit("no step ever ends", "Gone.v", "Definition is_out (s : sys) (q : nat) : Prop := gone q = true",
+          "Definition is_out (s : sys) (q : nat) : Prop := True \\/ gone q = true", f"Gone.v|{_REVIEWED}", is_quick=True),
+    _edit("everyone is to be told", "Gone.v", "(gone q = true \\/ is_lost (rank_of s q) = true).",
+          "(gone q = true \\/ is_lost (rank_of s q) = true \\/ q < N).", f"Gone.v|{_REVIEWED}", is_quick=True),
+    _edit("a loss changes nothing", "Loss.v", "(update (rank_of s) r (lose peer cause (rank_of s r)))",
+          "(update (rank_of s) r (set_outcome (Some (Lost peer cause)) (rank_of s r)))", "Loss.v", is_quick=True),
+    _edit("sources end as they like", "Replay.v", "      en = (if eager r then", "      True \\/ en = (if eager r then",
+          "read_keeps_image", is_quick=True),
+    _edit("a failure may end as COMPLETE", "Prompt.v", "| Complete | Lost _ _ => False",
+          "| Complete => True | Lost _ _ => False", "a_failure_in_round_k", is_quick=True),
+    _edit("a trainer takes two steps at once", "Run.v", "| CTake r => if running s r then None else Some (r, StepTaken)",
+          "| CTake r => Some (r, StepTaken)", "event_of_may", is_quick=True),
+    _edit("everything is planned", "Protocol.v", "Permutation (samples_of (steps_of (rank_of s i))) (input i).",
+          "incl (samples_of (steps_of (rank_of s i))) (input i).", "dry_has_planned"),
+    # Parts that are gone, or came.
+    Mutant(name="a file goes with its rows", edits=(("Weight.v", "", None),), by=_REVIEWED, is_quick=True),
+    _edit("a file that nothing builds", "_CoqProject", "Weight.v\n", "", "is not in _CoqProject", is_quick=True),
+    _edit("a row goes", "README.md", "| WEIGHT | The average over ranks", "\nThe average over ranks",
+          "does not name the theorem", is_quick=True),
+    _edit("a row that claims more", "README.md", "A window without supervised tokens has loss 0.", "Every window has loss 0.",
+          _REVIEWED, is_quick=True),
+    _edit("a row that names nothing", "README.md", "`a_window_without_supervised_tokens_has_loss_zero`",
+          "`every_window_has_loss_zero`", "no theorem is called that", is_quick=True),
+    _edit("what was reviewed is not what is proved", "statements.golden", "System.reachable N cfg depth input s ->", "",
+          _REVIEWED, is_quick=True),
+)  # fmt: skip
+
+
+def apply_edits(mutant: Mutant, folder: Path) -> None:
+    """Makes the changes of a mutant in a copy of the proofs."""
+    for name, old, new in mutant.edits:
+        path = folder / name
+        if new is None:
+            path.unlink()
+            for listing, mention in (("_CoqProject", name), ("README.md", f"| {name} |")):
+                lines = (folder / listing).read_text().splitlines(keepends=True)
+                (folder / listing).write_text("".join(line for line in lines if mention not in line))
+            continue
+        text = path.read_text()
+        assert old in text, f"{mutant.name}: {name} has no {old!r}"
+        path.write_text(text.replace(old, new, 1) if old else f"{text}{new}\n")
+
+
+@contextmanager
+def _copy() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as work:
+        yield shutil.copytree(PROOFS, Path(work) / "proofs")
+
+
+def _find_lemma(folder: Path, output: str) -> str:
+    """Where the build ends: the file, and the last name defined above the error."""
+    place = re.search(r'File "\./(\w+\.v)", line (\d+)', output)
+    if place is None:
+        return output[-2000:]
+    above = "\n".join((folder / place[1]).read_text().splitlines()[: int(place[2])])
+    names = re.findall(r"^ *(?:Lemma|Theorem|Definition|Fixpoint|Record|Inductive) (\w+)", above, re.M)
+    error = re.search(r"^Error:?\s*(.*)", output, re.M | re.S)
+    return f"{place[1]}: {names[-1] if names else '-'}: {' '.join(error[1].split())[:200] if error else ''}"
+
+
+def try_mutant(mutant: Mutant) -> str | None:
+    """What refused it, or None when nothing did. The proofs must have been built."""
+    with _copy() as folder:
+        apply_edits(mutant, folder)
+        for command in (["make", "-C", str(folder), "build"], [str(folder / "audit.py"), "--quick"]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                output = done.stdout + done.stderr
+                return _find_lemma(folder, output) if command[0] == "make" else output.strip()[:2000]
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Tries every mutant whose name holds one of the arguments; all without. Returns 1 when one is not refused as it should."""
+    survivors = 0
+    chosen = [m for m in MUTANTS if not arguments or any(argument in m.name for argument in arguments)]
+    for mutant in chosen:
+        begin = time.monotonic()
+        refusal = try_mutant(mutant)
+        is_caught = refusal is not None and re.search(mutant.by, refusal) is not None
+        survivors += not is_caught
+        mark = "caught" if is_caught else "MISSED"
+        print(
+            f"{mark} {time.monotonic() - begin:5.1f}s  {mutant.name}: {' '.join((refusal or 'nothing').split())[:160]}",
+            flush=True,
+        )
+    print(f"{len(chosen) - survivors} of {len(chosen)} proof mutants are caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

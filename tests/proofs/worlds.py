@@ -1,0 +1,358 @@
+"""Random worlds for the comparison with the extracted model, and the count of what they reached.
+
+A world is driven by a seed alone; what differs is said by the first event after which it does, so nothing has to be shrunk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from odb_sim.explore.rank import Core
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Post, PostOffer
+from odb_ref.core.errors import PeerError, UsageError
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.exchange import combine_posts
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.rules import RULES
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Mode, Sample, StepCounts, compute_padded_tokens
+from tests.proofs.wire import show_state, write_config, write_event
+
+MOST_EVENTS = 6_000
+
+LEAST = {
+    "due": 35, "due and carried": 25, "a due group that is not the fullest": 30, "carried": 90, "ended source carries": 30,
+    "quota cut inside a round": 7, "quota met exactly": 12, "report with an outbox": 4, "round 20": 35, "round 100": 5,
+    "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 padded tokens": 35,
+    "split": 65, "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
+    "two failures": 2, "two stops": 3,
+    "complete": 180, "stopped": 40, "failed": 40, "mismatch": 15, "lost": 20,
+    "failed while in offer": 15, "failed while in count": 15, "failed while in fill": 15, "failed while in report": 2,
+    "stopped while in offer": 20, "stopped while in count": 15, "stopped while in fill": 15, "stopped while in report": 1,
+    "stopped while in drain": 4,
+    "lost while in offer": 15, "lost while in count": 12, "lost while in fill": 6, "lost while in report": 1,
+}  # fmt: skip
+"""In how many of the worlds of a test run each case is met at least. Well below what was counted: seeds may change."""
+
+
+def make_samples(lengths: Sequence[int], resources: int = 0) -> tuple[Sample, ...]:
+    """Samples of these lengths, in this order."""
+    return tuple(
+        Sample(i, i, length, length // 2, tuple((7 * i + 3 * length + r) % 6 for r in range(resources)))
+        for i, length in enumerate(lengths)
+    )
+
+
+@dataclass
+class Rank:
+    """One rank, and the log of what happened to it."""
+
+    config: Config
+    source: tuple[Sample, ...]
+    state: State
+    events: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    pending: list[Event] = field(default_factory=list)
+    waiting: Post | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """How likely it is, at each event of a world, that something goes wrong or comes at the wrong time."""
+
+    stop: float
+    fail: float
+    urge: float
+    lose: float
+    illegal: float
+    first_rank: int = 0
+    """Consumers of lower ranks do not leave, and nothing fails there."""
+
+
+class World:
+    """The real transition function on N ranks under a random schedule, with a log of what happened to each."""
+
+    def __init__(
+        self, configs: Sequence[Config], shards: Sequence[Sequence[int]], rates: Rates, rng: random.Random, core: Core
+    ) -> None:
+        self.rng = rng
+        self.rates = rates
+        self.core = core
+        self.is_broken = False
+        self.reached = Counter[str]()
+        self.prints = {config.shared_json: config.fingerprint for config in configs}
+        self.ranks: list[Rank] = []
+        for config, shard in zip(configs, shards, strict=True):
+            state, effects = core.start(config)
+            self.ranks.append(Rank(config, make_samples(shard, len(config.limits)), state))
+            self.ranks[-1].lines.append(show_state(state, effects, self.prints))
+        self._reach("more than 16 ranks", len(configs) > 16)
+
+    def _reach(self, case: str, holds: bool) -> None:
+        if holds:
+            self.reached[case] = 1
+
+    def handle(self, index: int, event: Event) -> None:
+        """Lets the event happen. A refused one must be refused by the model too."""
+        rank = self.ranks[index]
+        rank.events.append(write_event(event, self.prints))
+        before = rank.state
+        try:
+            rank.state, effects = self.core.transition(rank.config, before, event)
+        except (UsageError, PeerError):
+            rank.lines.append("refused")
+            self._reach("refused", True)
+            return
+        rank.lines.append(show_state(rank.state, effects, self.prints))
+        self._note(rank, before, event)
+        for effect in effects:
+            if isinstance(effect, Post):
+                rank.waiting = effect
+
+    def _note(self, rank: Rank, before: State, event: Event) -> None:
+        """Counts what has been reached."""
+        after, config = rank.state, rank.config
+        reach = self._reach
+        reach("round 20", after.round >= 20)
+        reach("round 100", after.round >= 100)
+        reach("a step waits for room", bool(after.outbox) and after.phase is Phase.FILL)
+        reach("report with an outbox", after.phase is Phase.REPORT and bool(after.outbox))
+        if before.phase is Phase.OFFER and after.phase is Phase.COUNT:
+            self._note_alignment(rank, before)
+        if isinstance(event, Counted) and before.phase is Phase.COUNT:
+            quota = config.quota_samples
+            cut = len(after.plan) < len(before.aligned)
+            reach("quota cut inside a round", cut)
+            reach("quota met exactly", quota is not None and after.global_samples == quota)
+        if isinstance(event, ConsumerStopped | LocalFailed | PeerLost) and after != before:
+            word = {ConsumerStopped: "stopped", LocalFailed: "failed", PeerLost: "lost"}[type(event)]
+            reach(f"{word} while in {before.phase}", True)
+        if after.outcome is not None and before.outcome is None:
+            reach(str(after.outcome.kind), True)
+            reach("a failed rank beyond 16", after.outcome.kind == "failed" and (after.outcome.rank or 0) >= 16)
+            reach("a stopped rank beyond 16", after.outcome.kind == "stopped" and (after.outcome.rank or 0) >= 16)
+        reach("urged", after.is_urged)
+
+    def _note_alignment(self, rank: Rank, before: State) -> None:
+        after, config = rank.state, rank.config
+        marks = before.marks
+        due_before = marks[0] if len(marks) == config.max_age_rounds else 0
+        due = [group for group in before.groups if any(sample.position < due_before for sample in group)]
+        reach = self._reach
+        reach("due", bool(due))
+        reach("due and carried", bool(due) and bool(after.window))
+        fullest = max(map(compute_padded_tokens, before.groups), default=0)
+        reach("a due group that is not the fullest", any(compute_padded_tokens(group) < fullest for group in due))
+        reach("carried", bool(after.window))
+        reach("ended source carries", bool(after.window) and before.is_ended)
+        reach("idle", () in after.aligned and bool(before.groups))
+        reach("split", len([group for group in after.aligned if group]) > len(before.groups))
+        reach("65,536 padded tokens", fullest > 65_536)
+
+    def _exchange(self) -> None:
+        posts = [rank.waiting for rank in self.ranks if rank.waiting is not None]
+        if len({type(post) for post in posts}) > 1:
+            return
+        offers = [post.offer for post in posts if isinstance(post, PostOffer)]
+        self._reach("two failures", sum(offer.failed_rank != NONE for offer in offers) > 1)
+        self._reach("two stops", sum(offer.stop_rank != NONE for offer in offers) > 1)
+        answer = combine_posts(posts, self.core.reduce)
+        for rank in self.ranks:
+            rank.waiting = None
+            rank.pending.append(answer)
+
+    def one_event(self) -> None:
+        """Something that may happen now, or, as often as the rates say, something that goes wrong."""
+        rng, rates = self.rng, self.rates
+        if all(rank.waiting for rank in self.ranks):
+            self._exchange()
+        index = rng.randrange(len(self.ranks))
+        rank = self.ranks[index]
+        # Moments that are rare by themselves: a failure while steps wait for room, a consumer that leaves at the very end.
+        stop = rates.stop * (40 if rank.state.phase is Phase.DRAIN else 1)
+        fail = rates.fail * (20 if rank.state.outbox else 1)
+        if rng.random() < (0.1 if self.is_broken else rates.lose):
+            self.is_broken = True
+            self.handle(index, PeerLost(rng.choice((None, 0, len(self.ranks) - 1)), str(rng.randrange(1, 9))))
+        elif index >= rates.first_rank and rng.random() < stop:
+            self.handle(index, ConsumerStopped())
+        elif index >= rates.first_rank and rng.random() < fail:
+            self.handle(index, LocalFailed(str(rng.randrange(1, 9))))
+        elif rng.random() < rates.urge:
+            self.handle(index, Urged())
+        elif rng.random() < rates.illegal:
+            self.handle(
+                index,
+                rng.choice((Counted(()), StepTaken(), Counted((StepCounts(1, 1, 1),)), Agreed(_ANY))),
+            )
+        else:
+            self._go_on(index, rank)
+
+    def _go_on(self, index: int, rank: Rank) -> None:
+        """What must happen some time: the first thing that can, in an order drawn anew."""
+        rng, state = self.rng, rank.state
+        for what in rng.sample(("answer", "read", "collate", "take"), 4):
+            if what == "answer" and rank.pending:
+                self.handle(index, rank.pending.pop(0))
+                return
+            if what == "read" and state.wanted_samples:
+                left = rank.source[state.read_samples :]
+                most = min(len(left), state.wanted_samples)
+                count = most if rng.random() < 0.7 else rng.randint(0, most)
+                is_ended = count == len(left) and (count < state.wanted_samples or rng.random() < 0.3)
+                self.handle(index, SamplesRead(left[:count], is_ended))
+                return
+            if what == "collate" and not state.is_collated:
+                self.handle(index, Collated(state.round - 1))
+                return
+            if what == "take" and state.queue and state.queue[0].number < state.step_limit:
+                self.handle(index, StepTaken())
+                return
+
+    def is_over(self) -> bool:
+        """True when every rank is done and its steps are taken."""
+        return all(
+            rank.state.phase is Phase.DONE
+            and not (rank.state.queue and rank.state.queue[0].number < rank.state.step_limit)
+            for rank in self.ranks
+        )
+
+
+_ANY = Offer(
+    round_min=7, round_max=7, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=NONE,
+    stop_rank=NONE, samples_min=1, samples_max=1, groups_min=1, groups_max=1, due_max=0,
+)  # fmt: skip
+
+
+def make_world(seed: int, core: Core) -> World:
+    """The world of a seed: few ranks with many rounds, or many ranks; small budgets or large ones; faults often or never."""
+    rng = random.Random(seed)
+    shape = rng.choice(("small", "small", "long", "long", "wide", "large"))
+    world_size = {"small": rng.randint(1, 4), "long": rng.randint(1, 3), "wide": rng.randint(17, 24)}.get(
+        shape, rng.randint(2, 4)
+    )
+    budget = rng.randint(66_000, 400_000) if shape == "large" else rng.randint(1, 60)
+    mode = rng.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
+    most = {"small": 40, "long": 160, "wide": 8, "large": 40}[shape]
+    sizes = [rng.choice((most, most, most // 2, 5, 1 if mode is Mode.QUOTA else 0)) for _ in range(world_size)]
+    # Some ranks have longer samples, so more groups: they carry what the others do not wait for.
+    longest = [max(2, budget // rng.choice((1, 1, 2, 4, 8)) + 1) for _ in range(world_size)]
+    windows = (rng.randint(1, 2), rng.randint(2, 8)) if shape == "long" else (rng.randint(1, 12), rng.randint(12, 40))
+    shared = {
+        "world_size": world_size,
+        "budget_tokens": budget,
+        "limits": tuple(rng.randrange(1, 30) for _ in range(rng.choice((0, 0, 1, 2)))),
+        "window_samples": rng.choice(windows),
+        "mode": mode,
+        "quota_samples": rng.randint(1, max(1, sum(sizes))) if mode is Mode.QUOTA and rng.random() < 0.8 else None,
+        "max_age_rounds": rng.choice((1, 1, 2, 3)),
+        "ramp_rounds": rng.randrange(0, 3),
+        "rule": RULES[rng.choice(("odb", "odb", "paper"))],
+    }
+    is_odd = rng.random() < 0.08
+    configs = []
+    for rank in range(world_size):
+        changed = {"budget_tokens": budget + 1} if is_odd and rng.random() < 0.5 else {}
+        configs.append(Config(rank=rank, depth_steps=rng.randint(1, 3), **{**shared, **changed}))
+    shards = [[rng.randint(1, most) for _ in range(size)] for most, size in zip(longest, sizes, strict=True)]
+    usual = 0.0 if rng.random() < 0.4 else 1.0
+    rates = Rates(
+        stop=usual * rng.choice((0.0, 0.001, 0.02)),
+        fail=usual * rng.choice((0.0, 0.001, 0.02)),
+        urge=rng.choice((0.0, 0.0, 0.02)),
+        lose=usual * rng.choice((0.0, 0.0, 0.005)),
+        illegal=rng.choice((0.0, 0.02)),
+        first_rank=16 if shape == "wide" and rng.random() < 0.7 else 0,
+    )
+    world = World(configs, shards, rates, rng, core)
+    world._reach("no fault at all", rates.stop + rates.fail + rates.lose + rates.illegal == 0)
+    return world
+
+
+def make_long_world(seed: int, samples: int) -> World:
+    """A world of few ranks with up to so many samples each and small windows, in which faults are very rare."""
+    rng = random.Random(seed)
+    world_size = rng.randint(1, 3)
+    budget = rng.choice((rng.randint(1, 60), rng.randint(66_000, 400_000)))
+    mode = rng.choice((Mode.JOIN, Mode.QUOTA))
+    sizes = [rng.choice((samples, samples // 2)) for _ in range(world_size)]
+    config = Config(
+        rank=0,
+        world_size=world_size,
+        budget_tokens=budget,
+        window_samples=rng.randint(1, 5),
+        depth_steps=rng.randint(1, 3),
+        mode=mode,
+        quota_samples=rng.randint(1, sum(sizes)) if mode is Mode.QUOTA else None,
+        max_age_rounds=rng.randint(1, 4),
+        ramp_rounds=rng.randint(0, 2),
+        rule=RULES[rng.choice(("odb", "paper"))],
+    )
+    rare = rng.choice((0.0, 1e-5))
+    rates = Rates(stop=rare, fail=rare, urge=rng.choice((0.0, 1e-3)), lose=rare, illegal=1e-3)
+    shards = [[rng.randint(1, max(2, budget // rng.choice((1, 4)))) for _ in range(size)] for size in sizes]
+    return World([replace(config, rank=rank) for rank in range(world_size)], shards, rates, rng, Core())
+
+
+def run_world(seed: int, core: Core | None = None, most_events: int = MOST_EVENTS) -> World:
+    """The world of a seed, driven to its end or for so many events."""
+    world = make_world(seed, core or Core())
+    for _ in range(most_events):
+        if world.is_over():
+            break
+        world.one_event()
+    return world
+
+
+def find_difference(
+    model: Callable[[str], list[str]], worlds: Iterable[World], *, budget_tokens: int | None = None
+) -> str | None:
+    """The first event after which the model does not say what the Python says, with both; all worlds in one question.
+
+    ``budget_tokens`` gives the model another budget.
+    """
+    ranks = [rank for world in worlds for rank in world.ranks]
+    configs = [
+        rank.config if budget_tokens is None else replace(rank.config, budget_tokens=budget_tokens) for rank in ranks
+    ]
+    prints = [rank.config.fingerprint for rank in ranks]
+    asked = " ".join(
+        f"machine {_with_print(write_config(config), config, own)} {len(rank.events)} {' '.join(rank.events)}"
+        for rank, config, own in zip(ranks, configs, prints, strict=True)
+    )
+    said = model(asked)
+    expected = [line for rank in ranks for line in rank.lines]
+    if said == expected:
+        return None
+    place = 0
+    for rank in ranks:
+        for number, line in enumerate(rank.lines):
+            answer = said[place] if place < len(said) else "nothing"
+            if answer != line:
+                event = "the start" if number == 0 else f"event {number}, {rank.events[number - 1][:200]}"
+                return (
+                    f"rank {rank.config.rank} of {rank.config.world_size}, {event}:\n python {line}\n model  {answer}"
+                )
+            place += 1
+    return "the model says more than it was asked"
+
+
+def _with_print(words: str, config: Config, fingerprint: int) -> str:
+    """A written configuration with the fingerprint of another."""
+    return words.replace(f" {config.fingerprint} ", f" {fingerprint} ")

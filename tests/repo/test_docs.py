@@ -1,0 +1,131 @@
+"""The documents: links lead somewhere, commands exist, the README is a page, the picture is what its script draws."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from odb_sim.cli.main import build_parser
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def list_pages() -> list[Path]:
+    tracked = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [ROOT / name for name in tracked.stdout.splitlines()]
+    return found or [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+PAGES = sorted(path for path in list_pages() if path.exists() and "generated" not in path.parts)
+
+
+def show(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def list_anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=show)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    dead = []
+    for link in LINK.findall(BLOCK.sub("", page.read_text())):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in list_anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def iterate_commands() -> Iterator[tuple[str, str]]:
+    """Page and line of every command of the documents."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        if "generated" in page.parts:
+            continue
+        text = page.read_text()
+        lines = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+        lines += re.findall(r"`((?:odb-ref|make|python|pytest) [^`]*)`", text)
+        for line in lines:
+            command = line.partition("  #")[0].strip().removeprefix(".venv/bin/")
+            if command.split(" ")[0] in ("odb-ref", "make", "python", "pytest", "torchrun"):
+                yield show(page), command
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(list(iterate_commands())) > 30
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(iterate_commands())))
+def test_a_command_of_the_documents_exists(page: str, command: str) -> None:
+    """Its options too, where it is ours. What it prints is for whoever reads the page to see."""
+    program, *arguments = shlex.split(command)
+    match program:
+        case "odb-ref":
+            parser = build_parser()
+            (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+            known = commands.choices[arguments[0]]._option_string_actions
+            assert [item for item in arguments if item.startswith("--") and item.partition("=")[0] not in known] == []
+        case "make":
+            targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+            assert {item for item in arguments if "=" not in item and not item.startswith("-")} <= targets
+        case "python" if arguments[0] == "-m":
+            if not arguments[1].startswith("torch."):
+                assert importlib.util.find_spec(arguments[1]) is not None
+        case _:
+            paths = [item.partition("::")[0] for item in arguments if re.match(r"(tests|docs|spec|examples)/", item)]
+            assert paths
+            assert [item for item in paths if not (ROOT / item).exists()] == []
+
+
+def test_the_readme_fits_a_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+def test_the_tables_of_the_specification_need_no_wide_screen() -> None:
+    assert [line for line in (ROOT / "spec" / "traceability.md").read_text().splitlines() if len(line) > 200] == []
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    spec = importlib.util.spec_from_file_location("picture", ROOT / "docs" / "picture.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["picture"] = module
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "_static" / "steps.svg").read_text() == module.draw(), "python docs/picture.py"
+    said = re.search(r"fill (\d+) % of the token budget, odb-ref (\d+) %", (ROOT / "README.md").read_text())
+    assert said is not None
+    drawn = re.findall(r"(\d+)% of the budget", module.draw())
+    assert list(said.groups()) == drawn
+
+
+PLACE = re.compile(r"`((?:[\w./-]+/)[\w-]+\.py)(?:: (\w+))?`")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=show)
+def test_the_places_that_a_page_names_exist(page: Path) -> None:
+    """A module by its path from the root, from `odb_ref` or from `odb_ref/torch`, and what stands in it."""
+    lost = []
+    for name, item in PLACE.findall(page.read_text()):
+        found = [
+            base / name for base in (ROOT, ROOT / "odb_ref", ROOT / "odb_ref/torch", ROOT / "simulator", page.parent)
+        ]
+        found = [path for path in found if path.exists()]
+        if not found or (
+            item and f"def {item}" not in found[0].read_text() and f"class {item}" not in found[0].read_text()
+        ):
+            lost.append(f"{name}: {item}")
+    assert lost == []

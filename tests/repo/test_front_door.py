@@ -1,0 +1,157 @@
+"""The front door: `import odb_ref` is light, says what it offers, and is typed; `python -m odb_ref` is the command."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import odb_ref
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    done = run("-c", "import sys, odb_ref, odb_ref.core.machine; print({'torch', 'numpy', 'simpy'} & set(sys.modules))")
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_what_needs_torch_says_so_where_there_is_none() -> None:
+    hide = "import sys; sys.modules['torch'] = None\n"
+    done = run("-c", hide + "from odb_ref import ODBDataLoader")
+    assert done.returncode
+    assert "odb_ref.ODBDataLoader needs PyTorch, which is not installed: pip install 'odb-ref[torch]'" in done.stderr
+    assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__").returncode == 0
+
+
+def test_a_name_that_is_none_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = odb_ref.Nothing
+    assert set(odb_ref.__all__) <= set(dir(odb_ref))
+
+
+def test_it_offers_what_the_adapter_offers() -> None:
+    """Lists that must agree: what is offered, what types see, and what `odb_ref.torch` has."""
+    adapter = pytest.importorskip("odb_ref.torch")
+    assert set(odb_ref.__all__) - {"__version__"} == set(adapter.__all__)
+    for name in adapter.__all__:
+        assert getattr(odb_ref, name) is getattr(adapter, name)
+    tree = ast.parse((ROOT / "odb_ref" / "__init__.py").read_text())
+    typed = next(node for node in tree.body if isinstance(node, ast.If))
+    names = {item.name for node in typed.body if isinstance(node, ast.ImportFrom) for item in node.names}
+    assert names == set(adapter.__all__)
+
+
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "odb_ref/__init__.py"
+    for command in (["-m", "odb_ref", "--version"], ["-m", "odb_sim.cli.main", "--version"]):
+        assert run(*command).stdout.strip() == f"odb-ref {odb_ref.__version__}"
+
+
+def test_the_command_alone_prints_its_help() -> None:
+    done = run("-m", "odb_ref")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: odb-ref")
+    assert "simulate" in done.stdout
+
+
+# Types -------------------------------------------------------------------------------------------------------------------
+
+GIVEN = """
+from typing import Protocol
+import torch
+from torch.utils.data import Dataset
+
+class Out(Protocol):
+    loss: torch.Tensor
+
+class Model(Protocol):
+    def __call__(self, *, input_ids: torch.Tensor, labels: torch.Tensor) -> Out: ...
+
+class Samples(Dataset[dict[str, list[int]]]): ...
+
+def collate(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]: ...  # type: ignore[empty-body]
+
+dataset: Samples
+model: Model
+optimizer: torch.optim.Optimizer
+"""
+
+INFERRED = """
+from odb_ref import ODBDataLoader, StepInfo, pop_step_info
+loader = ODBDataLoader(dataset, token_budget=64, collate_fn=collate)
+reveal_type(loader)
+for batch in loader:
+    reveal_type(batch)
+    reveal_type(pop_step_info(batch))
+for batch, info in loader.steps():
+    reveal_type(batch)
+    reveal_type(info)
+plain: ODBDataLoader[list[int]] = ODBDataLoader(dataset, token_budget=64)
+for item in plain:
+    reveal_type(item)
+"""
+
+REVEALED = [
+    "odb_ref.torch.loader.ODBDataLoader[dict[str, torch._tensor.Tensor]]",
+    "dict[str, torch._tensor.Tensor]",
+    "odb_ref.torch.info.StepInfo",
+    "dict[str, torch._tensor.Tensor]",
+    "odb_ref.torch.info.StepInfo",
+    "list[int]",
+]
+
+
+def check_types(path: Path, text: str) -> str:
+    pytest.importorskip("torch")
+    api = pytest.importorskip("mypy.api")
+    path.write_text(text)
+    # The project's cache spares reading torch's types, half a minute. Torch has not annotated `Tensor.backward`.
+    settings = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    out, _, _ = api.run([*settings, "--allow-untyped-calls", str(path)])
+    return str(out).replace("builtins.", "")
+
+
+def test_the_example_of_the_readme_passes_mypy(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    examples = [block for block in blocks if "ODBDataLoader(" in block]
+    assert examples
+    for example in examples:
+        out = check_types(tmp_path / "example.py", GIVEN + example)
+        assert "Success" in out, out
+
+
+def test_the_loader_is_generic_in_its_batches(tmp_path: Path) -> None:
+    out = check_types(tmp_path / "inferred.py", GIVEN + INFERRED)
+    assert re.findall(r'Revealed type is "(.*?)"', out) == REVEALED, out
+    assert "error" not in out, out
+
+
+def test_versions_claimed_are_versions_run() -> None:
+    """What the tests are installed with (`.ci/constraints.txt`) is the lower bound that is claimed, up to the last number."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(item for extra in project["optional-dependencies"].values() for item in extra),
+    ]
+    lines = [line.partition("#")[0].strip() for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines()]
+    run = dict(line.split("==") for line in lines if "==" in line)
+    seen = 0
+    for item in wanted:
+        found = re.fullmatch(r"([\w-]+)(?:\[\w+\])?[>=]=([\d.]+)", item)
+        assert found, item
+        if found[1] in run:
+            seen += 1
+            assert run[found[1]].split(".")[:2] == found[2].split(".")[:2], f"{item}, and {run[found[1]]} is run"
+    assert seen

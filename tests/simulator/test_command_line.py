@@ -1,0 +1,142 @@
+"""One spelling for one thing: what every command has in common."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from odb_sim.cli.main import EXAMPLES, build_parser, main
+
+
+def get_commands() -> dict[str, argparse.ArgumentParser]:
+    actions = build_parser()._actions
+    (found,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
+COMMANDS = get_commands()
+
+
+def get_options(command: str) -> dict[str, argparse.Action]:
+    return {name: action for action in COMMANDS[command]._actions for name in action.option_strings}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_begins_with_an_example_that_can_be_parsed(command: str) -> None:
+    example = EXAMPLES[command]
+    assert COMMANDS[command].format_help().startswith(f"example: {example}\n\nusage: odb-ref {command}")
+    program, *arguments = shlex.split(example)
+    assert program == "odb-ref"
+    assert build_parser().parse_args(arguments).command == command
+
+
+def test_a_name_means_one_thing() -> None:
+    """Options of the same name take values of the same kind in every command; things of one kind have one name."""
+    kinds: dict[str, set[object]] = {}
+    for command in COMMANDS:
+        for name, action in get_options(command).items():
+            kinds.setdefault(name, set()).add(
+                "flag" if action.nargs == 0 else str(action.metavar or "").partition("[")[0]
+            )
+    named = {name: {str(item) for item in found if item} for name, found in kinds.items()}
+    for name in ("--token-budget", "--shards", "--workers", "--json", "--limit", "--processes", "--cost-model"):
+        assert len(named[name]) <= 1, f"{name}: {named[name]}"
+    for wrong in ("--budget", "--policies", "--rule", "--max-age-rounds", "--dot"):
+        assert wrong not in kinds, wrong
+    assert [command for command in COMMANDS if "--json" not in get_options(command)] == ["demo"]
+
+
+RUN_OPTIONS = (
+    "--seed", "--samples", "--shards", "--max-age", "--ramp", "--limit", "--cost-model", "--workers",
+    "--prefetch-factor", "--transport", "--jitter", "--slow-rank", "--slow-loader",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "sweep", "tune"])
+def test_every_command_that_simulates_has_the_run_options(command: str) -> None:
+    assert set(RUN_OPTIONS) - get_options(command).keys() == set()
+    assert ("--quota" in get_options(command)) == (command != "tune")
+
+
+SMALL = ["gsm8k", "--ranks", "2", "--samples", "60"]
+GIVEN = {
+    "simulate": [*SMALL, "--token-budget", "2000", "--window", "16"],
+    "compare": [*SMALL, "--token-budget", "2000", "--window", "16", "--policy", "odb,standard"],
+    "sweep": [*SMALL, "--token-budget", "2000", "--window", "16", "--processes", "1"],
+    "explore": ["--shard-sizes", "1,1"],
+}
+
+
+@pytest.mark.parametrize("command", GIVEN)
+def test_json_to_standard_output_is_all_that_stands_there(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    assert main([command, *GIVEN[command], "--json", str(path)]) == 0
+    tables = capsys.readouterr().out
+    assert main([command, *GIVEN[command], "--json", "-"]) == 0
+    shown = capsys.readouterr()
+
+    def drop_times(value: object) -> object:
+        if isinstance(value, dict):
+            kept = {key: drop_times(item) for key, item in value.items()}
+            return {key: item for key, item in kept.items() if key not in ("wall_time_s", "states_per_s")}
+        return [drop_times(item) for item in value] if isinstance(value, list) else value
+
+    assert drop_times(json.loads(shown.out)) == drop_times(json.loads(path.read_text()))
+    assert len(shown.err.splitlines()) >= len(tables.splitlines()) > 0
+    assert not Path("-").exists()
+
+
+def test_run_options_reach_a_sweep(tmp_path: Path) -> None:
+    """What a sweep simulates is what `simulate` does with the same options."""
+    options = [
+        "--max-age",
+        "1",
+        "--ramp",
+        "0",
+        "--shards",
+        "uneven",
+        "--mode",
+        "quota",
+        "--quota",
+        "40",
+        "--workers",
+        "2",
+    ]
+    given = ["--ranks", "2", "--token-budget", "1000", "--window", "16", "--samples", "80", *options]
+    one, many = tmp_path / "one.json", tmp_path / "many.json"
+    assert main(["simulate", "gsm8k", *given, "--json", str(one)]) == 0
+    assert main(["sweep", "gsm8k", *given, "--processes", "1", "--json", str(many)]) == 0
+    figures, (point,) = json.loads(one.read_text()), json.loads(many.read_text())
+    assert figures["mode"] == "quota"
+    same = figures.keys() & point.keys() - {"wall_time_s"}
+    assert len(same) > 20
+    assert {key: point[key] for key in same} == {key: figures[key] for key in same}
+
+
+def test_a_limit_holds_in_a_comparison_and_a_sweep(tmp_path: Path) -> None:
+    shared = ["--ranks", "2", "--samples", "200", "--limit", "image_tokens=1500"]
+    steps = {}
+    for limit in ([], ["--limit", "image_tokens=1500"]):
+        path = tmp_path / "found.json"
+        given = [
+            *shared[:4],
+            *limit,
+            "--token-budget",
+            "8000",
+            "--window",
+            "32",
+            "--policy",
+            "odb",
+            "--json",
+            str(path),
+        ]
+        for command in (["compare", "mm_mix_real"], ["sweep", "mm_mix_real", "--processes", "1"]):
+            assert main([*command, *given]) == 0
+            (figures,) = json.loads(path.read_text())
+            steps[command[0], bool(limit)] = figures["steps"]
+    assert steps["compare", True] == steps["sweep", True] > steps["compare", False] == steps["sweep", False]

@@ -1,0 +1,74 @@
+"""A target rule of one's own, by name: in simulate, compare, sweep and check --replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from odb_sim.cli.main import main
+
+EAGER = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'eager.py'}:EagerRule"
+SMALL = ["gsm8k", "--samples", "200", "--token-budget", "2000", "--window", "32"]
+
+
+def test_a_simulated_run_of_an_own_rule_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, figures = tmp_path / "trace.ndjson", tmp_path / "figures.json"
+    arguments = ["simulate", *SMALL, "--ranks", "3", "--policy", EAGER, "--trace", str(trace), "--json", str(figures)]
+    assert main(arguments) == 0
+    assert json.loads(figures.read_text())["policy"] == "eager"
+    capsys.readouterr()
+    assert main(["check", "--replay", str(trace)]) == 0
+    assert "no target rule 'eager'" in capsys.readouterr().out
+    assert main(["check", "--replay", "--policy", EAGER, str(trace)]) == 0
+    assert "REPLAY    holds" in capsys.readouterr().out
+
+
+def test_a_trace_of_another_rule_of_that_name_is_not_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, other = tmp_path / "trace.ndjson", tmp_path / "other.py"
+    assert main(["simulate", *SMALL, "--ranks", "3", "--policy", EAGER, "--trace", str(trace)]) == 0
+    text = Path(EAGER.partition(":")[0]).read_text()
+    other.write_text(text.replace("(agreement.groups_min + agreement.groups_max + 1) // 2", "1"))
+    assert main(["check", "--replay", "--policy", f"{other}:EagerRule", str(trace)]) == 1
+    assert "REPLAY" in capsys.readouterr().out
+
+
+def test_compare_and_sweep_take_an_own_rule(tmp_path: Path) -> None:
+    compared, swept = tmp_path / "compared.json", tmp_path / "swept.json"
+    assert main(["compare", *SMALL, "--ranks", "2", "--policy", f"odb,{EAGER}", "--json", str(compared)]) == 0
+    assert [entry["policy"] for entry in json.loads(compared.read_text())] == ["odb", "eager"]
+    arguments = ["--ranks", "2", "--processes", "1", "--policy", f"odb,{EAGER}", "--json", str(swept)]
+    assert main(["sweep", *SMALL, *arguments]) == 0
+    assert [entry["policy"] for entry in json.loads(swept.read_text())] == ["odb", "eager"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class R:\n name = 'odb'\n def compute_target(self, a): return 1\n", "as a shipped rule does"),
+        ("class R:\n name = 3\n def compute_target(self, a): return 1\n", "not a word"),
+        ("class R:\n name = 'r'\n", "needs a name and compute_target"),
+        ("import sys\nsys.exit(0)\n", "SystemExit"),
+        ("class R:\n def __init__(self): raise KeyError('x')\n", "cannot be made"),
+    ],
+)
+def test_a_rule_that_cannot_be_run_beside_others_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rule.py"
+    path.write_text(text)
+    assert main(["simulate", *SMALL, "--ranks", "2", "--policy", f"{path}:R"]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed and printed.count("\n") == 1
+
+
+def test_a_rule_file_called_as_a_library_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "random.py"
+    path.write_text("class R:\n name = 'r'\n def compute_target(self, a): return a.groups_max\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *SMALL, "--ranks", "2", "--policy", "random.py:R"]) == 0
+    import random
+
+    assert random.__file__ != str(path)

@@ -1,0 +1,183 @@
+"""Each vectorised twin gives what the core's own function gives, on random windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from odb_sim.engine.twins import (
+    Windows,
+    accumulate_rows,
+    align_windows,
+    compute_block_offer,
+    compute_group_bounds,
+    compute_ragged,
+    compute_wanted,
+    count_groups,
+    encode_samples,
+    find_due,
+    sort_windows,
+)
+
+from odb_ref.core.alignment import align, is_due
+from odb_ref.core.config import Config
+from odb_ref.core.effects import PostOffer
+from odb_ref.core.grouping import compute_groups
+from odb_ref.core.offer import reduce_offers
+from odb_ref.core.rounds import compute_due_before, compute_wanted_samples, is_quota_met, post_when_ready
+from odb_ref.core.state import State
+from odb_ref.core.types import Group, Mode, Sample
+
+Positions = tuple[tuple[int, ...], ...]
+
+lengths = st.one_of(st.integers(1, 6), st.integers(1, 50))
+
+
+@st.composite
+def draw_windows(draw: st.DrawFn, *, resources: int = 0) -> list[Group]:
+    """Windows of a few ranks: by position, with gaps, some empty, and many of equal length."""
+    windows = []
+    for _ in range(draw(st.integers(1, 4))):
+        positions = sorted(draw(st.sets(st.integers(0, 60), max_size=24)))
+        costs = st.tuples(*[st.integers(0, 5)] * resources)
+        windows.append(tuple(Sample(0, position, draw(lengths), 0, draw(costs)) for position in positions))
+    return windows
+
+
+def make_arrays(windows: Sequence[Group]) -> Windows:
+    held = [sample for window in windows for sample in window]
+    arrays = sort_windows(
+        (
+            encode_samples(
+                np.array([sample.length for sample in held], dtype=np.int64),
+                np.array([sample.position for sample in held], dtype=np.int64),
+            ),
+            np.array([len(window) for window in windows]),
+        )
+    )
+    if not held or not held[0].costs:
+        return arrays
+    width = arrays.samples.shape[1]
+    used = []
+    for resource in range(len(held[0].costs)):
+        values = np.zeros((len(windows), width), dtype=np.int64)
+        for row, window in enumerate(windows):
+            by_position = {sample.position: sample.costs[resource] for sample in window}
+            values[row, : len(window)] = [by_position[p] for p in arrays.positions[row, : len(window)].tolist()]
+        used.append(accumulate_rows(values))
+    return Windows(arrays.samples, arrays.counts, arrays.lengths, arrays.sums, tuple(used))
+
+
+def list_positions(groups: Sequence[Group]) -> Positions:
+    return tuple(tuple(sample.position for sample in group) for group in groups)
+
+
+def read_runs(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> Positions:
+    """A group holds its run the other way round: longest first."""
+    positions = arrays.positions[row].tolist()
+    return tuple(tuple(reversed(positions[begin:end])) for begin, end in zip(begins, ends, strict=True))
+
+
+@given(draw_windows(), st.integers(1, 120))
+def test_groups(windows: list[Group], budget: int) -> None:
+    arrays = make_arrays(windows)
+    bounds = compute_group_bounds(arrays, budget)
+    for row, window in enumerate(windows):
+        groups = compute_groups(window, budget)
+        assert count_groups(bounds)[row] == len(groups)
+        edges = bounds[row, : len(groups) + 1].tolist()
+        assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
+
+
+@given(draw_windows(resources=2), st.integers(1, 200), st.tuples(st.integers(1, 12), st.integers(1, 12)))
+def test_groups_with_limits(windows: list[Group], budget: int, limits: tuple[int, int]) -> None:
+    arrays = make_arrays(windows)
+    if not arrays.used:
+        return  # nothing is held at all
+    bounds = compute_group_bounds(arrays, budget, limits)
+    for row, window in enumerate(windows):
+        groups = compute_groups(window, budget, limits)
+        edges = bounds[row, : len(groups) + 1].tolist()
+        assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
+        assert count_groups(bounds)[row] == len(groups)
+
+
+@given(draw_windows(), st.integers(1, 120), st.integers(1, 30), st.lists(st.integers(0, 60), min_size=4, max_size=4))
+def test_due_groups_and_alignment(windows: list[Group], budget: int, target: int, ages: list[int]) -> None:
+    arrays = make_arrays(windows)
+    due_before = np.array(ages[: len(windows)])
+    bounds = compute_group_bounds(arrays, budget)
+    due = find_due(arrays, bounds, due_before)
+    runs = align_windows(arrays, bounds, target, due)
+    longest = runs.compute_longest(arrays)
+    for row, window in enumerate(windows):
+        groups = compute_groups(window, budget)
+        assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
+        assert not due[row, len(groups) :].any()
+        steps, carried = align(groups, target, ages[row])
+        assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
+        emitted = {sample.position for step in steps for sample in step}
+        assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
+        assert longest[row].tolist() == [max((sample.length for sample in step), default=0) for step in steps]
+
+
+@given(
+    draw_windows(),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), min_size=4, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from([None, 5]),
+)
+def test_offers(
+    windows: list[Group], ended: list[bool], marks: list[tuple[int, int]], max_age: int, quota: int | None
+) -> None:
+    states = [
+        State(window=window, is_ended=is_ended, marks=own, round=7, global_samples=5)
+        for window, is_ended, own in zip(windows, ended, marks, strict=False)
+    ]
+    config = Config(
+        rank=0,
+        world_size=len(windows),
+        budget_tokens=60,
+        window_samples=8,
+        max_age_rounds=max_age,
+        mode=Mode.JOIN if quota is None else Mode.QUOTA,
+        quota_samples=quota,
+    )
+    offers = []
+    for state in states:
+        _, (effect,) = post_when_ready(config, state)
+        assert isinstance(effect, PostOffer)
+        offers.append(effect.offer)
+    arrays = make_arrays(windows)
+    bounds = compute_group_bounds(arrays, config.budget_tokens)
+    due_before = np.array([compute_due_before(config, state) for state in states])
+    assert reduce_offers(offers) == compute_block_offer(
+        config,
+        7,
+        held=np.zeros_like(arrays.counts) if is_quota_met(config, states[0]) else arrays.counts,
+        groups=count_groups(bounds),
+        due=find_due(arrays, bounds, due_before),
+        is_ended=np.array(ended[: len(windows)]),
+    )
+
+
+@given(st.integers(1, 2**70), st.integers(0, 5), st.lists(st.tuples(st.integers(0, 99), st.booleans()), min_size=1))
+def test_wanted_samples(window: int, round_: int, ranks: list[tuple[int, bool]]) -> None:
+    config = Config(rank=0, world_size=1, budget_tokens=1, window_samples=window)
+    carried, ended = np.array([count for count, _ in ranks]), np.array([is_ended for _, is_ended in ranks])
+    wanted = compute_wanted(config, round_, carried, ended).tolist()
+    # What is wanted of 2^61 samples or more is all there is.
+    assert [min(count, 2**60) for count in wanted] == [
+        min(compute_wanted_samples(config, round_, count, is_ended=is_ended), 2**60) for count, is_ended in ranks
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4))))
+def test_ragged_ranges(ranges: list[tuple[int, int]]) -> None:
+    begins = np.array([begin for begin, _ in ranges], dtype=np.int64)
+    counts = np.array([count for _, count in ranges], dtype=np.int64)
+    flat = [begin + i for begin, count in ranges for i in range(count)]
+    assert compute_ragged(begins, counts).tolist() == flat

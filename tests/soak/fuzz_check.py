@@ -1,0 +1,306 @@
+"""Fuzzes the trace checker: mutated traces, one after the other in this process, each a verdict or one line of complaint.
+
+    python -m tests.soak.fuzz_check --runs 1000000 --seed 1
+    python -m tests.soak.fuzz_check --runs 100000 --seed 1 --guided    # by coverage; needs atheris
+
+A run fails on anything but a verdict or a `TraceError` with file and line, on memory beyond a bound, and on a case that
+takes seconds. It prints what the seed expanded to: how many mutants were malformed, violated a property, and held; and of
+those that held where they had been changed, which is what the checker does not see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import random
+import re
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from odb_ref.core.types import Mode
+from odb_ref.trace.check.job import check_traces, judge
+from odb_ref.trace.check.stream import Stream
+from odb_ref.trace.format import TraceError
+from tests.helpers.world import Fault, make_configs, run_by_arrival
+
+NAME = "mutant.ndjson"
+MEMORY_BYTES = 2**29
+"""What the process may grow by: a mutant of some kilobytes must not take more."""
+CASE_S = 5.0
+"""What one mutant may take, on a machine that does other things too."""
+REPLAYED = 0.05
+"""How many of the mutants the machine is asked about too."""
+
+VALUES: list[Any] = [
+    0, 1, -1, 2, 3, 7, 100, 2**31, 2**53, 2**62, 2**63 - 1, 2**64, -(2**63), 10**12, 10**18, 10**19, 10**40, 1.5, 1e308,
+    True, False, None, "", "x", "join", "quota", "complete", "failed", "lost", "\ud800", "\u0000\n", "é" * 100,
+    [], {}, [[]], [{}], [0], [[1, 2, 3]], [[0, 0, 0, 0]], {"kind": "finish"}, {"kind": "read", "count": 10**12},
+]  # fmt: skip
+TEXTS = [
+    b"", b"\n", b"null", b"{}", b"[]", b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b"-" + b"9" * 5000, b"[" * 5000,
+    b'{"a":' * 5000, b"[" * 400 + b"]" * 400, b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b'"\\ud800"', b"0" * 30, b"1" * 20,
+]  # fmt: skip
+NUMBER = re.compile(rb"-?\d+")
+
+
+def make_corpus() -> list[bytes]:
+    """True traces, short ones of many kinds: they are checked a million times."""
+    shards = [[(i * i + 5 * rank) % 23 + 1 for i in range(9 - 4 * rank)] for rank in range(2)]
+    cases: list[tuple[dict[str, Any], tuple[Fault, ...]]] = [
+        ({}, ()),
+        ({"max_age_rounds": 1, "window_samples": 3}, ()),
+        ({"limits": (20, 5)}, ()),
+        ({"mode": Mode.QUOTA, "quota_samples": 8}, ()),
+        ({"mode": Mode.QUOTA}, ()),
+        ({}, (Fault("fail", 1, 30),)),
+        ({"depth_steps": 1}, (Fault("stop", 1, 30),)),
+        ({}, (Fault("kill", 0, 30),)),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t"
+        corpus = []
+        for settings, faults in cases:
+            run_by_arrival(shards, make_configs(2, **settings), seed=3, faults=faults, trace=path)
+            corpus.append(path.read_bytes())
+    return corpus
+
+
+# Mutations -----------------------------------------------------------------------------------------------------------
+
+
+def _find_place(value: Any, rng: random.Random) -> tuple[Any, Any, str]:
+    """A container somewhere in ``value``, a key of it, and the keys that lead there."""
+    path = []
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = rng.choice(keys)
+        path.append(str(key))
+        inner = value[key]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.1:
+            return value, key, ".".join(path)
+        value = inner
+
+
+def change_value(lines: list[bytes], rng: random.Random) -> str:
+    """Another value, anywhere."""
+    place = rng.randrange(len(lines))
+    line = json.loads(lines[place])
+    holder, key, path = _find_place(line, rng)
+    old = holder[key]
+    if rng.random() < 0.1 and isinstance(holder, dict):
+        del holder[key]
+    elif type(old) is int and rng.random() < 0.5:
+        holder[key] = old + rng.choice([-1, 1, 2, -old, old, 10**6])
+    else:
+        holder[key] = rng.choice(VALUES)
+    lines[place] = json.dumps(line).encode() + b"\n"
+    kind = (line.get("event") or {}).get("kind", "start") if "event" in line and isinstance(line["event"], dict) else ""
+    return re.sub(r"(samples|counts|effects|steps)\.\d+", r"\1.*", f"{'header' if place == 0 else kind} {path}")
+
+
+def change_number(lines: list[bytes], rng: random.Random) -> str:
+    """Another text in the place of a number."""
+    place = rng.randrange(len(lines))
+    found = list(NUMBER.finditer(lines[place]))
+    if found:
+        match = rng.choice(found)
+        lines[place] = lines[place][: match.start()] + rng.choice(TEXTS) + lines[place][match.end() :]
+    return "a number's text"
+
+
+def change_bytes(lines: list[bytes], rng: random.Random) -> str:
+    """Bytes that are flipped, cut out, put in or said again."""
+    place = rng.randrange(len(lines))
+    line = lines[place]
+    start = rng.randrange(len(line) + 1)
+    end = min(len(line), start + rng.randrange(20))
+    middle = rng.choice([b"", line[start:end] * 2, rng.choice(TEXTS), rng.randbytes(3)])
+    lines[place] = line[:start] + middle + line[end:]
+    return "bytes"
+
+
+def change_order(lines: list[bytes], rng: random.Random) -> str:
+    """Lines that are lost, doubled, moved, exchanged or another rank's."""
+    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+    kinds = [(json.loads(lines[place]).get("event") or {}).get("kind", "start") for place in (one, other)]
+    match rng.randrange(5):
+        case 0:
+            del lines[one]
+            return f"order: {kinds[0]} lost"
+        case 1:
+            lines.insert(other, lines[one])
+            return f"order: {kinds[0]} doubled"
+        case 2:
+            lines.insert(other, lines.pop(one))
+        case 3:
+            lines[one], lines[other] = lines[other], lines[one]
+        case _:
+            lines[one] = lines[one].replace(b'{"rank":0', b'{"rank":1')
+            return f"order: {kinds[0]} of another rank"
+    return "order: moved"
+
+
+def cut(lines: list[bytes], rng: random.Random) -> str:
+    """A file that ends early."""
+    del lines[rng.randrange(len(lines)) + 1 :]
+    lines[-1] = lines[-1][: rng.randrange(len(lines[-1]) + 1)]
+    return "cut"
+
+
+MUTATIONS: list[tuple[Callable[[list[bytes], random.Random], str], int]] = [
+    (change_value, 12), (change_number, 3), (change_bytes, 3), (change_order, 3), (cut, 1),
+]  # fmt: skip
+
+
+def mutate(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """A mutant of ``data``, and where it was changed; "several" when in several ways."""
+    lines = data.splitlines(keepends=True)
+    places = []
+    for _ in range(1 if rng.random() < 0.7 else rng.randrange(2, 5)):
+        if not lines:
+            break
+        (mutation,) = rng.choices([item for item, _ in MUTATIONS], [weight for _, weight in MUTATIONS])
+        try:
+            places.append(mutation(lines, rng))
+        except (ValueError, RecursionError, IndexError, AttributeError, TypeError, KeyError):
+            places.append("nothing")  # a line that an earlier mutation has spoilt
+    return b"".join(lines), places[0] if len(places) == 1 else "several"
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """A compressed file with bytes changed or cut off."""
+    packed = bytearray(gzip.compress(data, 1))
+    for _ in range(rng.randrange(1, 4)):
+        packed[rng.randrange(len(packed))] = rng.randrange(256)
+    return bytes(packed[: rng.randrange(len(packed))] if rng.random() < 0.3 else packed)
+
+
+# One case ------------------------------------------------------------------------------------------------------------
+
+
+def check(data: bytes, *, is_packed: bool = False, path: Path | None = None) -> str:
+    """What the checker makes of a file: "malformed", "violated" or "holds". Anything else is raised.
+
+    With a ``path`` the file is written there, and the machine is asked too.
+    """
+    file = gzip.GzipFile(fileobj=io.BytesIO(data)) if is_packed else io.BytesIO(data)
+    try:
+        if path is None:
+            verdict = judge([Stream(NAME, file)])
+        else:
+            path.write_bytes(data)
+            verdict = check_traces([path], is_replayed=True)
+    except TraceError as error:
+        text = str(error)
+        if not text.startswith(f"{path or NAME}:") or "\n" in text or len(text) > 2000:
+            raise AssertionError(f"not a line that names the file: {text[:300]!r}") from error
+        return "malformed"
+    "\n".join(map(str, verdict.violations)).encode(errors="backslashreplace")
+    return "holds" if verdict.is_ok else "violated"
+
+
+def compute_memory_bytes() -> int:
+    """The most this process has ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fuzz(runs: int, seed: int) -> tuple[Counter[str], Counter[str]]:
+    """Checks ``runs`` mutants. Returns the results, and where the mutants that held were changed.
+
+    Raises: AssertionError, with the seed and the number of the mutant, when the checker fails.
+    """
+    corpus = make_corpus()
+    results: Counter[str] = Counter()
+    unseen: Counter[str] = Counter()
+    most = compute_memory_bytes() + MEMORY_BYTES
+    path = Path(tempfile.mkdtemp()) / NAME
+    for number in range(runs):
+        rng = random.Random(f"{seed}/{number}")
+        original = rng.choice(corpus)
+        data, place = mutate(original, rng)
+        is_packed = rng.random() < 0.02
+        data = damage(data, rng) if is_packed else data
+        started_s = time.perf_counter()
+        try:
+            result = check(data, is_packed=is_packed, path=path if not is_packed and rng.random() < REPLAYED else None)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}, mutant {number} ({place}): {type(error).__name__}: {error}") from error
+        if time.perf_counter() - started_s > CASE_S:
+            raise AssertionError(f"seed {seed}, mutant {number} ({place}): took more than {CASE_S} s")
+        if compute_memory_bytes() > most:
+            raise AssertionError(f"seed {seed}, mutant {number} ({place}): more than {MEMORY_BYTES} bytes")
+        results[result] += 1
+        if result == "holds" and data.replace(b" ", b"") != original:
+            unseen[place] += 1
+    shutil.rmtree(path.parent)
+    return results, unseen
+
+
+def fuzz_guided(runs: int, seed: int) -> None:
+    """The same by coverage, with atheris; ends the process."""
+    import atheris
+
+    for name in (
+        "reading",
+        "check.decode",
+        "check.stream",
+        "check.rank",
+        "check.job",
+        "check.exchanges",
+        "check.rounds",
+    ):
+        module = sys.modules[f"odb_ref.trace.{name}"]
+        for item in list(vars(module).values()):
+            if isinstance(item, type) and item.__module__ == module.__name__:
+                for value in vars(item).values():
+                    if callable(value) and hasattr(value, "__code__"):
+                        atheris.instrument_func(value)
+    corpus = make_corpus()
+
+    def mutate_one(data: bytes, most: int, number: int) -> bytes:
+        rng = random.Random(number)
+        return mutate(data if data.count(b"\n") > 3 else rng.choice(corpus), rng)[0][:most]
+
+    def run_one(data: bytes) -> None:
+        check(data)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(corpus):
+            (Path(folder) / str(number)).write_bytes(data)
+        arguments = [sys.argv[0], f"-runs={runs}", f"-seed={seed}", "-max_len=40000", "-rss_limit_mb=2048", folder]
+        atheris.Setup(arguments, run_one, custom_mutator=mutate_one)
+        atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzzes as the command line says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
+    options = parser.parse_args()
+    if options.guided:
+        fuzz_guided(options.runs, options.seed)
+        return 0
+    started_s = time.perf_counter()
+    results, unseen = fuzz(options.runs, options.seed)
+    seconds = time.perf_counter() - started_s
+    told = ", ".join(f"{count} {result}" for result, count in results.most_common())
+    print(f"{options.runs} mutants, seed {options.seed}: {told}; {seconds:.0f} s, {compute_memory_bytes() >> 20} MiB")
+    print("Held, though changed at:")
+    for place, count in unseen.most_common(25):
+        print(f"{count:>8}  {place}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

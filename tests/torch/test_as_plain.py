@@ -1,0 +1,180 @@
+"""What works with a plain DataLoader works here, or says what to pass."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import OrderedDict, UserDict, UserList
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset, get_worker_info  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.reading.collator import pin  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import Result, run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
+COUNT = 20
+
+
+class Pinned:
+    """Something that can be pinned."""
+
+    def __init__(self, is_pinned: bool = False) -> None:
+        self.is_pinned = is_pinned
+
+    def pin_memory(self) -> Pinned:
+        return Pinned(True)
+
+
+class Pair(NamedTuple):
+    """A batch with names."""
+
+    inputs: Any
+    extra: Any
+
+
+class Batch(UserDict[str, Any]):
+    """A mapping with more to it than its items, as a BatchEncoding has."""
+
+    encodings = "kept"
+
+
+def test_containers_of_every_kind_are_pinned_and_stay_what_they_are() -> None:
+    batch = Batch(a=Pinned(), b=[Pinned(), "text", 3], c=(Pinned(), None), d=Pair(Pinned(), b"bytes"))
+    batch.encodings = "own"
+    batch["e"] = OrderedDict(x=MappingProxyType({"y": Pinned()}))
+    batch["f"] = UserList([Pinned()])
+    batch["g"] = range(3)
+    found: Any = pin(batch)
+    assert type(found) is Batch and found.encodings == "own"
+    assert type(found["d"]) is Pair and found["d"].extra == b"bytes"
+    assert type(found["e"]) is OrderedDict and type(found["f"]) is UserList
+    assert type(found["c"]) is tuple and found["b"][1:] == ["text", 3] and list(found["g"]) == [0, 1, 2]
+    parts = [found["a"], found["b"][0], found["c"][0], found["d"].inputs, found["e"]["x"]["y"], found["f"][0]]
+    assert all(part.is_pinned for part in parts)
+    assert not batch["a"].is_pinned and not batch["b"][0].is_pinned
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to pin for")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_without_an_accelerator_nothing_is_pinned_and_that_is_said(num_workers: int) -> None:
+    with pytest.warns(UserWarning, match="no accelerator to pin memory for"):
+        loader = ODBDataLoader(Numbers(0, COUNT), pin_memory=True, num_workers=num_workers, **SETTINGS)
+    with loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+
+
+class Rows(Dataset[Any]):
+    """Rows of a table, read by a connection made here: SQLite lets no other thread use it."""
+
+    def __init__(self, path: Path) -> None:
+        self.table = sqlite3.connect(path)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        ((number,),) = self.table.execute("select number from samples where number = ?", (index,))
+        return make_sample(number)
+
+
+def test_a_connection_that_belongs_to_one_thread_can_be_read_from(tmp_path: Path) -> None:
+    path = tmp_path / "samples.db"
+    with sqlite3.connect(path) as table:
+        table.execute("create table samples (number integer)")
+        table.executemany("insert into samples values (?)", [(number,) for number in range(COUNT)])
+    with ODBDataLoader(Rows(path), **SETTINGS) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+
+
+class Locked(Numbers):
+    """Samples that can be neither copied nor pickled."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) | {"lock": threading.Lock()}
+
+
+def read_locked(rank: int, size: int, options: dict[str, Any]) -> list[int]:
+    data = Locked(100 * rank, size if rank else COUNT)
+    numbers: list[int] = []
+    with ODBDataLoader(data, shard="given", **(SETTINGS | options)) as loader:
+        for batch in loader:
+            numbers += [] if pop_step_info(batch).is_idle else batch["numbers"]
+    return numbers
+
+
+def test_samples_that_cannot_be_copied_are_read_again_for_idle_steps() -> None:
+    results = run_ranks(2, read_locked, 3, {})
+    assert not any(result.error for result in results), results
+    assert sorted(results[0].value + results[1].value) == [*range(COUNT), 100, 101, 102]
+
+
+class Keyed(Dataset[Any]):
+    """Samples by name."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"sample {number}" for number in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, name: str) -> Any:
+        return make_sample(self.names.index(name))
+
+
+class OpenedLate(Numbers):
+    """What each worker opens for itself."""
+
+    def __getitem__(self, index: int) -> Any:
+        assert get_worker_info() is not None, "no file is open"
+        return super().__getitem__(index)
+
+
+def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
+    data: Any = Keyed(COUNT) if kind == "keyed" else OpenedLate(0, COUNT)
+    keys: Any = data.names if kind == "keyed" else range(COUNT)
+    settings = SETTINGS | {"sampler": [] if rank else keys, "num_workers": int(kind == "late")} | options
+    with ODBDataLoader(data, **settings) as loader:
+        return sum(1 for batch in loader if pop_step_info(batch).is_idle)
+
+
+@pytest.mark.parametrize("kind", ["keyed", "late"])
+def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass(kind: str) -> None:
+    results = run_ranks(2, read_late, kind, {})
+    for result in results:
+        assert (result.error, result.rank) == ("JobError", 1)
+        assert "pass idle_sample= or on_idle='none'" in result.text
+        assert "the first of the data set cannot be read here" in result.text
+    results = run_ranks(2, read_late, kind, {"idle_sample": make_sample(3)})
+    assert not any(result.error for result in results), results
+    assert results[1].value > 0
+
+
+def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = collate(samples)
+    for sample in samples:
+        sample.clear()
+    return batch
+
+
+def read_idle(rank: int, num_workers: int) -> int:
+    settings = SETTINGS | {"collate_fn": take_apart, "idle_sample": make_sample(3), "num_workers": num_workers}
+    with ODBDataLoader(Numbers(0, 0 if rank else COUNT), shard="given", **settings) as loader:
+        return sum(1 for batch in loader if pop_step_info(batch).is_idle)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_idle_sample_is_as_it_was_in_every_idle_step(num_workers: int) -> None:
+    results: list[Result] = run_ranks(2, read_idle, num_workers)
+    assert not any(result.error for result in results), results
+    assert results[1].value > 1

@@ -1,0 +1,92 @@
+"""`JobState`: saved with a model's checkpoint, by one of several ranks, and resumed by any number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.stateful import Stateful  # noqa: E402
+
+from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
+from tests.torch.data import Numbers, collate, read  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT = 47
+
+
+def make_loader(**options: Any) -> ODBDataLoader:
+    settings: dict[str, Any] = {
+        "token_budget": 60,
+        "window": 10,
+        "collate_fn": collate,
+        "shuffle": True,
+        "timeout_s": 20,
+    }
+    return ODBDataLoader(Numbers(0, COUNT), **(settings | options))
+
+
+def save(rank: int, folder: Path, steps: int) -> tuple[list[Any], list[Any]]:
+    """What is read before the checkpoint and after it."""
+    model = nn.Linear(3, 2)
+    with make_loader() as loader:
+        before = read(loader, steps)
+        dcp.save({"model": model, "loader": JobState(loader)}, checkpoint_id=folder)
+        with make_loader() as other:
+            JobState(other).load_state_dict(JobState(loader).state_dict())
+            return before, read(other)
+
+
+def go_on(rank: int, folder: Path) -> list[Any]:
+    model = nn.Linear(3, 2)
+    with make_loader() as loader:
+        dcp.load({"model": model, "loader": JobState(loader)}, checkpoint_id=folder)
+        return read(loader)
+
+
+def get_numbers(rows: list[Any]) -> list[int]:
+    return [number for _, numbers, _ in rows for number in numbers]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("steps", [0, 4])
+def test_torch_saves_it_with_a_model_and_any_number_of_ranks_goes_on(tmp_path: Path, steps: int) -> None:
+    """Spec: R10.3. Checks: RESUME, ONCE, COVER."""
+    saved = run_ranks(2, save, tmp_path, steps)
+    assert not any(result.error for result in saved), saved
+    before = [number for result in saved for number in get_numbers(result.value[0])]
+    for world_size in (2, 3, 1):
+        results = run_ranks(world_size, go_on, tmp_path)
+        assert not any(result.error for result in results), results
+        if world_size == 2:
+            assert [result.value for result in results] == [result.value[1] for result in saved]
+        after = [number for result in results for number in get_numbers(result.value)]
+        assert sorted(before + after) == list(range(COUNT))
+
+
+def test_a_loader_alone_is_saved_likewise(tmp_path: Path) -> None:
+    """Spec: R10.3. Checks: RESUME."""
+    with make_loader() as loader:
+        assert isinstance(JobState(loader), Stateful)
+        before = read(loader, 3)
+        dcp.save({"loader": JobState(loader)}, checkpoint_id=tmp_path, no_dist=True)
+        after = read(loader, 0)
+    with make_loader() as loader:
+        dcp.load({"loader": JobState(loader)}, checkpoint_id=tmp_path, no_dist=True)
+        after += read(loader)
+    assert sorted(get_numbers(before + after)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"odb_ranks": "3"}, {"odb_ranks": "[3]"}, {"odb_ranks": ["{}"]}, {"odb_ranks": "{"}]
+)
+def test_what_is_no_such_state_is_refused(state: dict[str, Any]) -> None:
+    with make_loader() as loader, pytest.raises(UsageError, match="not a state of a JobState"):
+        JobState(loader).load_state_dict(state)

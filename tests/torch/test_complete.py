@@ -1,0 +1,182 @@
+"""No sample is lost without a word: what a data set or a function must not answer is an error on every rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset, Sampler  # noqa: E402
+
+from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate, "timeout_s": 20}
+COUNT = 40
+
+
+class Stopping(Numbers):
+    """Has an end of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 20:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+class AtOnce(Numbers):
+    """Reads several samples at once, and answers ``surplus`` samples too many or too few for one of the calls."""
+
+    def __init__(self, surplus: int) -> None:
+        super().__init__(0, COUNT)
+        self.surplus = surplus
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        samples = [self[index] for index in indices]
+        if 20 in indices and self.surplus:
+            return (samples + samples)[: len(samples) + self.surplus]
+        return samples
+
+
+class StoppingAtOnce(AtOnce):
+    """Ends where it should answer several samples."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [next(iter([])) for _ in indices]
+
+
+class StoppingStream(Stream):
+    """Ends before it begins."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise StopIteration
+
+
+def measure_and_stop(sample: dict[str, Any]) -> int:
+    if sample["number"] == 20:
+        raise StopIteration
+    return len(sample["input_ids"])
+
+
+def collate_and_stop(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    raise StopIteration
+
+
+def stop(worker_id: int) -> None:
+    raise StopIteration
+
+
+CASES: list[tuple[Dataset[Any], dict[str, Any], str]] = [
+    (Stopping(0, COUNT), {}, "StopIteration for the sample 20"),
+    (AtOnce(-1), {}, "gave 15 samples for 16 keys"),
+    (AtOnce(1), {}, "gave 17 samples for 16 keys"),
+    (AtOnce(-16), {}, "gave 0 samples for 16 keys"),
+    (StoppingAtOnce(0), {}, "__getitems__ of the data set raised StopIteration"),
+    (StoppingStream(0, COUNT), {}, "__iter__ of the data set raised StopIteration"),
+    (Numbers(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
+    (Stream(0, COUNT), {"length_fn": measure_and_stop}, "the measure of a sample raised StopIteration"),
+    (Numbers(0, COUNT), {"collate_fn": collate_and_stop}, "StopIteration"),
+]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("data", "options", "cause"), CASES, ids=[case[2] for case in CASES])
+def test_what_ends_a_plain_loader_early_is_an_error(
+    data: Dataset[Any], options: dict[str, Any], cause: str, num_workers: int
+) -> None:
+    """Spec: R11.4. Checks: COVER."""
+    loader = ODBDataLoader(data, num_workers=num_workers, **(SETTINGS | options))
+    with loader, pytest.raises(JobError, match="rank 0 failed") as caught:
+        for batch in loader:
+            pop_step_info(batch)
+    assert cause in str(caught.value)
+
+
+def test_a_worker_init_fn_that_stops_is_an_error() -> None:
+    """Spec: R11.4. Checks: COVER."""
+    loader = ODBDataLoader(Numbers(0, COUNT), num_workers=1, worker_init_fn=stop, **SETTINGS)
+    with loader, pytest.raises(JobError, match="worker_init_fn raised StopIteration"):
+        list(loader)
+
+
+def read_on_ranks(rank: int) -> None:
+    data = Stopping(0, COUNT) if rank else Numbers(0, COUNT)
+    with ODBDataLoader(data, shard="given", **SETTINGS) as loader:
+        for batch in loader:
+            pop_step_info(batch)
+
+
+def test_every_rank_says_which_rank_lost_a_sample() -> None:
+    """Spec: R11.4. Checks: COVER, ABORT."""
+    for result in run_ranks(2, read_on_ranks):
+        assert (result.error, result.rank) == ("JobError", 1)
+        assert "StopIteration for the sample 20" in result.text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_stops_is_set_aside_like_any_bad_one(num_workers: int) -> None:
+    """Spec: R11.1. Checks: COVER."""
+    options = SETTINGS | {"on_bad_sample": "quarantine", "num_workers": num_workers}
+    for data in (Stopping(0, COUNT), AtOnce(-1)):
+        with ODBDataLoader(data, **options) as loader:
+            with warnings.catch_warnings(action="ignore"):
+                numbers = [number for batch in loader for number in batch["numbers"]]
+            lost = [20] if isinstance(data, Stopping) else []
+            assert [item.index for item in loader.quarantined] == lost
+            assert sorted([*numbers, *lost]) == list(range(COUNT))
+
+
+def test_several_at_once_are_read_once_each() -> None:
+    """Checks: COVER."""
+    with ODBDataLoader(AtOnce(0), **SETTINGS) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+
+
+class OneShot(Sampler[int]):
+    """Lists something in its first epoch only."""
+
+    def __init__(self) -> None:
+        self.keys = list(range(COUNT))
+
+    def __iter__(self) -> Iterator[int]:
+        while self.keys:
+            yield self.keys.pop()
+
+    def __len__(self) -> int:
+        return COUNT
+
+
+def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
+    """Checks: COVER."""
+    with ODBDataLoader(Numbers(0, COUNT), sampler=OneShot(), **SETTINGS) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+        with pytest.raises(UsageError, match="says that it has 40 keys, and listed 0"):
+            iter(loader)
+
+
+class SameForAll(Stream):
+    """A stream that does not ask which worker it is in."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(make_sample, range(self.start, self.start + self.count))
+
+
+@pytest.mark.parametrize(("num_workers", "is_told"), [(1, False), (2, True)])
+def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told: bool) -> None:
+    """Checks: ONCE."""
+    with ODBDataLoader(SameForAll(0, COUNT), num_workers=num_workers, **SETTINGS) as loader:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            numbers = [number for batch in loader for number in batch["numbers"]]
+        assert sorted(numbers) == sorted(num_workers * list(range(COUNT)))
+        assert ["the workers begin with the same samples" in str(item.message) for item in caught] == is_told * [True]
+    with ODBDataLoader(Stream(0, COUNT), num_workers=num_workers, **SETTINGS) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)

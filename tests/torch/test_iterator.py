@@ -1,0 +1,121 @@
+"""An iterator owns what it needs; one that has lost its epoch says who took it."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": collate}
+
+
+def make_loader(num_workers: int = 0) -> ODBDataLoader:
+    return ODBDataLoader(Numbers(0, 40), num_workers=num_workers, **SETTINGS)
+
+
+def make_batches(num_workers: int) -> Iterator[Any]:
+    return iter(make_loader(num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_keeps_its_loader_alive(num_workers: int) -> None:
+    """Checks: COVER."""
+    numbers = []
+    for batch in make_loader(num_workers):
+        gc.collect()
+        numbers += batch["numbers"]
+    batches = make_batches(num_workers)
+    gc.collect()
+    for batch in batches:
+        numbers += batch["numbers"]
+    assert sorted(numbers) == sorted(2 * list(range(40)))
+
+
+def test_a_closed_loader_takes_the_epoch_and_the_iterator_says_so() -> None:
+    loader = make_loader()
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="lost epoch 0 before its end: its loader was closed"):
+            next(batches)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_another_iteration_takes_the_epoch_and_the_first_iterator_says_so(num_workers: int) -> None:
+    with make_loader(num_workers) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        with pytest.raises(UsageError, match="lost epoch 0 before its end: another iteration"):
+            next(first)
+        assert sorted(number for batch in second for number in batch["numbers"]) == list(range(40))
+        with pytest.raises(UsageError, match="make two loaders"):
+            for _ in zip(loader, loader, strict=True):
+                pass
+
+
+def test_an_iterator_that_has_had_its_last_step_has_lost_nothing() -> None:
+    with make_loader() as loader:
+        first = iter(loader)
+        for batch in first:
+            if pop_step_info(batch).is_last:
+                break
+        second = iter(loader)
+        assert next(first, None) is None
+        for _ in second:
+            pass
+        assert next(second, None) is None
+    assert next(second, None) is None
+
+
+def nest(rank: int) -> str:
+    with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **SETTINGS) as loader:
+        with pytest.raises(UsageError) as caught:
+            for _ in loader:
+                for _ in loader:
+                    pass
+        return str(caught.value)
+
+
+def test_nested_loops_are_refused_on_every_rank() -> None:
+    results = run_ranks(2, nest)
+    assert not any(result.error for result in results), results
+    assert all("lost epoch 0 before its end: another iteration" in result.value for result in results)
+
+
+def take_without_asking(rank: int, options: dict[str, Any], how: str) -> list[str]:
+    told: list[str] = []
+    with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **(SETTINGS | options)) as loader:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                for batch in loader:
+                    if how == "pop":
+                        pop_step_info(batch)
+                    elif how == "property":
+                        assert loader.step_info is not None
+        told += [str(item.message) for item in caught if "pop_step_info" in str(item.message)]
+    return told
+
+
+def test_a_forgotten_pop_step_info_is_warned_of_once() -> None:
+    """Checks: WEIGHT."""
+    for options, how, count in (({}, "", 1), ({}, "pop", 0), ({}, "property", 0), ({"loss_scaling": "none"}, "", 0)):
+        for result in run_ranks(2, take_without_asking, options, how):
+            assert not result.error, result
+            assert len(result.value) == count, (options, how, result.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(make_loader())  # alone, each loss is scaled by 1

@@ -1,0 +1,137 @@
+"""A batch carries the loss that was counted in its samples, or the epoch ends and says what to pass instead."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.reading.labels import count_supervised  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "timeout_s": 20}
+COUNT = 40
+
+
+def mask(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a collator for masked language models does."""
+    batch = collate(samples)
+    batch["labels"][torch.rand(batch["labels"].shape) > 0.3] = -100
+    return batch
+
+
+def truncate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {key: value if key == "numbers" else value[:, :8] for key, value in collate(samples).items()}
+
+
+def drop(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"input_ids": collate(samples)["input_ids"]}
+
+
+def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate_fn that does not leave its samples as they were, and loses nothing."""
+    batch = collate(samples)
+    for sample in samples:
+        sample.clear()
+    return batch
+
+
+def read(collate_fn: Any, **options: Any) -> list[str]:
+    """What was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ODBDataLoader(Numbers(0, COUNT), collate_fn=collate_fn, **(SETTINGS | options)) as loader:
+            for _ in range(2):
+                for batch in loader:
+                    pop_step_info(batch)
+    return [str(item.message) for item in caught if "labels" in str(item.message)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("collate_fn", [mask, truncate])
+def test_a_collate_fn_that_changes_what_carries_loss_ends_the_epoch(collate_fn: Any, num_workers: int) -> None:
+    """Spec: R4.7. Checks: WEIGHT."""
+    with pytest.raises(JobError) as caught:
+        read(collate_fn, num_workers=num_workers)
+    for advice in ("without the first of each row", "supervised_fn=", "causal_shift=False", "loss_scaling='samples'"):
+        assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"loss_scaling": "none"}, {"loss_scaling": "samples"}, {"supervised_fn": lambda sample: len(sample["input_ids"])}],
+)
+def test_where_no_weight_depends_on_it_or_the_user_counts_nothing_is_compared(options: dict[str, Any]) -> None:
+    """Spec: R4.7."""
+    assert read(truncate, **options) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"causal_shift": False}, {"num_workers": 1}, {"on_bad_sample": "quarantine"}])
+def test_batches_that_carry_what_was_counted_pass(options: dict[str, Any]) -> None:
+    """Spec: R4.7."""
+    for collate_fn in (collate, take_apart):
+        assert read(collate_fn, **options) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
+    """Spec: R4.7. Checks: WEIGHT."""
+    (told,) = read(drop, num_workers=num_workers)
+    assert "the batches that collate_fn makes have none" in told
+
+
+def read_masked(rank: int) -> None:
+    options = SETTINGS | {"collate_fn": truncate if rank else collate, "shard": "given"}
+    with ODBDataLoader(Numbers(0, COUNT), **options) as loader:
+        for batch in loader:
+            pop_step_info(batch)
+
+
+def test_every_rank_says_whose_batches_carry_another_loss() -> None:
+    """Spec: R4.7. Checks: WEIGHT, ABORT."""
+    for result in run_ranks(2, read_masked):
+        assert (result.error, result.rank) == ("JobError", 1)
+        assert "so its weight would be wrong" in result.text
+
+
+LABELS = torch.tensor([[1, -100, 3, -100], [-100, 5, 6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "whole", "shifted"),
+    [
+        (LABELS, 5, 4),
+        (LABELS.numpy(), 5, 4),
+        (LABELS.tolist(), 5, 4),
+        (list(LABELS), 5, 4),
+        (LABELS[0], 2, 1),
+        (LABELS[0].tolist(), 2, 1),
+        ([np.array([4, -100]), [3, 3, 3]], 4, 2),
+        (torch.zeros(2, 2, 2), None, None),
+        ([], None, None),
+        ("text", None, None),
+        ([[1, "a"]], None, None),
+        (None, None, None),
+    ],
+)
+def test_labels_of_any_kind_are_counted_or_left_alone(labels: Any, whole: int | None, shifted: int | None) -> None:
+    """Spec: R4.7."""
+    assert count_supervised(labels, is_shifted=False) == whole
+    assert count_supervised(labels, is_shifted=True) == shifted
+
+
+def test_a_sample_counts_as_its_batch_of_one_does() -> None:
+    """Spec: R1.1, R4.7."""
+    for number in range(COUNT):
+        sample = make_sample(number)
+        assert count_supervised(collate([sample])["labels"], is_shifted=True) == int(
+            (sample["labels"][1:] != -100).sum()
+        )

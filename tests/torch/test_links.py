@@ -1,0 +1,397 @@
+"""The connections between ranks, in threads of one process: who comes in, what is read, and who is told that it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed import HashStore  # noqa: E402
+
+from odb_ref.core.errors import PeerError  # noqa: E402
+from odb_ref.core.events import PeerLost, Report  # noqa: E402
+from odb_ref.torch.exchange import links as links_module  # noqa: E402
+from odb_ref.torch.exchange import process_table  # noqa: E402
+from odb_ref.torch.exchange.collectives import GatherTransport, ReduceTransport  # noqa: E402
+from odb_ref.torch.exchange.door import GUESTS, Door, knock  # noqa: E402
+from odb_ref.torch.exchange.exchange import Exchange, Status  # noqa: E402
+from odb_ref.torch.exchange.links import EndedError, Kind, Link, Links, Peer  # noqa: E402
+from odb_ref.torch.exchange.process_table import look_at  # noqa: E402
+from odb_ref.torch.exchange.rendezvous import _Meeting  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+TOKEN = bytes(range(16))
+T = TypeVar("T")
+HEADER = struct.Struct("!BI")
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def make_pair(timeout_s: float = 5.0) -> tuple[Links, Links]:
+    one, other = socket.socketpair()
+    return Links(0, {1: Link(1, one, None)}, timeout_s), Links(1, {0: Link(0, other, None)}, timeout_s)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Links, Links]]:
+    found = make_pair()
+    yield found
+    for links in found:
+        links.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[tuple[Links, socket.socket]]:
+    """The links of rank 0, and the other end of its only one: rank 1."""
+    one, other = socket.socketpair()
+    links = Links(0, {1: Link(1, one, None)}, 5.0)
+    yield links, other
+    other.close()
+    links.close()
+
+
+def find_end(links: Links, rank: int = 1) -> PeerLost:
+    with pytest.raises(EndedError) as caught:
+        links.receive(rank, Kind.MAX)
+    return caught.value.end
+
+
+# Messages --------------------------------------------------------------------------------------------------------------
+
+
+def test_messages_arrive_whole_and_in_order(pair: tuple[Links, Links]) -> None:
+    payloads = [b"", b"x", os.urandom(3_000_000), b"last"]
+    sender = threading.Thread(target=lambda: [pair[0].send(1, Kind.GATHER, payload) for payload in payloads])
+    sender.start()
+    assert [pair[1].receive(0, Kind.GATHER) for _ in payloads] == payloads
+    sender.join()
+
+
+def test_a_message_that_comes_byte_by_byte_is_one(raw: tuple[Links, socket.socket]) -> None:
+    links, other = raw
+    for byte in HEADER.pack(Kind.MAX, 3) + b"abc" + HEADER.pack(Kind.SUM, 1) + b"d":
+        other.send(bytes([byte]))
+        time.sleep(0.002)
+    assert links.receive(1, Kind.MAX) == b"abc"
+    assert links.receive(1, Kind.SUM) == b"d"
+
+
+def test_another_collective_is_an_error(pair: tuple[Links, Links]) -> None:
+    pair[0].send(1, Kind.SUM, b"")
+    with pytest.raises(PeerError, match="another collective: SUM, expected MAX"):
+        pair[1].receive(0, Kind.MAX)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 5,
+        HEADER.pack(Kind.MAX, 1 << 31),
+        HEADER.pack(Kind.PING, 2) + b"\xff{",
+        HEADER.pack(Kind.END, 1) + b"[",
+    ],
+    ids=["kind", "size", "bytes", "json"],
+)
+def test_what_cannot_be_read_ends_the_exchange_and_names_who_sent_it(
+    raw: tuple[Links, socket.socket], data: bytes
+) -> None:
+    """Whichever thread reads it: the one that says that we are there must not die of it."""
+    links, other = raw
+    other.send(data)
+    time.sleep(2 * links_module.PING_S)
+    assert find_end(links) == PeerLost(1, "what it has sent cannot be read")
+
+
+def test_what_was_sent_before_an_end_is_still_received(raw: tuple[Links, socket.socket]) -> None:
+    links, other = raw
+    other.send(HEADER.pack(Kind.MAX, 1) + b"a")
+    other.close()
+    time.sleep(2 * links_module.PING_S)
+    assert links.receive(1, Kind.MAX) == b"a"
+    assert find_end(links) == PeerLost(1, links_module.GONE)
+
+
+# Ends ------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_end_wakes_who_waits_on_both_sides(pair: tuple[Links, Links]) -> None:
+    end = PeerLost(7, "it fell")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(find_end, pair[0], 1), pool.submit(find_end, pair[1], 0)]
+        time.sleep(0.1)
+        began = time.monotonic()
+        pair[0].end(end)
+        assert [item.result(2) for item in waiting] == [end, end]
+        assert time.monotonic() - began < 0.3
+
+
+def make_stuck(timeout_s: float) -> tuple[Links, socket.socket, socket.socket]:
+    """The links of rank 0 to 1, which reads nothing and whose buffer is full, and to 2."""
+    one, stuck = socket.socketpair()
+    two, other = socket.socketpair()
+    one.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            one.send(bytes(4096))
+    return Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, timeout_s), stuck, other
+
+
+def test_one_that_does_not_read_keeps_no_word_from_the_others() -> None:
+    links, stuck, other = make_stuck(5.0)
+    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+        other.settimeout(3 * links_module.PING_S)
+        for _ in range(3):
+            assert other.recv(64)[0] == Kind.PING
+
+
+def test_an_end_ends_a_message_that_nobody_reads() -> None:
+    links, stuck, other = make_stuck(60.0)
+    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+        sender = threading.Thread(target=links.send, args=(1, Kind.MAX, b"never"), daemon=True)
+        sender.start()
+        time.sleep(0.1)
+        links.end(PeerLost(0, "over"))
+        sender.join(2)
+        assert not sender.is_alive()
+
+
+def test_a_message_that_is_not_read_in_time_ends_the_exchange() -> None:
+    """Part of it may be under way: what came next would be misread."""
+    links, stuck, other = make_stuck(0.3)
+    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+        links.send(1, Kind.MAX, b"never")
+        end = find_end(links, 2)
+        assert end.rank == 1
+        assert "has not read what was sent to it" in end.cause
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when no descriptor is left to look with."""
+    look = look_at(os.getpid())
+    assert look is not None
+    one, other = socket.socketpair()
+    with contextlib.closing(one), contextlib.closing(other):
+        link = Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=os.getpid(), started=look.started))
+        assert not link.find_process_end()
+
+        def refuse(*_: object) -> str:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(process_table.Path, "read_text", refuse)
+        assert not link.find_process_end()
+    monkeypatch.undo()
+    assert look_at(2**22 + 1) is None
+
+
+def test_a_forked_child_keeps_no_link_open(pair: tuple[Links, Links]) -> None:
+    pid = os.fork()
+    if not pid:
+        time.sleep(5)
+        os._exit(0)
+    try:
+        pair[1].close()
+        began = time.monotonic()
+        assert find_end(pair[0]).rank == 1
+        assert time.monotonic() - began < 2
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+# The door --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_door(*ranks: int) -> Iterator[Door]:
+    door = Door(TOKEN, ranks)
+    with contextlib.closing(door):
+        yield door
+
+
+def let_in(door: Door, seconds: float = 2.0) -> dict[int, socket.socket]:
+    found: dict[int, socket.socket] = {}
+    deadline = time.monotonic() + seconds
+    while door.awaited and time.monotonic() < deadline:
+        found |= dict(door.welcome(0.05))
+    return found
+
+
+def close_all(*sockets: socket.socket) -> None:
+    for item in sockets:
+        item.close()
+
+
+def test_who_shows_the_secret_comes_in_and_nothing_it_says_is_lost() -> None:
+    with open_door(3, 4) as door, ThreadPoolExecutor(1) as pool:
+
+        def come(rank: int, address: str) -> socket.socket:
+            connection = knock(address, door.port, TOKEN, rank, 2.0)
+            connection.sendall(b"first words")
+            return connection
+
+        ours = pool.submit(come, 3, "127.0.0.1")
+        there = let_in(door, 0.5)
+        assert list(there) == [3]
+        there[3].settimeout(1)
+        assert there[3].recv(64, socket.MSG_PEEK)[:5] == b"first"
+        assert door.awaited == {4}
+        close_all(ours.result(), *there.values())
+
+
+@pytest.mark.parametrize(
+    ("token", "rank"), [(bytes(16), 3), (TOKEN, 4)], ids=["a wrong secret", "a rank that is not awaited"]
+)
+def test_who_does_not_belong_is_turned_away(token: bytes, rank: int) -> None:
+    with open_door(3) as door, ThreadPoolExecutor(1) as pool:
+        stranger = pool.submit(knock, "127.0.0.1", door.port, token, rank, 2.0)
+        assert not let_in(door, 0.3)
+        with pytest.raises(OSError):
+            stranger.result()
+        assert door.awaited == {3}
+
+
+def test_a_rank_comes_in_once() -> None:
+    with open_door(3, 4) as door, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
+        there = let_in(door, 0.3)
+        second = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
+        assert not let_in(door, 0.3)
+        with pytest.raises(OSError):
+            second.result()
+        close_all(first.result(), *there.values())
+
+
+def test_strangers_who_say_nothing_keep_nobody_out() -> None:
+    """More of them than may stand at the door, as a port scanner or a health check leaves them."""
+    with open_door(3) as door, ThreadPoolExecutor(1) as pool:
+        strangers = []
+        for number in range(GUESTS + 20):
+            strangers.append(socket.create_connection(("127.0.0.1", door.port), 2.0))
+            if number % 2:
+                strangers[-1].sendall(b"GET / HTTP/1.0\r\n")
+            door.welcome(0.01)
+        ours = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
+        began = time.monotonic()
+        there = let_in(door)
+        assert time.monotonic() - began < 1
+        assert list(there) == [3]
+        close_all(ours.result(), *strangers, *there.values())
+
+
+def test_a_connection_that_was_given_up_is_not_let_in() -> None:
+    """A parent that is not at its door yet finds what its children have given up meanwhile."""
+    with open_door(3) as door, ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            with pytest.raises(OSError):
+                knock("127.0.0.1", door.port, TOKEN, 3, 0.05)
+        ours = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
+        there = let_in(door)
+        ours.result().sendall(b"here")
+        there[3].settimeout(1)
+        assert there[3].recv(4) == b"here"
+        close_all(ours.result(), *there.values())
+
+
+def test_a_greeting_in_pieces_is_one() -> None:
+    with open_door(3) as door, socket.create_connection(("127.0.0.1", door.port)) as guest:
+        for byte in TOKEN + struct.pack("!I", 3):
+            guest.send(bytes([byte]))
+            door.welcome(0.002)
+        door.welcome(0.1)
+        assert guest.recv(1) == b"+"
+        guest.send(b"!")
+        there = let_in(door)
+        assert list(there) == [3]
+        close_all(*there.values())
+
+
+# Many ranks ------------------------------------------------------------------------------------------------------------
+
+
+def meet(store: HashStore, rank: int, world_size: int, timeout_s: float, wait_s: float = 0.0) -> Links:
+    time.sleep(wait_s)
+    with contextlib.closing(_Meeting(store, rank, world_size, timeout_s, 30.0)) as meeting:
+        return meeting.connect()
+
+
+def run_ranks(world_size: int, function: Callable[[int], T]) -> list[T]:
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(function, range(world_size)))
+
+
+@pytest.mark.parametrize("kind", [ReduceTransport, GatherTransport])
+def test_a_hundred_ranks_meet_and_agree(kind: type[ReduceTransport]) -> None:
+    store, world_size, before = HashStore(), 100, count_descriptors()
+
+    def work(rank: int) -> tuple[list[int], list[int], int]:
+        transport = kind(meet(store, rank, world_size, 30.0), world_size)
+        found = transport.reduce_max([rank, -rank]), transport.reduce_sum([rank, 1])
+        reports = transport.gather(Report(rank, "", 0, str(rank)))
+        transport.reduce_max([0])  # nobody leaves before all have everything
+        transport.close()
+        return *found, [report.config for report in reports] == [str(item) for item in range(world_size)]
+
+    answers = run_ranks(world_size, work)
+    assert all(answer == ([99, 0], [4950, 100], True) for answer in answers)
+    assert count_descriptors() <= before
+
+
+def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 waits for rank 0, and its own children for it: longer than one attempt to connect may take."""
+    monkeypatch.setattr("odb_ref.torch.exchange.rendezvous.CONNECT_S", 0.1)
+    store, world_size = HashStore(), 12
+
+    def work(rank: int) -> list[int]:
+        links = meet(store, rank, world_size, 20.0, wait_s=0.0 if rank else 1.0)
+        transport = ReduceTransport(links, world_size)
+        found = transport.reduce_sum([1])
+        transport.reduce_max([0])
+        transport.close()
+        return found
+
+    assert run_ranks(world_size, work) == [[12]] * world_size
+
+
+# Leaving ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> None:
+    """Not that its process is gone."""
+    pair = make_pair()
+    exchange = Exchange(ReduceTransport(pair[1], 2))
+    with contextlib.closing(pair[0]):
+        exchange.close()
+        assert find_end(pair[0]) == PeerLost(1, "its loader is closed")
+
+
+def test_fifty_exchanges_in_one_process_leave_nothing() -> None:
+    before, threads = count_descriptors(), threading.active_count()
+    for _ in range(50):
+        exchanges = [Exchange(ReduceTransport(links, 2)) for links in make_pair()]
+        for exchange in exchanges:
+            assert exchange.open(lambda _: None, Status) is None
+        for exchange in exchanges:
+            exchange.finish()
+            exchange.close()
+        for exchange in exchanges:
+            assert exchange.join(5)
+    deadline = time.monotonic() + 2
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() <= threads
+    assert count_descriptors() <= before
+    assert Path("/proc/self/fd").exists()

@@ -1,0 +1,229 @@
+"""What samples and batches draw at random follows from seed, epoch, rank and their number alone, and disturbs nobody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 10, "shuffle": True, "timeout_s": 20}
+COUNT = 40
+
+
+def draw() -> tuple[float, float, float]:
+    """One number of each generator that user code may use."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+class Augmented(Numbers):
+    """Samples that carry what they drew."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) | {"drawn": draw()}
+
+
+class AugmentedStream(Stream):
+    """The same, one after another."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            yield sample | {"drawn": draw()}
+
+
+def collate_at_random(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return collate(samples) | {"samples": [sample["drawn"] for sample in samples], "batch": draw()}
+
+
+Row = tuple[list[int], list[tuple[float, ...]], tuple[float, ...]]
+
+
+def read(loader: ODBDataLoader, limit: int | None = None) -> list[Row]:
+    rows: list[Row] = []
+    for batch in loader:
+        pop_step_info(batch)
+        rows.append((batch["numbers"], batch["samples"], batch["batch"]))
+        if len(rows) == limit:
+            break
+    return rows
+
+
+def make_loader(**options: Any) -> ODBDataLoader:
+    return ODBDataLoader(Augmented(0, COUNT), collate_fn=collate_at_random, **(SETTINGS | options))
+
+
+def read_epochs(**options: Any) -> list[list[Row]]:
+    with make_loader(**options) as loader:
+        return [read(loader), read(loader)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[Row]]:
+    return read_epochs()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 1},
+        {"num_workers": 3},
+        {"num_workers": 1, "persistent_workers": True},
+        {"num_workers": 2, "on_bad_sample": "quarantine"},
+        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_what_is_drawn_depends_on_no_worker_and_no_start_method(
+    options: dict[str, Any], expected: list[list[Row]]
+) -> None:
+    """Spec: R12.1. Checks: REPLAY."""
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    assert read_epochs(**options) == expected
+
+
+def test_every_sample_and_every_batch_draws_its_own_numbers(expected: list[list[Row]]) -> None:
+    """Spec: R12.1."""
+    samples = [drawn for epoch in expected for _, of_samples, _ in epoch for drawn in of_samples]
+    batches = [drawn for epoch in expected for _, _, drawn in epoch]
+    for numbers in zip(*samples, *batches, strict=False):
+        assert len(set(numbers)) == len(numbers)
+    assert len({number for drawn in samples + batches for number in drawn}) == 3 * len(samples + batches)
+    assert read_epochs(seed=1) != expected
+
+
+def read_ranks(rank: int) -> list[Row]:
+    with make_loader(num_workers=rank) as loader:
+        return read(loader)
+
+
+def test_ranks_draw_different_numbers_those_of_idle_steps_too() -> None:
+    """Spec: R12.1."""
+    results = run_ranks(2, read_ranks)
+    assert not any(result.error for result in results), results
+    drawn = [drawn for result in results for _, _, drawn in result.value]
+    assert len(set(drawn)) == len(drawn)
+
+
+def read_without_samples(rank: int, num_workers: int) -> list[Row]:
+    """Rank 1 has no sample of its own, and reads the data set's first for each idle step."""
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    data, keys = Augmented(0, COUNT), [] if rank else range(COUNT)
+    settings = SETTINGS | {"shuffle": False, "num_workers": num_workers, "collate_fn": collate_at_random}
+    with ODBDataLoader(data, sampler=keys, **settings) as loader:
+        return read(loader)
+
+
+def test_what_is_read_for_idle_steps_draws_by_the_step() -> None:
+    """Spec: R12.1. Checks: REPLAY."""
+    first, second = (run_ranks(2, read_without_samples, num_workers) for num_workers in (0, 1))
+    assert not any(result.error for result in first), first
+    assert [result.value for result in first] == [result.value for result in second]
+    drawn = [drawn for _, of_samples, _ in first[1].value for drawn in of_samples]
+    assert len(set(drawn)) == len(drawn) > 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_that_goes_on_draws_what_it_would_have_drawn(num_workers: int, expected: list[list[Row]]) -> None:
+    """Spec: R10.2, R12.1. Checks: REPLAY, RESUME."""
+    for limit in (1, 5, 9):
+        with make_loader(num_workers=num_workers) as loader:
+            before = read(loader, limit)
+            state = loader.state_dict()
+        with make_loader(num_workers=2 - num_workers) as loader:
+            loader.load_state_dict(state)
+            assert before + read(loader) == expected[0]
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_reading_in_the_trainers_process_leaves_its_generators_alone(kind: str) -> None:
+    """Spec: R12, R12.2. Checks: REPLAY. So dropout is what it is without this loader."""
+
+    def train(loader: ODBDataLoader | range) -> list[tuple[float, float, float]]:
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(7)
+        return [draw() for _ in loader]
+
+    data: Any = Augmented(0, COUNT) if kind == "map" else AugmentedStream(0, COUNT)
+    with ODBDataLoader(data, collate_fn=collate_at_random, **(SETTINGS | {"shuffle": kind == "map"})) as loader:
+        for _ in range(2):
+            found = train(loader)
+            assert found == train(range(len(found)))
+
+
+class Torn(Numbers):
+    """A data set that raises after it has drawn."""
+
+    def __getitem__(self, index: int) -> Any:
+        draw()
+        if index == 7:
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
+    """Spec: R12.2."""
+    torch.manual_seed(7)
+    with ODBDataLoader(Torn(0, COUNT), collate_fn=collate, **(SETTINGS | {"shuffle": False})) as loader:
+        batches = iter(loader)
+        with pytest.raises(KeyboardInterrupt):
+            list(batches)
+        found = torch.rand(())
+    assert found == torch.rand((), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+)
+def test_a_stream_draws_the_same_in_the_same_epoch_of_as_many_workers(options: dict[str, Any]) -> None:
+    """Spec: R12.1. Checks: REPLAY."""
+    settings = SETTINGS | {"shuffle": False, "collate_fn": collate_at_random} | options
+    with ODBDataLoader(AugmentedStream(0, COUNT), **settings) as loader:
+        epochs = [read(loader), read(loader)]
+        loader.set_epoch(0)
+        again = read(loader)
+    assert epochs[0] == again != epochs[1]
+    assert len({row[2] for epoch in epochs for row in epoch}) == sum(map(len, epochs))
+
+
+class Named(IterableDataset[Any]):
+    """Each worker yields what it is told by name."""
+
+    parts: tuple[int, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker.dataset is self
+        return map(make_sample, range(self.parts[worker.id], COUNT, len(self.parts)))
+
+
+def share_out(worker_id: int) -> None:
+    """What the documentation of IterableDataset shows."""
+    data = get_worker_info().dataset
+    assert type(data) is Named
+    data.parts = (0, 1)
+
+
+def test_a_worker_init_fn_finds_the_data_set_of_the_user() -> None:
+    """Checks: COVER."""
+    settings = SETTINGS | {"shuffle": False, "collate_fn": collate, "worker_init_fn": share_out, "num_workers": 2}
+    with ODBDataLoader(Named(), **settings) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))

@@ -1,0 +1,191 @@
+"""What samples cost while they are held: memory, but no descriptor and no shared-memory file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import textwrap
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.reading import serialization  # noqa: E402
+from odb_ref.torch.reading.serialization import LARGE_BYTES, TransferError, pack, unpack  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+EPOCH_OF_IMAGES = textwrap.dedent(
+    """
+    import resource, torch
+    from torch.utils.data import Dataset
+    from odb_ref.torch import ODBDataLoader
+
+    class Images(Dataset):
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, index):
+            pixels = torch.full((300 * 1024,), index % 251, dtype=torch.uint8)
+            return {"input_ids": torch.full((10 + index % 5,), index), "pixels": pixels}
+
+    def collate(samples):
+        return [int(s["input_ids"][0]) for s in samples], torch.stack([s["pixels"] for s in samples])
+
+    if __name__ == "__main__":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+        with ODBDataLoader(Images(), token_budget=30, collate_fn=collate, num_workers=2, window=200) as loader:
+            seen = []
+            for ids, pixels in loader:
+                seen += ids
+                assert [int(row[-1]) for row in pixels] == [i % 251 for i in ids]
+        assert sorted(seen) == list(range(400)), len(seen)
+        print("all seen")
+    """
+)
+
+
+def run(program: str, tmp_path: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    return subprocess.run(
+        [*prefix, sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_window_of_images_takes_no_descriptors(tmp_path: Path) -> None:
+    """200 samples of 300 KB and 100 batches are held at a time, by processes that may open 96 files."""
+    done = run(EPOCH_OF_IMAGES, tmp_path)
+    assert done.stdout == "all seen\n", done.stderr[-2000:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root and unshare")
+def test_a_window_of_images_takes_no_shared_memory(tmp_path: Path) -> None:
+    """As in a container whose /dev/shm is small: 1 MB, for 60 MB of samples."""
+    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount, "sh", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no mounting in this container")
+    done = run(EPOCH_OF_IMAGES, tmp_path, "unshare", "-m", "sh", "-c", mount, "sh")
+    assert done.stdout == "all seen\n", done.stderr[-2000:]
+
+
+def send(value: object) -> Any:
+    """What arrives of a value that is sent to another process."""
+    return unpack(ForkingPickler.loads(ForkingPickler.dumps(pack(value))))
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_large_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch, has_files: bool) -> None:
+    if not has_files:
+        monkeypatch.delattr(os, "memfd_create")
+    generator = torch.Generator().manual_seed(0)
+    sent = {
+        "odd": torch.randint(0, 255, (LARGE_BYTES + 3,), dtype=torch.uint8, generator=generator),
+        "floats": torch.rand(3, LARGE_BYTES // 4, generator=generator).t(),
+        "small": torch.arange(5),
+        "doubles": torch.rand(LARGE_BYTES // 8, dtype=torch.float64, generator=generator),
+        "half": torch.rand(LARGE_BYTES, generator=generator).to(torch.bfloat16),
+        "text": "as it is",
+    }
+    before = len(os.listdir("/proc/self/fd"))
+    arrived = send(sent)
+    again = send(arrived)  # as a batch made of what has arrived
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # the socket by which descriptors are asked for
+    for name, value in sent.items():
+        for found in (arrived[name], again[name]):
+            assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+    arrived["odd"] += 1  # a batch belongs to the trainer, which may change it
+    assert not torch.equal(arrived["odd"], again["odd"])
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"), [("ENOSPC", "lower window="), ("ENOMEM", "lower window="), ("EMFILE", "ulimit -n")]
+)
+def test_a_full_machine_is_explained(monkeypatch: pytest.MonkeyPatch, code: str, advice: str) -> None:
+    number = getattr(serialization.errno, code)
+
+    def fail(name: str) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "memfd_create", fail)
+    with pytest.raises(TransferError, match=advice):
+        send(torch.zeros(LARGE_BYTES, dtype=torch.uint8))
+
+
+def test_a_process_without_descriptors_left_says_so() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    data = torch.zeros(LARGE_BYTES, dtype=torch.uint8)
+    send(data)  # opens the socket by which descriptors are asked for
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+        with pytest.raises(TransferError, match="no file descriptor left"):
+            send(data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Where:
+    """A data set that says which process has read a sample."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": [index] * 3, "number": index + self.offset, "pid": os.getpid()}
+
+
+def get_samples(samples: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(sample["number"], sample["pid"]) for sample in samples]
+
+
+@pytest.mark.slow
+def test_spawned_processes_stay_for_the_next_epoch_while_nothing_has_changed() -> None:
+    data: Any = Where()
+    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
+    epochs = []
+    with ODBDataLoader(data, multiprocessing_context="spawn", **options) as loader:
+        for offset in (0, 0, 100):
+            data.offset = offset
+            epochs.append(sorted(item for batch in loader for item in batch))
+    pids = [{pid for _, pid in items} for items in epochs]
+    assert pids[0] == pids[1]
+    assert pids[1].isdisjoint(pids[2])
+    assert [[number for number, _ in items] for items in epochs] == [
+        [*range(12)],
+        [*range(12)],
+        [*range(100, 112)],
+    ]
+
+
+class Counted(Where):
+    """Holds what only a new process can be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = multiprocessing.get_context("spawn").Value("i", 0)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with self.count:
+            self.count.value += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compared_is_sent_anew() -> None:
+    data: Any = Counted()
+    options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
+    with ODBDataLoader(data, multiprocessing_context="spawn", **options) as loader:
+        epochs = [{pid for batch in loader for _, pid in batch} for _ in range(2)]
+    assert epochs[0].isdisjoint(epochs[1])
+    assert data.count.value == 24
