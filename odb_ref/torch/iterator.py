@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Self, cast
 
+from odb_ref.torch.backend.notes import Taken
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
-from odb_ref.torch.runtime.cleanup import CLEANUP
-from odb_ref.torch.runtime.notes import Taken
-from odb_ref.torch.runtime.session import LEAVE_S
-from odb_ref.torch.runtime.trainer_side import TrainerSide
+from odb_ref.torch.trainer.cleanup import CLEANUP
+from odb_ref.torch.trainer.session import LEAVE_S
+from odb_ref.torch.trainer.trainer_side import TrainerSide
 
 
 @dataclass(slots=True)

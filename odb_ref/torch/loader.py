@@ -19,6 +19,9 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_integer, check_seconds, check_transport, make_loader_options
+from odb_ref.torch.backend.messages import Backend
+from odb_ref.torch.backend.process_backend import ProcessBackend
+from odb_ref.torch.backend.thread_backend import ThreadBackend
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.exchange.collectives import compute_place
 from odb_ref.torch.exchange.exchange import Exchange
@@ -36,12 +39,9 @@ from odb_ref.torch.reading.counting import make_counting
 from odb_ref.torch.reading.measure import LengthFn
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined, check_max_bad
-from odb_ref.torch.runtime.messages import Backend
-from odb_ref.torch.runtime.process_backend import ProcessBackend
-from odb_ref.torch.runtime.session import Session
-from odb_ref.torch.runtime.thread_backend import ThreadBackend
-from odb_ref.torch.runtime.trainer_side import TrainerSide
 from odb_ref.torch.shared import SharedSettings, describe_decisive
+from odb_ref.torch.trainer.session import Session
+from odb_ref.torch.trainer.trainer_side import TrainerSide
 from odb_ref.trace.format import TraceWriter
 
 Element = TypeVar("Element")

@@ -27,13 +27,13 @@ from odb_ref.core.state import Phase  # noqa: E402
 from odb_ref.core.summary import StateSummary  # noqa: E402
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.backend import loader_process, process_backend  # noqa: E402
+from odb_ref.torch.backend.messages import Listener, Update  # noqa: E402
+from odb_ref.torch.backend.notes import StepNote, make_round_note  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
-from odb_ref.torch.runtime import loader_process, process_backend  # noqa: E402
-from odb_ref.torch.runtime.messages import Listener, Update  # noqa: E402
-from odb_ref.torch.runtime.notes import StepNote, make_round_note  # noqa: E402
-from odb_ref.torch.runtime.trainer_side import TrainerSide  # noqa: E402
+from odb_ref.torch.trainer.trainer_side import TrainerSide  # noqa: E402
 from odb_ref.trace.reading import read_trace  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402

@@ -25,6 +25,9 @@ from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
 from odb_ref.core.summary import StateSummary, compute_summary, make_stand_in
 from odb_ref.core.types import Sample, Step
+from odb_ref.torch.backend.inbox import Inbox
+from odb_ref.torch.backend.messages import Listener, Update
+from odb_ref.torch.backend.notes import RoundNote, make_round_note
 from odb_ref.torch.plan.order import make_plan
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.collator import BatchOrder
@@ -32,9 +35,6 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import ReadPipeline
 from odb_ref.torch.reading.quarantine import QuarantineError
 from odb_ref.torch.reading.reports import ReadItem
-from odb_ref.torch.runtime.inbox import Inbox
-from odb_ref.torch.runtime.messages import Listener, Update
-from odb_ref.torch.runtime.notes import RoundNote, make_round_note
 from odb_ref.trace.format import TraceWriter
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 from odb_ref.core.effects import Post
 from odb_ref.core.events import Event
 from odb_ref.core.summary import StateSummary
+from odb_ref.torch.backend.notes import RoundNote
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.runtime.notes import RoundNote
 
 
 @dataclass(frozen=True, slots=True)

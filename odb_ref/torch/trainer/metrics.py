@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import add
 
+from odb_ref.torch.backend.notes import StepNote
 from odb_ref.torch.reading.costs import Resources
-from odb_ref.torch.runtime.notes import StepNote
 
 
 @dataclass(slots=True)

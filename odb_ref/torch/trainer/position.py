@@ -6,10 +6,10 @@ from collections import deque
 
 from odb_ref.core.resume import Ledger
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
+from odb_ref.torch.backend.notes import RoundNote, StepNote
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import Place
-from odb_ref.torch.runtime.bad_samples import BadSampleLog
-from odb_ref.torch.runtime.notes import RoundNote, StepNote
+from odb_ref.torch.trainer.bad_samples import BadSampleLog
 
 
 class Position:

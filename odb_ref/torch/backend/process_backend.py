@@ -24,15 +24,9 @@ import torch.multiprocessing
 from odb_ref.core.config import Config
 from odb_ref.core.errors import OdbError
 from odb_ref.core.events import Event
-from odb_ref.torch.exchange.process_table import Look, kill_with_children, look_at
-from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.reading.collator import pin
-from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.pipeline import PipelineSpec
-from odb_ref.torch.reading.serialization import unpack
-from odb_ref.torch.runtime.loader_process import WATCH_S, LoaderProcessError, Task, serve
-from odb_ref.torch.runtime.messages import Listener, Update
-from odb_ref.torch.runtime.wire import (
+from odb_ref.torch.backend.loader_process import WATCH_S, LoaderProcessError, Task, serve
+from odb_ref.torch.backend.messages import Listener, Update
+from odb_ref.torch.backend.wire import (
     Alive,
     Batch,
     BeginEpoch,
@@ -52,6 +46,12 @@ from odb_ref.torch.runtime.wire import (
     SetAside,
     Submit,
 )
+from odb_ref.torch.exchange.process_table import Look, kill_with_children, look_at
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading.collator import pin
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.pipeline import PipelineSpec
+from odb_ref.torch.reading.serialization import unpack
 
 JOIN_S: Final = 1.5
 """How long a loader process may take to end its workers, before it is killed with them."""
@@ -64,7 +64,7 @@ CONCLUDE_S: Final = 5.0
 
 
 class ProcessBackend:
-    """A process, which outlives the epoch if its workers do. See `odb_ref.torch.runtime.messages.Backend`."""
+    """A process, which outlives the epoch if its workers do. See `odb_ref.torch.backend.messages.Backend`."""
 
     def __init__(self, config: Config, spec: PipelineSpec) -> None:
         context = spec.options.multiprocessing_context

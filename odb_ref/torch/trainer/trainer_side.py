@@ -35,18 +35,18 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.state import Phase
+from odb_ref.torch.backend.messages import Backend, Update
+from odb_ref.torch.backend.notes import Taken
 from odb_ref.torch.exchange.exchange import Exchange, Status
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import Place
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.runtime.bad_samples import BadSampleLog
-from odb_ref.torch.runtime.ending import Ending
-from odb_ref.torch.runtime.messages import Backend, Update
-from odb_ref.torch.runtime.metrics import EpochMetrics
-from odb_ref.torch.runtime.notes import Taken
-from odb_ref.torch.runtime.position import Position
-from odb_ref.torch.runtime.remote_machine import RemoteMachine
-from odb_ref.torch.runtime.step_queue import StepQueue
+from odb_ref.torch.trainer.bad_samples import BadSampleLog
+from odb_ref.torch.trainer.ending import Ending
+from odb_ref.torch.trainer.metrics import EpochMetrics
+from odb_ref.torch.trainer.position import Position
+from odb_ref.torch.trainer.remote_machine import RemoteMachine
+from odb_ref.torch.trainer.step_queue import StepQueue
 
 logger: Final = logging.getLogger("odb_ref")
 

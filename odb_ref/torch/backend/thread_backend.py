@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from odb_ref.core.config import Config
 from odb_ref.core.events import Event
+from odb_ref.torch.backend.driver import Driver
+from odb_ref.torch.backend.messages import Listener
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
-from odb_ref.torch.runtime.driver import Driver
-from odb_ref.torch.runtime.messages import Listener
 
 
 class ThreadBackend:
-    """A pipeline, and a driver for each epoch. See `odb_ref.torch.runtime.messages.Backend`."""
+    """A pipeline, and a driver for each epoch. See `odb_ref.torch.backend.messages.Backend`."""
 
     def __init__(self, config: Config, spec: PipelineSpec, *, is_inline: bool = False) -> None:
         self._config = config

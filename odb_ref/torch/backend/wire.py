@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from odb_ref.core.errors import OdbError
 from odb_ref.core.events import Event
+from odb_ref.torch.backend.messages import Update
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.runtime.messages import Update
 
 Link: TypeAlias = "Connection[object, object]"
 """One end of the pipe between the two."""

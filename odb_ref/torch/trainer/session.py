@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Final
 
 from odb_ref.core.errors import UsageError
+from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.exchange.exchange import Exchange
-from odb_ref.torch.runtime.cleanup import CLEANUP
-from odb_ref.torch.runtime.messages import Backend
-from odb_ref.torch.runtime.trainer_side import TrainerSide
+from odb_ref.torch.trainer.cleanup import CLEANUP
+from odb_ref.torch.trainer.trainer_side import TrainerSide
 
 LEAVE_S: Final = 2.0
 """How long closing waits for the other ranks to learn of it."""

@@ -20,14 +20,9 @@ import torch
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import OdbError
-from odb_ref.torch.exchange.process_table import look_at
-from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.pipeline import PipelineSpec
-from odb_ref.torch.reading.serialization import pack
-from odb_ref.torch.runtime.messages import Update
-from odb_ref.torch.runtime.thread_backend import ThreadBackend
-from odb_ref.torch.runtime.wire import (
+from odb_ref.torch.backend.messages import Update
+from odb_ref.torch.backend.thread_backend import ThreadBackend
+from odb_ref.torch.backend.wire import (
     Alive,
     Answer,
     Batch,
@@ -48,6 +43,11 @@ from odb_ref.torch.runtime.wire import (
     SetAside,
     Submit,
 )
+from odb_ref.torch.exchange.process_table import look_at
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.pipeline import PipelineSpec
+from odb_ref.torch.reading.serialization import pack
 
 WATCH_S: Final = 0.5
 """How often a loader process looks whether the training process and its own workers are still there, and says that it is."""

@@ -13,9 +13,9 @@ from odb_ref.core.config import Config
 from odb_ref.core.events import Agreed, Event, PeerLost
 from odb_ref.core.state import Phase
 from odb_ref.core.summary import StateSummary
+from odb_ref.torch.backend.driver import Driver
+from odb_ref.torch.backend.messages import Listener, Update
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.runtime.driver import Driver
-from odb_ref.torch.runtime.messages import Listener, Update
 
 
 class RemoteMachine:
