@@ -22,16 +22,28 @@ RAMP_ROUNDS: Final = 3
 class Terms:
     """What an epoch's end, carrying and limits depend on, beside budget, window and rule: written once, here.
 
+    The rest follows from the fields: the check, the fingerprint, the trace's header and the commands' options. A field's
+    metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and ``is_optional`` if the header
+    leaves it out while it has its default, as it must whatever came after the first trace format.
+
     ``limits`` bounds, beside the padded tokens, what a batch may use of each further resource (``Sample.costs``).
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """
 
-    limits: tuple[int, ...] = ()
-    mode: Mode = Mode.JOIN
-    quota_samples: int | None = None
-    max_age_rounds: int = MAX_AGE_ROUNDS
-    ramp_rounds: int = RAMP_ROUNDS
+    limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "is_optional": True})
+    mode: Mode = field(
+        default=Mode.JOIN, metadata={"help": "join: to the last sample of every rank; quota: to --quota samples"}
+    )
+    quota_samples: int | None = field(
+        default=None, metadata={"least": 1, "help": "with --mode quota: samples, over all ranks, to stop at"}
+    )
+    max_age_rounds: int = field(
+        default=MAX_AGE_ROUNDS, metadata={"least": 1, "help": "rounds a sample may be carried for"}
+    )
+    ramp_rounds: int = field(
+        default=RAMP_ROUNDS, metadata={"least": 0, "help": "rounds with a smaller window at the start"}
+    )
 
     def apply(self, what: _HasTerms) -> _HasTerms:
         """Returns ``what`` on these terms.
@@ -46,7 +58,7 @@ _HasTerms = TypeVar("_HasTerms", bound=Terms)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(Terms):
-    """What a rank must know before an epoch. All but ``rank`` enters the fingerprint that the ranks compare.
+    """What a rank must know before an epoch. All but what ``is_own`` enters the fingerprint that the ranks compare.
 
     ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
     loader and its consumer. ``tag`` holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
@@ -54,11 +66,11 @@ class Config(Terms):
     Raises: UsageError when a value makes no sense.
     """
 
-    rank: int
-    world_size: int
-    budget_tokens: int
-    window_samples: int
-    depth_steps: int = DEPTH_STEPS
+    rank: int = field(metadata={"is_own": True})
+    world_size: int = field(metadata={"least": 1})
+    budget_tokens: int = field(metadata={"least": 1})
+    window_samples: int = field(metadata={"least": 1})
+    depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
     rule: TargetRule = field(default_factory=OdbRule)
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)
@@ -67,39 +79,22 @@ class Config(Terms):
     """A 56-bit hash of ``shared_json``: equal on all ranks, or the epoch ends with MISMATCH. Spec: R7.3."""
 
     def __post_init__(self) -> None:
-        self._check()
-        shared: dict[str, object] = {
-            "world_size": self.world_size,
-            "budget_tokens": self.budget_tokens,
-            "window_samples": self.window_samples,
-            "mode": str(self.mode),
-            "quota_samples": self.quota_samples,
-            "max_age_rounds": self.max_age_rounds,
-            "ramp_rounds": self.ramp_rounds,
-            "rule": self.rule.name,
-            "tag": self.tag,
+        values = [(item, getattr(self, item.name)) for item in fields(self) if item.init]
+        for item, value in values:
+            _check_least(item.name, value, item.metadata.get("least"))
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
+        if self.quota_samples is not None and self.mode is not Mode.QUOTA:
+            raise UsageError("quota_samples needs mode='quota'")
+        shared = {
+            item.name: value
+            for item, value in values
+            if not item.metadata.get("is_own") and not (item.metadata.get("is_optional") and value == item.default)
         }
-        if self.limits:
-            shared["limits"] = self.limits
-        shared_json = json.dumps(shared, sort_keys=True)
+        shared_json = json.dumps(shared | {"rule": self.rule.name}, sort_keys=True)
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()
         object.__setattr__(self, "shared_json", shared_json)
         object.__setattr__(self, "fingerprint", int.from_bytes(digest, "big"))
-
-    def _check(self) -> None:
-        for name in ("world_size", "budget_tokens", "window_samples", "depth_steps", "max_age_rounds"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if min(self.limits, default=1) < 1:
-            raise UsageError(f"limits must be at least 1 each, got {self.limits}")
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
-        if self.ramp_rounds < 0:
-            raise UsageError(f"ramp_rounds must not be negative, got {self.ramp_rounds}")
-        if self.quota_samples is not None and self.mode is not Mode.QUOTA:
-            raise UsageError("quota_samples needs mode='quota'")
-        if self.quota_samples is not None and self.quota_samples < 1:
-            raise UsageError(f"quota_samples must be at least 1, got {self.quota_samples}")
 
     def check_samples(self, samples: Iterable[Sample]) -> None:
         """Checks that this configuration can group every sample.
@@ -116,3 +111,13 @@ class Config(Terms):
     def compute_window_samples(self, round_: int) -> int:
         """Returns the size of the window of ``round_``, at least 1. Spec: R2.3."""
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))
+
+
+def _check_least(name: str, value: int | tuple[int, ...] | None, least: int | None) -> None:
+    if least is None or value is None or value == ():
+        return
+    if isinstance(value, tuple) and min(value) < least:
+        raise UsageError(f"{name} must be at least {least} each, got {value}")
+    if isinstance(value, int) and value < least:
+        wanted = f"be at least {least}" if least else "not be negative"
+        raise UsageError(f"{name} must {wanted}, got {value}")

@@ -11,13 +11,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO, Final, Self, assert_never
+from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
 
-from odb_ref.core.config import Config
+from odb_ref.core.config import Config, Terms
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import (
@@ -45,6 +45,8 @@ RESUMED: Final = "resumed"
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 JsonObject = Mapping[str, Json]
+
+_Made = TypeVar("_Made", bound=Offer | RoundStart | Terms)
 
 
 class TraceError(UsageError):
@@ -158,6 +160,46 @@ def decode_counts(value: Json) -> tuple[StepCounts, ...]:
     return tuple(map(_decode_step_counts, _rows(value)))
 
 
+def _flag(data: JsonObject, key: str) -> bool:
+    value = data.get(key)
+    if isinstance(value, bool):
+        return value
+    raise TraceError(f"expected true or false in {key!r}, got {value!r}")
+
+
+def _mode(data: JsonObject, key: str) -> Mode:
+    value = _text(data, key)
+    if value in tuple(Mode):
+        return Mode(value)
+    raise TraceError(f"expected one of {', '.join(Mode)} in {key!r}, got {value!r}")
+
+
+_DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
+    bool: _flag,
+    int: _integer,
+    int | None: lambda data, key: None if data.get(key) is None else _integer(data, key),
+    str: _text,
+    tuple[int, ...]: lambda data, key: _integers(data.get(key)),
+    Mode: _mode,
+}
+"""How a field is read, by its declared type: a new field needs a line here only if its type is new."""
+
+
+def decode_fields(kind: type[_Made], data: JsonObject, **given: object) -> _Made:
+    """Returns a dataclass with what is ``given``, and every other field from ``data``, where it has the field's name.
+
+    A field with ``is_optional`` in its metadata may be missing; it then has its default.
+
+    Raises: TraceError when a field is missing or malformed, UsageError when a value makes no sense.
+    """
+    types = get_type_hints(kind)
+    for item in fields(kind):
+        is_missing = item.metadata.get("is_optional") and item.name not in data
+        if item.init and item.name not in given and not is_missing:
+            given[item.name] = _DECODERS[types[item.name]](data, item.name)
+    return kind(**given)  # type: ignore[arg-type]  # each value is of its field's type: that is what it was read as
+
+
 def _decode_step_counts(row: tuple[int, ...]) -> StepCounts:
     if len(row) != 3:
         raise TraceError(f"expected 3 integers, got {list(row)}")
@@ -181,7 +223,7 @@ def decode_offer(value: Json) -> Offer:
     Raises: TraceError when the value is malformed.
     """
     data = _object(value)
-    return Offer(**{item.name: _integer(data, item.name) for item in fields(Offer)})
+    return decode_fields(Offer, data)
 
 
 def _decode_report(value: Json) -> Report:
@@ -226,22 +268,8 @@ def decode_resumed(data: JsonObject) -> Resumed:
 
     Raises: TraceError when the data is not that. Spec: R9.4.
     """
-    start = _object(data.get("start"))
-    is_ended = start.get("is_ended")
-    if not isinstance(is_ended, bool):
-        raise TraceError(f"expected true or false in 'is_ended', got {is_ended!r}")
-    return Resumed(
-        RoundStart(
-            round=_integer(start, "round"),
-            read_samples=_integer(start, "read_samples"),
-            is_ended=is_ended,
-            carried=_integers(start.get("carried")),
-            marks=_integers(start.get("marks")),
-            planned_steps=_integer(start, "planned_steps"),
-            global_samples=_integer(start, "global_samples"),
-        ),
-        tuple(map(decode_sample, _rows(data.get("samples")))),
-    )
+    start = decode_fields(RoundStart, _object(data.get("start")))
+    return Resumed(start, tuple(map(decode_sample, _rows(data.get("samples")))))
 
 
 def decode_config(
@@ -253,22 +281,9 @@ def decode_config(
 
     Raises: TraceError when a field is malformed, UsageError when a value makes no sense.
     """
-    mode, rule = _text(data, "mode"), _text(data, "rule")
-    if mode not in tuple(Mode):
-        raise TraceError(f"the config has the mode {mode!r}")
-    return Config(
-        rank=rank,
-        world_size=_integer(data, "world_size"),
-        budget_tokens=_integer(data, "budget_tokens"),
-        limits=_integers(data.get("limits", ())),
-        window_samples=_integer(data, "window_samples"),
-        depth_steps=depth_steps,
-        mode=Mode(mode),
-        quota_samples=None if data.get("quota_samples") is None else _integer(data, "quota_samples"),
-        max_age_rounds=_integer(data, "max_age_rounds"),
-        ramp_rounds=_integer(data, "ramp_rounds"),
-        rule=rules[rule] if rule in rules else get_rule(rule),
-        tag=_text(data, "tag"),
+    rule = _text(data, "rule")
+    return decode_fields(
+        Config, data, rank=rank, depth_steps=depth_steps, rule=rules[rule] if rule in rules else get_rule(rule)
     )
 
 

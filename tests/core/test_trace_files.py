@@ -313,7 +313,7 @@ def test_a_configuration_is_read_back_for_any_rank() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mode": "other"}, "the config has the mode 'other'"),
+        ({"mode": "other"}, "expected one of join, quota in 'mode', got 'other'"),
         ({"mode": None}, "expected text in 'mode', got None"),
         ({"world_size": None}, "expected a list of integers, got [None]"),
         ({"budget_tokens": "9"}, "expected a list of integers, got ['9']"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_ref.core.types import Mode
+from odb_sim.cli.options import add_terms, build_terms
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.graph import Shape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
 from odb_sim.explore.scenario import (
@@ -46,10 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--token-budget", type=int, default=4, metavar="B", help="token budget (default 4)")
     parser.add_argument("--window", type=int, default=2, help="samples of a window (default 2)")
     parser.add_argument("--depth", type=int, default=1, help="steps the queue holds (default 1)")
-    parser.add_argument("--max-age", type=int, default=2, help="rounds a sample may be carried (default 2)")
-    parser.add_argument("--ramp", type=int, default=0, help="rounds with a smaller window (default 0)")
-    parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default="join")
-    parser.add_argument("--quota", type=int, help="samples to emit, in quota mode")
+    add_terms(parser, Bounds)
     parser.add_argument("--policy", default="odb", metavar="RULE", help="odb, paper, or module:name")
     parser.add_argument("--failures", type=int, default=0, help="reads or collations that may fail (default 0)")
     parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
@@ -117,15 +114,11 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         raise UsageError(f"--ranks is {ranks}, but --shard-sizes names {len(shards)}")
     if options.max_states is not None and options.max_states < 1:
         raise UsageError(f"--max-states must be at least 1, got {options.max_states}")
-    return Bounds(
+    bounds = Bounds(
         lengths=compute_lengths(shards, options.lengths),
         budget_tokens=options.token_budget,
         window_samples=options.window,
         depth_steps=options.depth,
-        mode=Mode(options.mode),
-        quota_samples=options.quota,
-        max_age_rounds=options.max_age,
-        ramp_rounds=options.ramp,
         rule=load_rule(options.policy),
         failures=options.failures,
         stops=options.stops,
@@ -139,6 +132,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         is_uneven_depth=options.uneven_depth,
         odd_rank=options.odd_rank,
     )
+    return build_terms(options).apply(bounds)
 
 
 def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:

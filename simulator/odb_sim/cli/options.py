@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, get_type_hints
 
-from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Terms
+from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
 from odb_sim.inputs.conditions import Conditions, parse_factor
@@ -68,11 +68,7 @@ def add_run_options(
 
 def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = True) -> None:
     """Adds what every command that simulates takes alike: what `build_terms`, `build_costs` and `build_conditions` read."""
-    if has_quota:
-        parser.add_argument("--mode", choices=[str(mode) for mode in Mode], default=str(Mode.JOIN))
-        parser.add_argument(
-            "--quota", type=int, metavar="Q", help="with --mode quota: samples, over all ranks, to stop at"
-        )
+    add_terms(parser, Terms, leave_out=() if has_quota else ("mode", "quota_samples"))
     parser.add_argument(
         "--shards",
         choices=[str(sharding) for sharding in Sharding],
@@ -83,20 +79,6 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
-    parser.add_argument(
-        "--max-age",
-        type=int,
-        default=MAX_AGE_ROUNDS,
-        metavar="R",
-        help=f"rounds a sample may be carried for ({MAX_AGE_ROUNDS})",
-    )
-    parser.add_argument(
-        "--ramp",
-        type=int,
-        default=RAMP_ROUNDS,
-        metavar="R",
-        help=f"rounds with a smaller window at the start ({RAMP_ROUNDS})",
-    )
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
     parser.add_argument("--workers", type=int, metavar="W", help="loader workers of a rank (4)")
     parser.add_argument(
@@ -138,6 +120,26 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     )
 
 
+def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: Sequence[str] = ()) -> None:
+    """Adds an option for each of the `Terms` whose field has a help text, with the default it has in ``kind``.
+
+    Its name is the field's without the unit: ``--max-age`` of ``max_age_rounds``.
+    """
+    types = get_type_hints(Terms)
+    defaults = {item.name: item.default for item in fields(kind)}
+    for item in fields(Terms):
+        default = defaults[item.name]
+        if item.name in leave_out or "help" not in item.metadata:
+            continue
+        name, _, unit = item.name.rpartition("_")
+        flag = "--" + (name or unit).replace("_", "-")
+        text = item.metadata["help"] + ("" if default is None else f" ({default})")
+        if types[item.name] is Mode:
+            parser.add_argument(flag, choices=list(map(str, Mode)), default=str(default), help=text)
+        else:
+            parser.add_argument(flag, dest=item.name, type=int, default=default, metavar=unit[0].upper(), help=text)
+
+
 def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run:
     """Returns the run on ``lengths`` that the options describe.
 
@@ -169,16 +171,14 @@ def build_terms(options: argparse.Namespace) -> Terms:
 
     Raises: UsageError when it makes no sense.
     """
-    terms = Terms(
-        max_age_rounds=options.max_age,
-        ramp_rounds=options.ramp,
-        limits=tuple(parse_limits(options.limit).values()),
-    )
-    if "mode" not in options:
-        return terms
-    if options.quota is not None and options.mode != Mode.QUOTA:
-        raise UsageError("--quota needs --mode quota")
-    return replace(terms, mode=Mode(options.mode), quota_samples=options.quota)
+    given = {item.name: getattr(options, item.name) for item in fields(Terms) if item.name in options}
+    if "limit" in options:
+        given["limits"] = tuple(parse_limits(options.limit).values())
+    if "mode" in given:
+        given["mode"] = Mode(given["mode"])
+        if given["quota_samples"] is not None and given["mode"] is not Mode.QUOTA:
+            raise UsageError("--quota needs --mode quota")
+    return Terms(**given)
 
 
 def parse_limits(texts: Sequence[str]) -> dict[str, int]:

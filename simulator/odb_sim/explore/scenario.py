@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rules import RULES
-from odb_ref.core.types import Mode
+from odb_ref.trace.format import Json, JsonObject, decode_fields
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Act, Core, Rank, Violation
 from odb_sim.explore.search import Counterexample, make_space
@@ -19,8 +19,6 @@ from odb_sim.inputs.rules import load_rule
 
 FORMAT: Final = "odb-scenario"
 VERSION: Final = 1
-
-Json = None | bool | int | str | list["Json"] | dict[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,40 +89,15 @@ def read_scenario(path: str | Path) -> Scenario:
             raise UsageError(f"{path}: not an {FORMAT} of version {VERSION}")
 
 
-def _decode_bounds(data: Mapping[str, Json]) -> Bounds:
-    def integer(key: str) -> int:
-        value = data[key]
-        if type(value) is not int:
-            raise UsageError(f"bounds, field {key}: expected an integer, got {value!r}")
-        return value
-
-    lengths, limits = data["lengths"], data.get("limits", [])
+def _decode_bounds(data: JsonObject) -> Bounds:
+    lengths = data["lengths"]
     if not isinstance(lengths, list):
         raise UsageError("bounds, field lengths: expected a list for each rank")
-    if not isinstance(limits, list):
-        raise UsageError("bounds, field limits: expected a list")
-    return Bounds(
+    return decode_fields(
+        Bounds,
+        data,
         lengths=tuple(tuple(int(str(length)) for length in shard) for shard in lengths if isinstance(shard, list)),
-        budget_tokens=integer("budget_tokens"),
-        limits=tuple(int(str(limit)) for limit in limits),
-        window_samples=integer("window_samples"),
-        depth_steps=integer("depth_steps"),
-        mode=Mode(str(data["mode"])),
-        quota_samples=None if data["quota_samples"] is None else integer("quota_samples"),
-        max_age_rounds=integer("max_age_rounds"),
-        ramp_rounds=integer("ramp_rounds"),
         rule=load_rule(str(data["rule"])),
-        failures=integer("failures"),
-        stops=integer("stops"),
-        losses=integer("losses"),
-        lost_loaders=integer("lost_loaders") if "lost_loaders" in data else 0,
-        is_single_reads=data["is_single_reads"] is True,
-        is_eager_end=data["is_eager_end"] is True,
-        is_urged_freely=data["is_urged_freely"] is True,
-        is_left_inside=data["is_left_inside"] is True,
-        is_inline=data.get("is_inline") is True,
-        is_uneven_depth=data["is_uneven_depth"] is True,
-        odd_rank=None if data["odd_rank"] is None else integer("odd_rank"),
     )
 
 
