@@ -246,7 +246,7 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--shard-sizes", "2,-1"], "must not be negative"),
         (["--lengths", "0"], "a length must be at least 1"),
         (["--token-budget", "0"], "budget_tokens must be at least 1"),
-        (["--quota", "3"], "quota_samples needs mode='quota'"),
+        (["--quota", "3"], "--quota needs --mode quota"),
         (["--policy", "none"], "no target rule 'none'"),
         (["--policy", "no.such:rule"], "cannot import"),
         (["--policy", "odb_ref.core.rules:nothing"], "has no 'nothing'"),
@@ -355,7 +355,7 @@ def test_limits_are_written_and_read_and_a_file_without_them_has_none(tmp_path: 
     assert read_scenario(path).bounds == Bounds(lengths=((1, 1), (1,)))
     data["bounds"]["limits"] = 3
     path.write_text(json.dumps(data))
-    with pytest.raises(UsageError, match="field limits: expected a list"):
+    with pytest.raises(UsageError, match="expected a list of integers, got 3"):
         read_scenario(path)
 
 

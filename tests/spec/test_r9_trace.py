@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import jsonschema
 import pytest
 
+from odb_ref.core.config import Config
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
 from odb_ref.trace.format import TraceWriter, decode_config, decode_event, encode_event
 from odb_ref.trace.reading import read_trace
@@ -43,6 +45,14 @@ def test_every_line_of_a_trace_has_the_schema(case: dict[str, object], tmp_path:
         kinds |= {effect["kind"] for effect in data.get("effects", ())}
     assert kinds >= {"read", "post_offer", "finish"}
     assert ("post_report" in kinds) == ("fails" in case)
+
+
+def test_the_schema_names_every_shared_setting() -> None:
+    """Spec: R1.4. So that a new one is not forgotten; what must be there is what has been there since the first version."""
+    shared = [item for item in fields(Config) if item.init and not item.metadata.get("is_own")]
+    config = SCHEMA["$defs"]["config"]
+    assert set(config["properties"]) == {item.name for item in shared}
+    assert set(config["required"]) == {item.name for item in shared if not item.metadata.get("is_optional")}
 
 
 def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> None:
