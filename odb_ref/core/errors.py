@@ -12,6 +12,9 @@ made on every rank from the same `Outcome`, so that all ranks say the same.
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 
 class OdbError(Exception):
     """Base of every exception this library raises on purpose."""
@@ -55,3 +58,16 @@ class JobError(OdbError, RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def check_integer(value: object, name: str, low: int) -> int:
+    """Returns the value, an integer of any library's.
+
+    Raises: UsageError when it is none, or below ``low``.
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise UsageError(f"{name} must be an integer, got {value!r}")
+    number = operator.index(value)
+    if number < low:
+        raise UsageError(f"{name} must be at least {low}, got {number}")
+    return number

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from typing import SupportsIndex
 
 import torch.multiprocessing
 
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.torch.exchange.collectives import TRANSPORTS
 from odb_ref.torch.reading.source import LoaderOptions
-
-
-def check_integer(value: object, name: str, low: int) -> int:
-    """Returns the value, an integer of any library's.
-
-    Raises: UsageError when it is none, or below ``low``.
-    """
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise UsageError(f"{name} must be an integer, got {value!r}")
-    number = operator.index(value)
-    if number < low:
-        raise UsageError(f"{name} must be at least {low}, got {number}")
-    return number
 
 
 def check_seconds(value: object, name: str, *, is_zero_allowed: bool) -> float:

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, default_collate
 
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.types import Mode
-from odb_ref.torch.arguments import check_functions, check_integer, check_seconds, check_transport, make_loader_options
+from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
 from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.backend.process_backend import ProcessBackend
 from odb_ref.torch.backend.thread_backend import ThreadBackend

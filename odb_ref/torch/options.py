@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 import torch
 from torch.utils.data import IterableDataset
 
-from odb_ref.core.errors import UsageError
-from odb_ref.torch.arguments import check_integer
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.torch.plan.order import Order
 
 Choice = TypeVar("Choice", bound=StrEnum)

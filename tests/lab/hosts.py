@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.torch.ranks import Result
+from tests.torch.ranks import Result, report
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x04000000, 0x20000000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
@@ -43,7 +43,7 @@ def run_ip(*arguments: str) -> None:
 
 @functools.cache
 def find_obstacle() -> str:
-    """Why there can be not a hosts here; empty when there can."""
+    """Why there can be no hosts here; empty when there can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and ip (iproute2)"
     try:
@@ -181,18 +181,13 @@ class Lab:
 def _be_rank(pipe: Connection[Any, Any], rank: int, world_size: int, function: Callable[..., Any], args: Any) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": "10.77.0.1"}
     torch.set_num_threads(1)
-    began = time.monotonic()
-    try:
+
+    def join() -> None:
         if world_size > 1:
             dist.init_process_group("gloo", init_method=f"tcp://10.77.0.1:{PORT}", rank=rank, world_size=world_size)
             dist.barrier()  # one that ends before all are connected would spoil that
-        began = time.monotonic()
-        result = Result(value=function(rank, *args), seconds=time.monotonic() - began)
-    except BaseException as error:
-        blamed = getattr(error, "rank", None)
-        result = Result(error=type(error).__name__, text=str(error), rank=blamed, seconds=time.monotonic() - began)
-    pipe.send(result)
-    pipe.close()
+
+    report(pipe, join, function, rank, args)
 
 
 def _fork(function: Callable[[], object]) -> int:

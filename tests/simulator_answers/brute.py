@@ -18,7 +18,7 @@ from itertools import product
 
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.studies.comparison import choose_budget
-from odb_sim.studies.sweep import Answer, Local, Point, make_executor, run_grid
+from odb_sim.studies.sweep import Answer, Local, Point, Study, make_executor, run_grid
 from odb_sim.studies.tune import SHORT_WINDOWS, Question, Tuning, compute_budget_ladder, compute_ladder, tune
 
 TRUTH_SEED = 99
@@ -47,10 +47,9 @@ class Verdict:
 
 def ask(lengths: Lengths, ranks: int, window_max: int) -> Question:
     return Question(
-        lengths=lengths,
+        study=Study(lengths=lengths, samples=ranks * SHORT_WINDOWS * window_max),
         ranks=ranks,
         memory_tokens=choose_budget(lengths),
-        samples=ranks * SHORT_WINDOWS * window_max,
         window_max=window_max,
     )
 

@@ -15,7 +15,7 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.runs import run
-from odb_sim.studies.sweep import Grid, Local, build_points, run_grid
+from odb_sim.studies.sweep import Grid, Local, Study, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
 from tests.simulator_answers.helpers import make_lengths
@@ -24,7 +24,7 @@ POINTS = build_points(policies=["odb", "standard"], ranks=[2, 4], budgets=[2048]
 
 
 def make_grid() -> Grid:
-    return Grid(lengths=make_lengths(), points=POINTS, seed=1)
+    return Grid(study=Study(lengths=make_lengths(), seed=1), points=POINTS)
 
 
 def test_a_baseline_has_no_window() -> None:
@@ -105,7 +105,7 @@ def test_without_the_library_the_message_says_what_to_install(
 def test_an_answer_is_that_of_the_run(tmp_path: Path) -> None:
     grid = make_grid()
     answer = run_grid(grid, Local())[1]
-    result = run(grid.build_run(POINTS[1], grid.build_workload(2)))
+    result = run(grid.build_run(POINTS[1], grid.study.build_workload(2)))
     assert answer.summary.critical_tokens == result.summary.critical_tokens
     assert answer.first_step_s == pytest.approx(result.rows[0].data_wait_s / 2)
 
@@ -113,7 +113,7 @@ def test_an_answer_is_that_of_the_run(tmp_path: Path) -> None:
 def test_a_point_that_makes_no_sense_is_refused_before_any_is_run() -> None:
     points = build_points(policies=["odb"], ranks=[2, 4000], budgets=[2048], windows=[16], depths=[2])
     with pytest.raises(UsageError, match="4000 ranks and only 400 samples"):
-        Grid(lengths=make_lengths(), points=points)
+        Grid(study=Study(lengths=make_lengths()), points=points)
 
 
 def test_the_command_writes_the_same_bytes_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.sweep import Local, run_grid
+from odb_sim.studies.sweep import Local, Study, run_grid
 from odb_sim.studies.tune import (
     SHORT_WINDOWS,
     Question,
@@ -32,7 +32,7 @@ LENGTHS = make_lengths(1200)
 @cache
 def ask(tolerance: float = 0.02, memory_tokens: int = 4096, window_max: int = 256) -> Tuning:
     question = Question(
-        lengths=LENGTHS, ranks=4, memory_tokens=memory_tokens, window_max=window_max, tolerance=tolerance
+        study=Study(lengths=LENGTHS), ranks=4, memory_tokens=memory_tokens, window_max=window_max, tolerance=tolerance
     )
     return tune(question, Local())
 
@@ -92,7 +92,7 @@ def test_samples_that_fit_no_memory_are_counted() -> None:
 def test_the_rate_is_that_of_a_long_run_and_not_of_its_ends() -> None:
     tuning = ask()
     point = tuning.recommended.point
-    question = Question(lengths=LENGTHS, ranks=4, memory_tokens=4096)
+    question = Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096)
     rates = []
     for samples in (None, 50_000, 200_000):
         (answer,) = run_grid(question.build_grid([replace(point, samples=samples)]), Local())
@@ -112,12 +112,12 @@ def test_a_short_epoch_is_said_with_what_it_costs() -> None:
     assert tuning.epoch.summary.samples_total == 1200
     assert tuning.best_epoch is not None
     assert tuning.best_epoch.summary.tokens_per_s >= tuning.epoch.summary.tokens_per_s
-    wide = tune(Question(lengths=LENGTHS, ranks=4, memory_tokens=4096), Local())
+    wide = tune(Question(study=Study(lengths=LENGTHS), ranks=4, memory_tokens=4096), Local())
     assert "no window above the 300 samples of a rank was tried" in wide.cautions[-1]
 
 
 def test_a_long_epoch_needs_no_caution() -> None:
-    question = Question(lengths=LENGTHS, ranks=4, memory_tokens=4096, window_max=256, samples=40_000)
+    question = Question(study=Study(lengths=LENGTHS, samples=40_000), ranks=4, memory_tokens=4096, window_max=256)
     tuning = tune(question, Local())
     assert tuning.cautions == ()
     assert tuning.best_epoch is None
@@ -151,7 +151,7 @@ def test_ladders() -> None:
 def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
     good: dict[str, float] = {"ranks": 4, "memory_tokens": 4096}
     with pytest.raises(UsageError):
-        Question(lengths=LENGTHS, **(good | wrong))  # type: ignore[arg-type]
+        Question(study=Study(lengths=LENGTHS), **(good | wrong))  # type: ignore[arg-type]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

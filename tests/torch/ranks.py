@@ -53,9 +53,20 @@ def _run(
     _forget_fork_server()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+
+    def join() -> None:
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
+
+    report(pipe, join, function, rank, args)
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+
+
+def report(pipe: Any, join: Callable[[], None], function: Callable[..., Any], rank: int, args: tuple[Any, ...]) -> None:
+    """Joins the group, calls the function, and sends what came of it through the pipe, which it closes."""
     began = time.monotonic()
     try:
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
+        join()
         began = time.monotonic()
         result = Result(value=function(rank, *args), seconds=time.monotonic() - began)
     except BaseException as error:
@@ -63,8 +74,6 @@ def _run(
         result = Result(error=type(error).__name__, text=str(error), rank=blamed, seconds=time.monotonic() - began)
     pipe.send(result)
     pipe.close()
-    with contextlib.suppress(Exception):
-        dist.destroy_process_group()
 
 
 def find_sessions(leaders: Collection[int]) -> set[int]:

@@ -174,11 +174,11 @@ def test_nonsense_from_cost_fn_may_be_set_aside() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_patches": 0}, "max_patches must be an integer of at least 1"),
+        ({"max_patches": 0}, "max_patches must be at least 1, got 0"),
         ({"max_patches": 4, "limits": [3]}, "exclude each other"),
         ({"limits": [3]}, "cost_fn and limits belong together"),
         ({"cost_fn": len}, "cost_fn and limits belong together"),
-        ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be an integer of at least 1, got 0"),
+        ({"cost_fn": len, "limits": [3, 0]}, r"limits\[1\] must be at least 1, got 0"),
         ({"cost_fn": len, "limits": [2.5]}, r"limits\[0\] must be"),
     ],
 )

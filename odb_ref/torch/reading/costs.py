@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.types import Group
 from odb_ref.torch.reading.measure import Measured, SampleError
 from odb_ref.torch.reading.quarantine import MeasureFn
@@ -98,18 +98,12 @@ def make_resources(max_patches: int | None, cost_fn: CostFn | None, limits: Sequ
                 "max_patches and cost_fn with limits exclude each other: let cost_fn count the patches too"
             )
         return Resources(
-            cost_fn=_count_patches_only, limits=(_check_limit(max_patches, "max_patches"),), names=("patches",)
+            cost_fn=_count_patches_only, limits=(check_integer(max_patches, "max_patches", 1),), names=("patches",)
         )
     if (cost_fn is None) != (not limits):
         raise UsageError("cost_fn and limits belong together: one amount a sample for each limit")
-    checked = tuple(_check_limit(limit, f"limits[{index}]") for index, limit in enumerate(limits))
+    checked = tuple(check_integer(limit, f"limits[{index}]", 1) for index, limit in enumerate(limits))
     return Resources(cost_fn=cost_fn, limits=checked, names=tuple(f"cost_{index}" for index in range(len(checked))))
-
-
-def _check_limit(value: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{name} must be an integer of at least 1, got {value!r}")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

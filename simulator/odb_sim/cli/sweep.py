@@ -24,7 +24,7 @@ from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_pl
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.clusters import ADDRESSES, open_executor
 from odb_sim.studies.runs import POLICIES
-from odb_sim.studies.sweep import Answer, Grid, build_points, run_grid
+from odb_sim.studies.sweep import Answer, Grid, Study, build_points, run_grid
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -80,11 +80,27 @@ def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True)
     )
 
 
+def build_study(options: argparse.Namespace) -> Study:
+    """Returns what the options of `add_data_options` describe.
+
+    Raises: UsageError when they make no sense.
+    """
+    return Study(
+        lengths=load_lengths_option(options, options.lengths),
+        samples=options.samples,
+        seed=options.seed,
+        sharding=Sharding(options.shards),
+        costs=build_costs(options),
+        conditions=build_conditions(options),
+        terms=build_terms(options),
+    )
+
+
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = _parse_words("--policy", options.policy)
     grid = Grid(
-        lengths=load_lengths_option(options, options.lengths),
+        study=build_study(options),
         points=build_points(
             policies=policies,
             ranks=parse_numbers("--ranks", options.ranks),
@@ -92,22 +108,16 @@ def run_command(options: argparse.Namespace) -> int:
             windows=parse_numbers("--window", options.window),
             depths=parse_numbers("--depth", options.depth),
         ),
-        samples=options.samples,
-        seed=options.seed,
-        sharding=Sharding(options.shards),
-        costs=build_costs(options),
-        conditions=build_conditions(options),
-        terms=build_terms(options),
         batch_size=options.batch_size,
     )
     check_writable(options.json, options.csv, options.html)
     check_plots(options.html)
     with (
-        show_progress(f"{grid.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
+        show_progress(f"{grid.study.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
         open_executor(options.executor, min(options.processes, len(grid.points))) as executor,
     ):
         answers = run_grid(grid, executor, on_done)
-    title = f"{grid.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
+    title = f"{grid.study.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
     if options.json is not None:
         figures = [answer.to_json() for answer in answers]
         Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

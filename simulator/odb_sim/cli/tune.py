@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.rules import RULES
-from odb_sim.cli.options import (
-    build_conditions,
-    build_costs,
-    build_terms,
-    check_writable,
-    load_lengths_option,
-)
-from odb_sim.cli.sweep import add_data_options
-from odb_sim.inputs.workload import Sharding
+from odb_sim.cli.options import check_writable
+from odb_sim.cli.sweep import add_data_options, build_study
 from odb_sim.reports.answers_report import TUNE_HEADER, TUNE_NOTE, build_tune_row, check_plots, write_tune_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.clusters import open_executor
@@ -62,27 +55,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     question = Question(
-        lengths=load_lengths_option(options, options.lengths),
+        study=build_study(options),
         ranks=options.ranks,
         memory_tokens=options.memory_tokens,
         policy=options.policy,
-        samples=options.samples,
-        seed=options.seed,
-        sharding=Sharding(options.shards),
-        costs=build_costs(options),
-        conditions=build_conditions(options),
-        terms=build_terms(options),
         window_max=options.window_max,
         tolerance=options.tolerance,
     )
     check_writable(options.json, options.html)
     check_plots(options.html)
     with (
-        show_progress(f"tune {question.lengths.name}", _USUAL_SIMULATIONS) as on_done,
+        show_progress(f"tune {question.study.lengths.name}", _USUAL_SIMULATIONS) as on_done,
         open_executor(options.executor, options.processes) as executor,
     ):
         tuning = tune(question, executor, on_done)
-    title = f"{question.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
+    title = f"{question.study.lengths.name}, {question.ranks:,} ranks, memory for {question.memory_tokens:,} tokens"
     mebibytes = compute_host_tokens(tuning.recommended) * options.host_bytes_per_token / 2**20
     lead = _describe(tuning, question, mebibytes)
     if options.json is not None:

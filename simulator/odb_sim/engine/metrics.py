@@ -44,8 +44,8 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The figures of one run: the keys of ``--json``."""
+class Settings:
+    """What was asked for: the part of a summary that is not measured."""
 
     lengths: str
     policy: str
@@ -59,6 +59,12 @@ class Summary:
     quota: int | None
     seed: int
     samples_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(Settings):
+    """The figures of one run: the keys of ``--json``."""
+
     samples_emitted: int
     samples_unique: int
     real_tokens: int
@@ -268,24 +274,6 @@ def compute_totals(
         exchange_s=exchange_s,
         sim_time_s=rows[-1].end_s if rows else 0.0,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What was asked for: the part of a summary that is not measured."""
-
-    lengths: str
-    policy: str
-    mode: str
-    shards: str
-    ranks: int
-    window: int
-    depth: int
-    token_budget: int
-    quota: int | None
-    seed: int
-    samples_total: int
-    batch_size: int | None = None
 
 
 def compute_summary(

@@ -52,37 +52,44 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Many simulations of the same data: what they share, and the points in order.
-
-    Raises: UsageError when a point makes no sense, before any is run.
-    """
+class Study:
+    """The data and the circumstances that all simulations of a study share."""
 
     lengths: Lengths
-    points: tuple[Point, ...]
     samples: int | None = None
     seed: int = 0
     sharding: Sharding = Sharding.EVEN
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     terms: Terms = JOIN_ALL
-    batch_size: int | None = None
-    """Samples of a fixed batch; None: as many of the longest as fit the budget."""
-
-    def __post_init__(self) -> None:
-        for ranks in dict.fromkeys(point.ranks for point in self.points):
-            workload = self.build_workload(ranks)
-            for point in self.points:
-                if point.ranks == ranks:
-                    self.build_run(point, workload)
 
     def build_workload(self, ranks: int, samples: int | None = None) -> Workload:
-        """Returns what ``ranks`` ranks read: ``samples`` in place of the grid's.
+        """Returns what ``ranks`` ranks read: ``samples`` in place of the study's.
 
         Raises: UsageError when there are more ranks than samples.
         """
         samples = self.samples if samples is None else samples
         return build_workload(self.lengths, ranks=ranks, sharding=self.sharding, samples=samples, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The points of a study, in order.
+
+    Raises: UsageError when a point makes no sense, before any is run.
+    """
+
+    study: Study
+    points: tuple[Point, ...]
+    batch_size: int | None = None
+    """Samples of a fixed batch; None: as many of the longest as fit the budget."""
+
+    def __post_init__(self) -> None:
+        for ranks in dict.fromkeys(point.ranks for point in self.points):
+            workload = self.study.build_workload(ranks)
+            for point in self.points:
+                if point.ranks == ranks:
+                    self.build_run(point, workload)
 
     def build_run(self, point: Point, workload: Workload) -> Run:
         """Returns the simulation of ``point``.
@@ -96,12 +103,12 @@ class Grid:
             batch_size=self.batch_size,
             window_samples=point.window_samples,
             depth_steps=point.depth_steps,
-            sharding=self.sharding,
-            seed=self.seed,
-            costs=self.costs,
-            conditions=self.conditions,
+            sharding=self.study.sharding,
+            seed=self.study.seed,
+            costs=self.study.costs,
+            conditions=self.study.conditions,
         )
-        return self.terms.apply(what)
+        return self.study.terms.apply(what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +231,7 @@ def simulate_point(grid: Grid, point: Point) -> Answer:
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
     try:
-        what = grid.build_run(point, grid.build_workload(point.ranks, point.samples))
+        what = grid.build_run(point, grid.study.build_workload(point.ranks, point.samples))
         result = run(what)
     except InvariantError as error:
         raise InvariantError(error.invariant, f"{point}: {error.detail}") from None

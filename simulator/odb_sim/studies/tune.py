@@ -32,19 +32,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
-from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.runs import JOIN_ALL
-from odb_sim.studies.sweep import Answer, Grid, Point, run_grid
+from odb_sim.studies.sweep import Answer, Grid, Point, Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
 WINDOWS: Final = 16
@@ -70,16 +65,10 @@ class Question:
     Raises: UsageError when a value makes no sense.
     """
 
-    lengths: Lengths
+    study: Study
     ranks: int
     memory_tokens: int
     policy: str = "odb"
-    samples: int | None = None
-    seed: int = 0
-    sharding: Sharding = Sharding.EVEN
-    costs: Costs = field(default_factory=Costs)
-    conditions: Conditions = STEADY
-    terms: Terms = JOIN_ALL
     window_max: int = LARGEST_WINDOW
     tolerance: float = 0.01
 
@@ -96,13 +85,13 @@ class Question:
     @property
     def epoch_samples(self) -> int:
         """Samples of the epoch asked about."""
-        return len(self.lengths) if self.samples is None else self.samples
+        return len(self.study.lengths) if self.study.samples is None else self.study.samples
 
     def choose_samples(self, point: Point) -> int | None:
         """Returns how many samples to draw to see the steady state of ``point``; None where uneven shards leave none to see."""
-        if self.sharding is not Sharding.EVEN:
+        if self.study.sharding is not Sharding.EVEN:
             return None
-        groups = STEPS * point.budget_tokens / float(self.lengths.tokens.mean())
+        groups = STEPS * point.budget_tokens / float(self.study.lengths.tokens.mean())
         return point.ranks * max(WINDOWS * point.window_samples, int(groups))
 
     def build_grid(self, points: Sequence[Point]) -> Grid:
@@ -110,16 +99,7 @@ class Question:
 
         Raises: UsageError when one makes no sense.
         """
-        return Grid(
-            lengths=self.lengths,
-            points=tuple(points),
-            samples=self.samples,
-            seed=self.seed,
-            sharding=self.sharding,
-            costs=self.costs,
-            conditions=self.conditions,
-            terms=self.terms,
-        )
+        return Grid(study=self.study, points=tuple(points))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +243,7 @@ class _Search:
 
     def _conclude(self, chosen: Answer) -> Tuning:
         question = self._question
-        lengths = question.build_grid(()).build_workload(question.ranks).tokens
+        lengths = question.study.build_workload(question.ranks).tokens
         point = chosen.point
         curves = {dimension: self._get_curve(point, dimension) for dimension in self._ladders}
         windows_held = self._shard / point.window_samples
