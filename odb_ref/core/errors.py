@@ -63,7 +63,7 @@ class JobError(OdbError, RuntimeError):
 def check_integer(value: object, name: str, low: int) -> int:
     """Returns the value, an integer of any library's.
 
-    Raises: UsageError when it is none, or below ``low``.
+    Raises: UsageError when it is not an integer, or below ``low``.
     """
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise UsageError(f"{name} must be an integer, got {value!r}")

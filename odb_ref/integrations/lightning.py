@@ -207,7 +207,7 @@ def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:
 
     Preserves: WEIGHT.
 
-    Raises: UsageError when the train loader is no `LightningLoader`, its callback is missing, or the loss is scaled twice.
+    Raises: UsageError when the train loader is not a `LightningLoader`, its callback is missing, or the loss is scaled twice.
     """
     trainer = module.trainer
     loader = trainer.train_dataloader

@@ -92,7 +92,7 @@ class EpochIterator(Generic[Batch]):
         raise StopIteration
 
     def _warn(self, taken: Taken | None) -> None:
-        """Warns on the training thread: at most once an epoch of each kind."""
+        """Warns on the training thread, at most once an epoch for each kind."""
         epoch = self._beginning.start.epoch
         if what := self._trainer_side.bad_samples.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)

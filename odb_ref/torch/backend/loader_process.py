@@ -76,7 +76,7 @@ class _Sender:
         self._messages.put(message)
 
     def close(self) -> None:
-        """When it returns all is sent."""
+        """Waits until everything is sent."""
         self._messages.put(None)
         self._thread.join()
 

@@ -170,16 +170,16 @@ class ProcessBackend:
 
     @property
     def is_inline(self) -> bool:
-        """False: the process reads and collates."""
+        """Always False: the process reads and collates."""
         return False
 
     @property
     def has_work(self) -> bool:
-        """False."""
+        """Always False: nothing waits for the caller."""
         return False
 
     def work(self, steps: int, limit_s: float | None = None) -> None:
-        """Nothing."""
+        """Does nothing: the process does the work."""
 
     def conclude(self) -> None:
         """Waits until the trace is complete."""
@@ -314,11 +314,11 @@ class Silence:
         self.seconds = 0.0
 
     def end(self) -> None:
-        """It has said something."""
+        """Notes that the process has sent something."""
         self.seconds, self._is_heard = 0.0, True
 
     def count(self, seconds: float) -> None:
-        """It has said nothing for so long."""
+        """Notes that the process has sent nothing for so long."""
         before = self._look
         try:
             self._look = look_at(self._pid)

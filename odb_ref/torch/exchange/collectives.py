@@ -85,20 +85,20 @@ class LocalTransport:
         return (report,)
 
     def set_describe(self, describe: Callable[[], str]) -> None:
-        """Nobody asks."""
+        """Does nothing: nobody asks."""
 
     def want(self, rank: int | None) -> None:
-        """Nobody else is there."""
+        """Does nothing: nobody else is there."""
 
     def find_awaited(self) -> Word | None:
         """Returns None: a rank alone cannot be gone."""
         return None
 
     def end(self, end: PeerLost) -> None:
-        """Nothing."""
+        """Does nothing: no other rank is there to hear it."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing: there are no connections."""
 
 
 class ReduceTransport:

@@ -315,7 +315,7 @@ class Links:
             connection.close()
 
     def drop_in_child(self) -> None:
-        """For a forked child, whose copies would hide that this process is gone."""
+        """Closes a forked child's copies, which would hide that this process is gone."""
         self._drop()
 
     # Being there -----------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ _made: Counter[tuple[int, ...]] = Counter()
 
 
 class _GaveUpError(Exception):
-    """Another rank has not waited any longer."""
+    """Another rank has given up waiting."""
 
 
 def make_transport(
@@ -176,7 +176,7 @@ class _Meeting:
             pause_s = self._pause(pause_s)
 
     def _pause(self, pause_s: float) -> float:
-        """Lets in who comes meanwhile, or the children would have to wait for the parent. Returns how long to pause next."""
+        """Lets in whoever comes in the meantime: the children need not wait for the parent. Returns how long to pause next."""
         self.check_time()
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0:
@@ -203,7 +203,7 @@ class _Meeting:
         return look is not None and look.started == peer.started
 
     def check_time(self) -> None:
-        """Says now and then who is waited for.
+        """Logs now and then which rank is waited for.
 
         Raises: TimeoutError when that was long enough, _GaveUpError when another rank says so.
         """
@@ -244,7 +244,7 @@ class _Meeting:
         return PeerLost(rank, cause)
 
     def forget(self) -> None:
-        """All have met, so nobody looks this rank up any more: a key that goes between a look and a read is waited for."""
+        """Removes this rank's entry once all have met: a key that goes between a look and a read would be waited for."""
         with contextlib.suppress(RuntimeError):
             self._store.delete_key(str(self._rank))
 

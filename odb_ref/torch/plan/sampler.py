@@ -1,4 +1,4 @@
-"""Which samples a rank reads, in which order."""
+"""Which samples a rank reads, and in which order."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Schedule:
         )
 
     def begin(self, beginning: Beginning) -> None:
-        """Follows: an epoch has begun."""
+        """Notes that an epoch has begun."""
         self.beginning, self.epoch = beginning, beginning.start.epoch + 1
         self._loaded, self._digest = (), ""
 

@@ -34,7 +34,7 @@ class Part:
     bad: tuple[int, ...] = ()
 
     def compute_rest(self, places: range) -> list[int]:
-        """Returns what of ``places`` was neither taken nor set aside. Positions count the places that were not set aside."""
+        """Returns those of ``places`` that were neither taken nor set aside; positions count places that were not set aside."""
         bad = frozenset(self.bad)
         good = [item for place, item in enumerate(places) if place not in bad]
         taken = frozenset(self.checkpoint.taken)
@@ -50,7 +50,7 @@ class Generation:
     parts: tuple[Part, ...]
 
     def compute_rest(self, order: Sequence[int]) -> list[int]:
-        """Returns what of ``order`` is left, still in order. Place p of rank r was item ``r + p * len(parts)``."""
+        """Returns the part of ``order`` that is left, still in order. Place p of rank r was item ``r + p * len(parts)``."""
         world_size = len(self.parts)
         rest: list[int] = []
         for rank, part in enumerate(self.parts):
@@ -76,7 +76,7 @@ class Place:
 
     @property
     def steps(self) -> int:
-        """Steps of the epoch up to here, those of ``base`` not counted."""
+        """Steps of the epoch so far, without those of ``base``."""
         return 0 if self.checkpoint is None else self.checkpoint.start.planned_steps + self.checkpoint.taken_steps
 
 
@@ -244,7 +244,7 @@ def _describe_key(key: object) -> object:
 
 
 def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
-    """Returns all ranks' states as the base of a new start, their own base before it.
+    """Returns all ranks' states as the base of a new start, after their own base.
 
     Raises: UsageError when they are not the states of one moment.
     """

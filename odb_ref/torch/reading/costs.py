@@ -115,7 +115,7 @@ class CostMeasure:
     resources: int
 
     def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """As many as ``samples``.
+        """Returns as many as ``samples``.
 
         Raises: SampleError when a cost makes no sense, and what ``measure`` raises.
         """

@@ -33,7 +33,7 @@ def _get_field(item: object, name: str) -> object:
 
 
 def count_supervised(labels: object, *, is_shifted: bool) -> int | None:
-    """Labels of a batch that carry loss, those of the first column not when ``is_shifted``; None for what is no such labels."""
+    """Returns how many labels of a batch carry loss, without the first column when ``is_shifted``, or None."""
     first = int(is_shifted)
     match labels:
         case torch.Tensor() if labels.ndim in (1, 2):

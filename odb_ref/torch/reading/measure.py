@@ -120,7 +120,7 @@ class Measure:
     """True when the samples go on to another process."""
 
     def __call__(self, samples: Sequence[object]) -> list[Measured]:
-        """As many as ``samples``.
+        """Returns as many as ``samples``.
 
         Raises: SampleError when a measure makes no sense.
         """

@@ -148,7 +148,7 @@ class ReadPipeline:
 
 
 def _ignore(text: str) -> None:
-    """Between two epochs nobody is told anything."""
+    """Listens between two epochs, to nothing."""
 
 
 def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
@@ -185,7 +185,7 @@ class _Reader:
         self._wanted.append(count)
 
     def count_work(self) -> int:
-        """Returns how often `work` has something to do."""
+        """Returns how many times `work` finds something to do."""
         buffered = len(self._buffer)
         if self._wanted:
             # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
@@ -242,7 +242,7 @@ class _Maker:
         self._orders.append((round_, deque(orders)))
 
     def count_work(self) -> int:
-        """Returns how often `work` has something to do."""
+        """Returns how many times `work` finds something to do."""
         return sum(len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
 
     def work(self) -> None:

@@ -103,7 +103,7 @@ class GuardedMeasure:
     measure: MeasureFn
 
     def __call__(self, samples: Sequence[object]) -> Sequence[object]:
-        """As many as ``samples``."""
+        """Returns as many as ``samples``."""
         if not any(isinstance(sample, BadSample) for sample in samples):
             with contextlib.suppress(Exception):  # one by one finds which it is
                 return self.measure(samples)
@@ -120,7 +120,7 @@ class GuardedMeasure:
 
 
 def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> object:
-    """Returns the first good sample of a guarded data set, as it is measured, among so many.
+    """Returns the first good sample among so many of a guarded data set, as it is measured.
 
     Raises: QuarantineError when there is none.
     """

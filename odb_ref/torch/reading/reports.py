@@ -46,7 +46,7 @@ class Gate:
         self._is_open = True
 
     def close(self) -> None:
-        """When it returns nothing more is passed on."""
+        """Stops passing anything on: nothing follows once it has returned."""
         if self._lock.acquire(timeout=END_S):
             self._lock.release()
         self._is_open = False

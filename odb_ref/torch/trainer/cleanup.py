@@ -19,7 +19,7 @@ class Closable(Protocol):
     """What is closed before the process ends."""
 
     def close(self) -> None:
-        """Gives back everything; may wait a little."""
+        """Closes everything; may wait a little."""
         ...
 
 

@@ -46,7 +46,7 @@ class Position:
         self._ledger.note_round(note.next_start)
 
     def advance(self) -> StepNote:
-        """Goes on to the step after the next, which must be planned. Returns the one gone past."""
+        """Moves past the next step, which must be planned, and returns it."""
         step = self._find_round(self.next_step).get(self.next_step)
         self.next_step += 1
         self._ledger.note_taken(step.number, step.positions)

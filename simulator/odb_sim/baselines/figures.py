@@ -147,7 +147,7 @@ def _stretch(seconds: Seconds, slow: tuple[tuple[int, float], ...], jitter: floa
 
 
 def _count_queued(loaded_s: Seconds, taken_s: Seconds, most: int) -> Integers:
-    """Returns for each step, the batches that are loaded when it is taken, summed over ranks; the one taken among them."""
+    """Returns how many batches are loaded when each step is taken, itself included, summed over ranks."""
     queued: Integers = np.zeros(loaded_s.shape, dtype=np.int64)
     for rank, (loaded, taken) in enumerate(zip(loaded_s, taken_s, strict=True)):
         queued[rank] = np.searchsorted(loaded, taken, side="right") - np.arange(len(taken))

@@ -19,7 +19,7 @@ from odb_sim.reports.terminal import print_table
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``calibrate``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "calibrate",
         help="fit the cost model to recorded runs",

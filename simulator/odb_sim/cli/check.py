@@ -23,7 +23,7 @@ _PAUSE_S: Final = 0.2
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Adds ``check``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "check",
         help="check traces against the properties",

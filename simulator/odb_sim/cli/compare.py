@@ -51,7 +51,7 @@ _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``compare``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "compare",
         help="simulate every policy on the same samples",

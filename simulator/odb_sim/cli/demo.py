@@ -33,7 +33,7 @@ SCRIPT: Final = "demo_train.py"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``demo``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "demo",
         help="simulate a real trace, train on real text, check both, write a report",

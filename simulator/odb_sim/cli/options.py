@@ -220,7 +220,7 @@ def build_conditions(options: argparse.Namespace) -> Conditions:
 def build_costs(options: argparse.Namespace) -> Costs:
     """Returns what things cost.
 
-    Raises: UsageError when an option makes no sense, or the file of ``--cost-model`` is none.
+    Raises: UsageError when an option makes no sense, or the file of ``--cost-model`` is not a cost model.
     """
     costs = Costs() if options.cost_model is None else load_costs(options.cost_model)
     if options.workers is not None:

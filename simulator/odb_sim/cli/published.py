@@ -15,7 +15,7 @@ from odb_sim.studies.sweep import make_executor
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``published``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "published",
         help="the paper's speed-ups beside the prediction",

@@ -18,7 +18,7 @@ from odb_sim.reports.terminal import print_table, show_progress
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``replay``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "replay",
         help="simulate recorded runs again and compare every decision",

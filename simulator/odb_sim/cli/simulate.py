@@ -23,7 +23,7 @@ from odb_sim.studies.runs import POLICIES, Result, Run, run
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``simulate``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "simulate",
         help="simulate one run on a length trace",

@@ -28,7 +28,7 @@ from odb_sim.studies.sweep import Answer, Grid, Study, build_points, run_grid
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``sweep``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "sweep",
         help="simulate a grid of settings",

@@ -22,7 +22,7 @@ _USUAL_SIMULATIONS: Final = 25
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``tune``."""
+    """Adds the subcommand."""
     parser = subparsers.add_parser(
         "tune",
         help="find token budget, window and depth",

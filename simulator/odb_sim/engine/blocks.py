@@ -199,7 +199,7 @@ class Block:
         return samples
 
     def emit(self, steps: int) -> Figures:
-        """Returns the first ``steps`` of the round are trained on; all else stays in the windows.
+        """Returns what the first ``steps`` of the round hold: they are trained on, all else stays in the windows.
 
         Raises: InvariantError when a sample is emitted twice.
         """

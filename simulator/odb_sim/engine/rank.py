@@ -75,7 +75,7 @@ class Rank:
         """Delivered steps that the trainer has not taken."""
         self.outcome: Outcome | None = None
         self.is_gone = False
-        """True when the process is no more: it hears and says nothing."""
+        """True once the process is gone: it neither hears nor says anything."""
 
     def begin(self) -> None:
         """Starts the epoch, or resumes it."""
@@ -88,7 +88,7 @@ class Rank:
         self._perform(self.machine.begin(start, tuple(chain.from_iterable(carried))))
 
     def handle(self, event: Event) -> None:
-        """Tells the machine and does what it asks for."""
+        """Hands the machine an event, and does what it asks for."""
         if not self.is_gone and (effects := self.machine.handle(event)):
             self._perform(effects)
 

@@ -88,7 +88,7 @@ class Clock:
         self._released.append(len(self.takes_s))
 
     def count_queued(self) -> list[int]:
-        """Returns for each step, how many are in a rank's queue when it is taken, itself included."""
+        """Returns how many steps are in a rank's queue when each is taken, itself included."""
         steps = np.arange(len(self.takes_s))
         # What waited for a step to be taken comes after it, even when it comes at once.
         seen = np.minimum(

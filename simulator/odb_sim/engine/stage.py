@@ -16,7 +16,7 @@ from odb_sim.inputs.workload import Workload
 
 
 class Stage:
-    """Knows neither ranks nor trainers: they know it."""
+    """Holds what ranks and trainers share; it knows neither."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ class Trainers:
             self._end_step(start_s, slowest_s)
 
     def _take_all(self, number: int, start_s: float) -> Generator[simpy.Event, object, list[int]]:
-        """Yields every rank takes its step when it has it; the ranks whose epoch is over instead."""
+        """Has every rank take its step when it has it; returns the ranks whose epoch is over instead."""
         leavers: list[int] = []
         while self._waiting:
             wakened, self._wakened = self._wakened, []

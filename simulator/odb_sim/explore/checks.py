@@ -241,7 +241,7 @@ def check_end(bounds: Bounds, ranks: Sequence[Rank]) -> None:
 
 
 def _check_stopped(ranks: Sequence[Rank], outcome: Outcome) -> None:
-    """Nobody gets a step that the consumer named by the outcome has not taken."""
+    """Checks that nobody gets a step that the consumer named by the outcome has not taken."""
     taken = 0 if outcome.rank is None else len(ranks[outcome.rank].taken)
     for i, finish in enumerate(rank.finish for rank in ranks):
         if finish is not None and finish.outcome == outcome and finish.step_limit > taken:

@@ -61,8 +61,9 @@ def _compute_loader_weight(rank: Rank) -> int:
 
 
 def compute_bound(bounds: Bounds) -> int:
-    """Returns no world makes more transitions: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all. Spec:
-    TERM.
+    """Returns a bound on the transitions of any world: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all.
+
+    Spec: TERM.
 
     3 W more where loader processes may be lost.
     """

@@ -92,7 +92,7 @@ STEADY: Final = Conditions()
 def parse_factor(text: str) -> tuple[int, float]:
     """Returns the rank and the factor of ``RANK:FACTOR``.
 
-    Raises: UsageError when the text is none.
+    Raises: UsageError when the text is malformed.
     """
     rank, _, factor = text.partition(":")
     try:
@@ -104,7 +104,7 @@ def parse_factor(text: str) -> tuple[int, float]:
 def parse_fault(text: str) -> Fault:
     """Returns the fault of ``KIND:RANK:AT``.
 
-    Raises: UsageError when the text is none.
+    Raises: UsageError when the text is malformed.
     """
     parts = text.split(":")
     try:

@@ -255,7 +255,7 @@ def _fit_reads(runs: Sequence[RecordedRun], loader: LoaderCost) -> Fit:
 
 
 def _gather_reads(run: RecordedRun, loader: LoaderCost) -> Spans:
-    """Returns for each answer that was waited for, the time since the one before, as the model about ``loader`` has it:
+    """Returns, for each answer that was waited for, the time since the one before, as the model about ``loader`` has it:
     linear.
     """
     by_rank = [_list_reads(run, rank, loader) for rank in run.ranks]
@@ -297,7 +297,7 @@ def _gather_collations(run: RecordedRun, loader: LoaderCost) -> Spans:
 
 
 def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> Spans:
-    """Of every exchange the shortest wait of any rank: that of the last to post, who waited for the network alone."""
+    """Returns the shortest wait of any rank in every exchange: that of the last to post, which waited for the network alone."""
     ranks = len(run.ranks)
 
     def compute_s(model: NetworkCost, steps: int | None) -> float:

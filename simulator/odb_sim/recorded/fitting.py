@@ -219,7 +219,7 @@ def fit_table(tokens: Matrix, seconds: Matrix) -> tuple[tuple[float, float], ...
 
 
 def fit_apart_from_zero(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
-    """As `fit_component`, with ranges, and without the numbers whose range begins at 0: they are left out one by one."""
+    """Fits as `fit_component` does, with ranges; leaves out, one by one, the numbers whose range begins at 0."""
     fit = fit_component(component, fitted, held, why_few)
     if fit.reason:
         return fit

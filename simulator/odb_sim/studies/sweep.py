@@ -178,7 +178,7 @@ def make_executor(workers: int) -> Executor:
 
 
 class _Pool(ProcessPoolExecutor):
-    """Processes that Ctrl-C ends without a word, even while they start: who asked for them says what is to be said."""
+    """Processes that Ctrl-C ends without a traceback, even while they start; whoever asked for them prints what is needed."""
 
     def __init__(self, workers: int) -> None:
         self._others = set(active_children())
@@ -193,7 +193,7 @@ class _Pool(ProcessPoolExecutor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Also ends what has not heard of the signal: a process that starts while others die is not missed by a broken pool."""
+        """Ends processes that have missed the signal, too: a broken pool does not miss one that starts while others die."""
         if isinstance(error, KeyboardInterrupt):
             for process in set(active_children()) - self._others:
                 process.terminate()

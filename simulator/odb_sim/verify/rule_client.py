@@ -52,7 +52,7 @@ class Variant:
 
 
 class _GoneError(Exception):
-    """The process does not answer; says how."""
+    """The process does not answer; the text says how."""
 
 
 class RuleProcess:
