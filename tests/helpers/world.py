@@ -1,5 +1,8 @@
 """A whole system in memory: W real machines, an exchange, readers, collators and lockstep consumers.
 
+The one world of the tests that look at whole runs; `Schedule` is what differs between them. (`tests.proofs.worlds` asks the
+transition function about events that are not possible, `tests.properties.worlds` drives the explorer's world.)
+
 It decides nothing of the protocol: it answers effects. What happens next, and how much a read finds, is for a `Schedule`
 to say; a run ends when the schedule finds nothing that can happen. What is then left undone is a deadlock.
 """

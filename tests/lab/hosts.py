@@ -43,7 +43,7 @@ def run_ip(*arguments: str) -> None:
 
 @functools.cache
 def find_obstacle() -> str:
-    """Why there can be no hosts here; empty when there can."""
+    """Why hosts cannot be made here; empty when they can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "needs root and ip (iproute2)"
     try:

@@ -1,6 +1,10 @@
 """Random worlds for the comparison with the extracted model, and the count of what they reached.
 
 A world is driven by a seed alone; what differs is said by the first event after which it does, so nothing has to be shrunk.
+
+It is not the world of `tests.helpers.world`, where only possible events happen: here a function is asked about any event in any
+state. Consumers take steps without a collective, a rank continues after its exchange is broken, illegal events come, and the
+functions are a `Core`, which may be a mutant. So there is no `Machine`, no invariant is checked, and nothing need end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Random worlds for Hypothesis, and the state machine that drives one under a random schedule."""
+"""Random bounds for Hypothesis, and the state machine that drives the explorer's world within them.
+
+The world is `odb_sim.explore`'s, so that a failing example is a scenario which ``odb-ref explore --replay`` shows.
+"""
 
 from __future__ import annotations
 
