@@ -66,7 +66,8 @@ def _is_same_samples(_config: Config, before: State, after: State, _moved: Moved
     if before.phase is not Phase.OFFER or after.phase is not Phase.COUNT:
         return True
     positions = [sample.position for group in (*after.aligned, after.window) for sample in group]
-    return sorted(positions) == [sample.position for sample in before.window]
+    # None twice, and the same: the window has none twice (I3).
+    return len(positions) == len(before.window) and set(positions) == {sample.position for sample in before.window}
 
 
 def _is_window_in_order(_config: Config, before: State, after: State, _moved: Moved) -> bool:

@@ -242,7 +242,10 @@ def _list_deliverable(config: Config, state: State, *, taken: int = 0) -> tuple[
     if not state.outbox:
         return ()
     room = config.depth_steps - len(state.queue) + taken
-    return tuple([step for step in state.outbox[:room] if step.number < state.step_limit])
+    steps = state.outbox[:room]
+    if steps and steps[-1].number < state.step_limit:  # they are numbered upwards
+        return steps
+    return tuple([step for step in steps if step.number < state.step_limit])
 
 
 def _take(config: Config, state: State) -> Transition:

@@ -61,9 +61,8 @@ def compute_due_before(config: Config, state: State) -> int:
 
     Spec: R4.3.
     """
-    if len(state.marks) < config.max_age_rounds or not state.window:
-        return 0
-    return state.marks[0] if state.window[0].position < state.marks[0] else 0
+    mark = state.marks[0] if len(state.marks) == config.max_age_rounds else 0
+    return mark if state.window and state.window[0].position < mark else 0
 
 
 def is_quota_met(config: Config, state: State) -> bool:

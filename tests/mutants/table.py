@@ -240,8 +240,8 @@ def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tupl
     Mutant(
         name="age is counted one round too late",
         module="rounds",
-        old="return state.marks[0] if len(state.marks) == config.max_age_rounds else 0",
-        new="return state.marks[-2] if len(state.marks) > 1 else 0",
+        old="mark = state.marks[0] if len(state.marks) == config.max_age_rounds else 0",
+        new="mark = state.marks[-2] if len(state.marks) > 1 else 0",
         property="AGE",
         bounds=AGED,
     ),

@@ -97,7 +97,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What some ranks train on in one step: an integer for each rank, all 0 where it is idle; and the ``ids`` of all samples."""
+    """What some ranks train on in one step: an integer for each rank, all 0 where it is idle; and the ``ids`` of the samples."""
 
     samples: Integers
     real: Integers
