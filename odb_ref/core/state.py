@@ -74,7 +74,7 @@ else:
     _copy = make_copier(State)
 
     def replace(state, **changes):
-        """Returns the state with ``changes``: `dataclasses.replace`, in a fifth of the time, since transitions are made of it."""
+        """Returns the state with ``changes``: `dataclasses.replace`, in a fifth of the time: transitions are made of it."""
         draft = _copy(state)
         for name, value in changes.items():
             setattr(draft, name, value)

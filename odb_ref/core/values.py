@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,8 +28,7 @@ def make_draft(cls: type[T]) -> type[T]:
         "    return draft",
     ]
     defaults = {f"_{item.name}": item.default for item in fields(cls)}
-    made: type[T] = _compile("make", lines, cls, defaults | {"_cls": cls})
-    return made
+    return cast("type[T]", _compile(lines, cls, defaults | {"_cls": cls}))
 
 
 def make_copier(cls: type[T]) -> Callable[[T], T]:
@@ -37,17 +36,17 @@ def make_copier(cls: type[T]) -> Callable[[T], T]:
     becomes a ``cls``.
     """
     lines = [
-        "def copy(value):",
+        "def make(value):",
         "    draft = _new(_Draft)",
         *(f"    draft.{item.name} = value.{item.name}" for item in fields(cls)),
         "    return draft",
     ]
-    copy: Callable[[T], T] = _compile("copy", lines, cls, {})
-    return copy
+    return cast("Callable[[T], T]", _compile(lines, cls, {}))
 
 
-def _compile(name, lines, cls, values):  # type: ignore[no-untyped-def]
+def _compile(lines: list[str], cls: type[DataclassInstance], values: dict[str, object]) -> object:
+    """Returns the function ``make`` of ``lines``, which may use ``values``."""
     slots = tuple(item.name for item in fields(cls))
     scope = values | {"_new": object.__new__, "_Draft": type(cls.__name__, (), {"__slots__": slots})}
     exec("\n".join(lines), scope)
-    return scope[name]
+    return scope["make"]

@@ -97,7 +97,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What some ranks train on in one step: an integer for each rank, all 0 where it is idle; and the ``ids`` of the samples."""
+    """What some ranks train on in one step, as an integer for each, all 0 where it is idle; and the ``ids`` of the samples."""
 
     samples: Integers
     real: Integers
