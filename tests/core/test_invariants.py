@@ -288,7 +288,7 @@ def test_what_fails_is_told_with_its_statement_and_place() -> None:
 
 
 def test_a_take_is_not_asked_what_it_cannot_break() -> None:
-    """Where phase, window, aligned steps and plan stay, whatever they hold, the invariants left out hold; else all are judged."""
+    """Where phase, window, aligned steps and plan stay, whatever they hold, those left out hold; else all are judged."""
     odd = State(window=make_group(2, 1), aligned=(make_group(5, 6, length=9),), marks=(7, 8))
     for phase in Phase:
         before = replace(odd, phase=phase)
