@@ -8,6 +8,7 @@ from enum import StrEnum
 from odb_ref.core.events import Report
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Step, StepCounts
+from odb_ref.core.values import make_draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class Deliver:
     """Put ``step`` into the consumer's queue, which has room. Answer, when the consumer takes it: ``StepTaken``. Spec: R6.6."""
 
     step: Step
+
+
+make_deliver = make_draft(Deliver)
+"""`Deliver`, for who makes many."""
 
 
 class OutcomeKind(StrEnum):

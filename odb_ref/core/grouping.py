@@ -26,20 +26,19 @@ def compute_groups(samples: Iterable[Sample], budget_tokens: int, limits: tuple[
     Spec: R2.1, R2.2. Preserves: BUDGET, FEWEST.
     """
     groups: list[Group] = []
-    group: list[Sample] = []
+    begin = 0
     room = limits
     # Sorting keeps the order of equals: by whole numbers twice is faster than once by pairs, and a window is in order.
     by_position = sorted(samples, key=attrgetter("position"))
-    for sample in sorted(by_position, key=attrgetter("length")):
-        if group and (
-            (len(group) + 1) * sample.length > budget_tokens or (limits and any(map(gt, sample.costs, room)))
-        ):
-            groups.append(tuple(group[::-1]))
-            group = []
+    ordered = sorted(by_position, key=attrgetter("length"))
+    for end, sample in enumerate(ordered):
+        size = end - begin
+        if size and ((size + 1) * sample.length > budget_tokens or (limits and any(map(gt, sample.costs, room)))):
+            groups.append(tuple(ordered[begin:end][::-1]))
+            begin = end
             room = limits
-        group.append(sample)
         if limits:
             room = tuple(map(sub, room, sample.costs))
-    if group:
-        groups.append(tuple(group[::-1]))
+    if ordered:
+        groups.append(tuple(ordered[begin:][::-1]))
     return tuple(groups)

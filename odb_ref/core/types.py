@@ -67,13 +67,13 @@ class StepCounts:
         return StepCounts(self.samples + other.samples, self.tokens + other.tokens, self.supervised + other.supervised)
 
 
-_make_counts = make_draft(StepCounts)
+make_counts = make_draft(StepCounts)
 ZERO_COUNTS = StepCounts(0, 0, 0)
 
 
 def compute_counts(group: Group) -> StepCounts:
     """Returns the local counts of one step: all zero for an idle one."""
-    return _make_counts(len(group), compute_real_tokens(group), sum([sample.supervised for sample in group]))
+    return make_counts(len(group), compute_real_tokens(group), sum([sample.supervised for sample in group]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +93,7 @@ class Step:
     def is_idle(self) -> bool:
         """True when this rank has nothing to train on in this step."""
         return not self.group
+
+
+make_step = make_draft(Step)
+"""`Step`, for who makes many."""

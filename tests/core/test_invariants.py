@@ -288,13 +288,16 @@ def test_what_fails_is_told_with_its_statement_and_place() -> None:
 
 
 def test_a_take_is_not_asked_what_it_cannot_break() -> None:
-    """Where window, aligned steps and phase stay, whatever they hold, the invariants left out hold; else all are judged."""
+    """Where phase, window, aligned steps and plan stay, whatever they hold, those left out hold; else all are judged."""
     odd = State(window=make_group(2, 1), aligned=(make_group(5, 6, length=9),), marks=(7, 8))
     for phase in Phase:
         before = replace(odd, phase=phase)
         after = replace(before, marks=(), queue=FULL.queue, taken_steps=4, planned_steps=9)
-        for name in ("I2", "I3", "I6", "I7"):
+        for name in ("I2", "I3", "I5", "I6", "I7"):
             assert holds(name, before, after)
+
+
+PLANNED = State(plan=(make_step(0),), planned_steps=1, is_collated=False)
 
 
 @pytest.mark.parametrize(
@@ -304,10 +307,14 @@ def test_a_take_is_not_asked_what_it_cannot_break() -> None:
         ("I3", START, State(read_samples=2, window=make_group(2, 1))),
         ("I6", START, State(read_samples=2, aligned=(make_group(5, 6, length=9),))),
         ("I7", replace(OFFERED, marks=(4, 5)), replace(COUNTING, aligned=(make_group(5, 4),), window=make_group(3))),
+        ("I5", PLANNED, replace(PLANNED, plan=(), outbox=PLANNED.plan)),
+        ("I9", START, State(groups=(make_group(1),))),
+        ("I9", START, State(outcome=ENDED)),
+        ("I9", START, State(phase=Phase.DRAIN)),
     ],
 )
 def test_a_transition_that_can_break_an_invariant_is_asked(name: str, before: State, after: State) -> None:
-    """Checks: ONCE, REPLAY, BUDGET, AGE."""
+    """Checks: ONCE, REPLAY, BUDGET, AGE, RELEASE, TERM."""
     with pytest.raises(InvariantError) as caught:
         check_transition(CONFIG, before, after)
     assert caught.value.invariant == name

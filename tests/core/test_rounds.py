@@ -110,7 +110,10 @@ def test_what_is_held_when_the_quota_is_met_is_offered_no_more() -> None:
 
 def test_marks_say_what_is_due_once_there_are_as_many_as_the_age() -> None:
     """Spec: R4.3."""
-    assert [compute_due_before(CONFIG, State(marks=marks)) for marks in ((), (4,), (4, 9))] == [0, 0, 4]
+    window = (Sample(0, 3, 1, 0), Sample(0, 9, 1, 0))
+    states = [State(marks=marks, window=window) for marks in ((), (4,), (4, 9), (3, 9))]
+    assert [compute_due_before(CONFIG, state) for state in states] == [0, 0, 4, 0]
+    assert compute_due_before(CONFIG, State(marks=(4, 9))) == 0, "nothing is held"
 
 
 def test_a_quota_is_met_at_its_number() -> None:

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass
 import pytest
 
 from odb_ref.core.types import Sample, make_sample
-from odb_ref.core.values import make_draft
+from odb_ref.core.values import make_copier, make_draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ def test_a_draft_becomes_the_value() -> None:
 
 
 def test_an_open_draft_is_filled_in_before_it_becomes_the_value() -> None:
-    draft = make_draft(Pair, is_open=True)(3)
+    pair = Pair(3)
+    draft = make_copier(Pair)(pair)
     assert type(draft) is not Pair
     draft.left = 5  # type: ignore[misc]
     draft.__class__ = Pair
     assert draft == Pair(5)
+    assert pair == Pair(3)
 
 
 def test_a_sample_made_quickly_is_a_sample() -> None:

@@ -37,8 +37,8 @@ DEEP = (
     _mutant(
         "padded tokens of 17 bits fit",
         "grouping",
-        "(len(group) + 1) * sample.length > budget_tokens",
-        "((len(group) + 1) * sample.length) & 0x1FFFF > budget_tokens",
+        "(size + 1) * sample.length > budget_tokens",
+        "((size + 1) * sample.length) & 0x1FFFF > budget_tokens",
         "BUDGET",
     ),
     _mutant(

@@ -55,7 +55,8 @@ class TrainerEach:
                 yield self._news[number]
             step = rank.queue.popleft()
             rank.handle(StepTaken())
-            yield world.stage.env.timeout(world.stage.costs.gpu.compute_group_s(step.group))
+            longest = step.group[0].length if step.group else 0
+            yield world.stage.env.timeout(world.stage.costs.gpu.compute_batch_s(len(step.group) * longest, longest))
             self._arrived += 1
             meeting = self._all_arrived
             if self._arrived == len(world.ranks):

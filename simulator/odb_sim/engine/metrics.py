@@ -5,17 +5,18 @@ Every figure of a `Summary` has its formula in GLOSSARY.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
+from itertools import chain
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.types import Group
+from odb_sim.inputs.lengths import Integers
 
-_FLUSH_IDS: Final = 1 << 20
 SHORT: Final = "short"
 """The outcome of a run that ends in order, and before its quota is met."""
 COMPLETE: Final = Outcome(OutcomeKind.COMPLETE)
@@ -100,73 +101,51 @@ class Summary(Settings):
         return asdict(self)
 
 
-class Recorder:
-    """Sums up a run step by step. `take` once for each rank, then `end_step`; every rank is in the same step (ALIGN)."""
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What some ranks train on in one step, as an integer for each, all 0 where it is idle; and the ``ids`` of the samples."""
 
-    __slots__ = (
-        "_budget_tokens",
-        "_critical",
-        "_idle",
-        "_ids",
-        "_over_budget",
-        "_oversize",
-        "_padded",
-        "_rank_tokens",
-        "_real",
-        "_samples",
-        "_seen",
-        "exchange_s",
-        "rounds",
-        "rows",
-        "samples_emitted",
-    )
+    samples: Integers
+    real: Integers
+    padded: Integers
+    longest: Integers
+    ids: Integers
+
+
+def count_batches(groups: Sequence[Group]) -> Batches:
+    """Returns what is in ``groups``, a rank's each."""
+    counts = np.array([len(group) for group in groups])
+    samples = list(chain.from_iterable(groups))
+    lengths = np.array([sample.length for sample in samples], dtype=np.int64)
+    ids = np.array([sample.id for sample in samples], dtype=np.int64)
+    real, longest = np.zeros_like(counts), np.zeros_like(counts)
+    filled = np.flatnonzero(counts)
+    if len(filled):
+        begins = (np.cumsum(counts) - counts)[filled]
+        real[filled] = np.add.reduceat(lengths, begins)
+        # The longest is looked for, not assumed first: a wrong grouping must show here.
+        longest[filled] = np.maximum.reduceat(lengths, begins)
+    return Batches(counts, real, counts * longest, longest, ids)
+
+
+class Recorder:
+    """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
+
+    __slots__ = ("_budget_tokens", "_rank_tokens", "_seen", "exchange_s", "rounds", "rows", "samples_emitted")
 
     def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int) -> None:
         self._budget_tokens = budget_tokens
-        self._rank_tokens: list[int] = [0] * ranks
+        self._rank_tokens: Integers = np.zeros(ranks, dtype=np.int64)
         self._seen = np.zeros(samples_total, dtype=np.bool_)
-        self._ids: list[int] = []
         self.rows: list[StepRow] = []
         self.rounds = 0
         self.exchange_s = 0.0
         self.samples_emitted = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._samples = self._real = self._padded = self._critical = 0
-        self._idle = self._oversize = self._over_budget = 0
-
-    def take(self, rank: int, group: Group) -> None:
-        """The trainer of ``rank`` takes this batch as its next step."""
-        if not group:
-            self._idle += 1
-            return
-        # The longest is looked for, not assumed first: a wrong grouping must show here.
-        lengths = [sample.length for sample in group]
-        size = len(lengths)
-        padded = max(lengths) * size
-        real = sum(lengths)
-        self._samples += size
-        self._real += real
-        self._padded += padded
-        if padded > self._critical:  # noqa: PLR1730 (a call for each rank and step)
-            self._critical = padded
-        self._rank_tokens[rank] += real
-        if padded > self._budget_tokens:
-            if size == 1:
-                self._oversize += 1
-            else:
-                self._over_budget += 1
-        self._ids += [sample.id for sample in group]
-        if len(self._ids) >= _FLUSH_IDS:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._seen[self._ids] = True
-        self._ids.clear()
 
     def end_step(
         self,
+        ranks: Sequence[int],
+        batches: Batches,
         *,
         round_: int,
         start_s: float,
@@ -177,20 +156,26 @@ class Recorder:
         sync_wait_s: float,
         collective_s: float,
     ) -> None:
-        """All ranks have done the step."""
+        """All ranks have done the step; ``ranks`` says whose each of ``batches`` was."""
+        is_over = batches.padded > self._budget_tokens
+        is_single = batches.samples == 1
+        samples = len(batches.ids)
+        self._rank_tokens[ranks] += batches.real
+        self._seen[batches.ids] = True
+        self.samples_emitted += samples
         self.rows.append(
             StepRow(
                 step=len(self.rows),
                 round=round_,
                 start_s=start_s,
                 end_s=end_s,
-                samples=self._samples,
-                real_tokens=self._real,
-                padded_tokens=self._padded,
-                critical_tokens=self._critical,
-                idle_ranks=self._idle,
-                oversize_groups=self._oversize,
-                over_budget_groups=self._over_budget,
+                samples=samples,
+                real_tokens=int(batches.real.sum()),
+                padded_tokens=int(batches.padded.sum()),
+                critical_tokens=int(batches.padded.max()),
+                idle_ranks=int((batches.samples == 0).sum()),
+                oversize_groups=int((is_over & is_single).sum()),
+                over_budget_groups=int((is_over & ~is_single).sum()),
                 queued_steps=queued_steps,
                 data_wait_s=data_wait_s,
                 compute_s=compute_s,
@@ -198,24 +183,21 @@ class Recorder:
                 collective_s=collective_s,
             )
         )
-        self.samples_emitted += self._samples
-        self._clear()
 
     def compute_totals(self) -> Totals:
         """Returns the sums of the run.
 
         Raises: InvariantError when the steps do not add up to what the ranks took.
         """
-        self._flush()
         totals = compute_totals(
             self.rows,
-            rank_tokens=np.array(self._rank_tokens),
+            rank_tokens=self._rank_tokens,
             samples_unique=int(self._seen.sum()),
             rounds=self.rounds,
             exchange_s=self.exchange_s,
         )
-        if totals.real_tokens != sum(self._rank_tokens):
-            raise InvariantError("CONSERVE", f"steps hold {totals.real_tokens} tokens, ranks {sum(self._rank_tokens)}")
+        if totals.real_tokens != self._rank_tokens.sum():
+            raise InvariantError("CONSERVE", f"steps hold {totals.real_tokens} tokens, ranks {self._rank_tokens.sum()}")
         return totals
 
 
@@ -247,7 +229,7 @@ class Totals:
 def compute_totals(
     rows: list[StepRow],
     *,
-    rank_tokens: NDArray[np.int64],
+    rank_tokens: Integers,
     samples_unique: int,
     rounds: int,
     exchange_s: float,

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+import numpy as np
 import simpy
 
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
+from odb_ref.core.types import Step
 from odb_sim.engine.exchange import Process
+from odb_sim.engine.metrics import Batches, count_batches
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
 from odb_sim.inputs.conditions import Fault, FaultKind
 
 _TAKEN: Final = StepTaken()
+
+
+class _Take(NamedTuple):
+    """A rank has taken its step, at ``time_s``; its processor takes ``slowness`` times as long for it as others."""
+
+    rank: int
+    step: Step
+    time_s: float
+    slowness: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """A step's seconds, summed over ranks; and when each of them, and the slowest, is ready for the collective."""
+
+    wait_s: float
+    compute_s: float
+    ready_s: list[float]
+    slowest_s: float
 
 
 class Trainers:
@@ -24,17 +47,14 @@ class Trainers:
         "_departed",
         "_leaving",
         "_on_progress",
+        "_queued_steps",
         "_ranks",
-        "_round",
         "_slowness",
         "_stage",
+        "_takes",
         "_waiting",
         "_wakened",
         "_waking",
-        "compute_s",
-        "data_wait_s",
-        "queued_steps",
-        "takes",
     )
 
     def __init__(self, stage: Stage, ranks: Sequence[Rank], on_progress: Callable[[int], None] | None) -> None:
@@ -49,12 +69,8 @@ class Trainers:
         """Ranks that want their next step and do not have it."""
         self._wakened: list[int] = []
         self._waking: simpy.Event | None = None
-        self._round = 0
-        self.compute_s = 0.0
-        self.data_wait_s = 0.0
-        self.queued_steps = 0
-        self.takes: list[tuple[float, int]] = []
-        """When each rank of the step will have computed it, and the rank."""
+        self._queued_steps = 0
+        self._takes: list[_Take] = []
 
     def notice(self, rank: int) -> None:
         """A step was delivered to ``rank``, or its epoch is over."""
@@ -75,28 +91,28 @@ class Trainers:
             self._depart(number)
             self._waiting = set(range(len(self._ranks))) - self._departed
             self._wakened = sorted(self._waiting)
-            self.compute_s = self.data_wait_s = 0.0
-            self.queued_steps = 0
-            self.takes.clear()
-            leavers = yield from self._take_all(number, start_s)
+            self._queued_steps = 0
+            self._takes = []
+            leavers = yield from self._take_all(number)
+            batches = count_batches([take.step.group for take in self._takes])
+            computing = self._compute(batches, start_s)
             if self._departed:
                 return  # whoever has taken the step waits in its collective for one that has left
-            if leavers and self.takes:
-                taker = self.takes[0][1]
+            if leavers and self._takes:
+                taker = self._takes[0].rank
                 raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
             if leavers:
                 return
-            slowest_s, _ = max(self.takes)
-            yield env.timeout(slowest_s + sync_s - env.now)
-            self._end_step(start_s, slowest_s)
+            yield env.timeout(computing.slowest_s + sync_s - env.now)
+            self._end_step(batches, computing, start_s)
 
-    def _take_all(self, number: int, start_s: float) -> Generator[simpy.Event, object, list[int]]:
+    def _take_all(self, number: int) -> Generator[simpy.Event, object, list[int]]:
         """Has every rank take its step when it has it; returns the ranks whose epoch is over instead."""
         leavers: list[int] = []
         while self._waiting:
             wakened, self._wakened = self._wakened, []
             for rank in wakened:
-                if rank not in self._waiting or self._take(rank, number, start_s):
+                if rank not in self._waiting or self._take(rank, number):
                     continue
                 if self._ranks[rank].outcome is not None:
                     self._waiting.discard(rank)
@@ -138,46 +154,55 @@ class Trainers:
                     rank.handle(PeerLost(fault.rank, fault.cause))
                 rank.handle(ConsumerStopped())
 
-    def _take(self, rank: int, number: int, start_s: float) -> bool:
+    def _take(self, rank: int, number: int) -> bool:
         """``rank`` takes its step now; False when it is not there."""
         stage, taker = self._stage, self._ranks[rank]
         queue = taker.queue
         if not queue:
             return False
-        self.queued_steps += len(queue)
+        self._queued_steps += len(queue)
         step = queue.popleft()
         if step.number != number:
             raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
         self._waiting.discard(rank)
-        now = stage.env.now
-        compute_s = stage.stretch(stage.costs.compute_group_s(step.group) * self._slowness.get(rank, 1.0))
-        self.compute_s += compute_s
-        self.data_wait_s += now - start_s
-        self.takes.append((now + compute_s, rank))
-        if stage.timeline is not None:
-            stage.timeline.add(rank, "trainer", "wait for data", start_s, now)
-            stage.timeline.add(rank, "trainer", "idle" if step.is_idle else "compute", now, now + compute_s)
-        if not self._departed:
-            stage.recorder.take(rank, step.group)
+        self._takes.append(_Take(rank, step, stage.env.now, stage.stretch(self._slowness.get(rank, 1.0))))
         taker.handle(_TAKEN)
-        self._round = step.round
         return True
 
-    def _end_step(self, start_s: float, slowest_s: float) -> None:
-        stage, end_s = self._stage, self._stage.env.now
-        ranks = len(self.takes)
+    def _compute(self, batches: Batches, start_s: float) -> _Computing:
+        """Returns how long the ranks that have taken the step compute it."""
+        taken_s = np.array([take.time_s for take in self._takes])
+        factors = np.array([take.slowness for take in self._takes])
+        compute_s = self._stage.costs.compute_batches_s(batches.padded, batches.longest) * factors
+        ready_s = taken_s + compute_s
+        if (timeline := self._stage.timeline) is not None:
+            for take, end_s in zip(self._takes, ready_s.tolist(), strict=True):
+                timeline.add(take.rank, "trainer", "wait for data", start_s, take.time_s)
+                timeline.add(take.rank, "trainer", "idle" if take.step.is_idle else "compute", take.time_s, end_s)
+        return _Computing(
+            wait_s=float((taken_s - start_s).sum()),
+            compute_s=float(compute_s.sum()),
+            ready_s=ready_s.tolist(),
+            slowest_s=float(ready_s.max(initial=start_s)),
+        )
+
+    def _end_step(self, batches: Batches, computing: _Computing, start_s: float) -> None:
+        stage, slowest_s, end_s = self._stage, computing.slowest_s, self._stage.env.now
+        takers = [take.rank for take in self._takes]
         stage.recorder.end_step(
-            round_=self._round,
+            takers,
+            batches,
+            round_=self._takes[-1].step.round,
             start_s=start_s,
             end_s=end_s,
-            queued_steps=self.queued_steps,
-            data_wait_s=self.data_wait_s,
-            compute_s=self.compute_s,
-            sync_wait_s=ranks * (slowest_s - start_s) - self.data_wait_s - self.compute_s,
-            collective_s=ranks * (end_s - slowest_s),
+            queued_steps=self._queued_steps,
+            data_wait_s=computing.wait_s,
+            compute_s=computing.compute_s,
+            sync_wait_s=len(takers) * (slowest_s - start_s) - computing.wait_s - computing.compute_s,
+            collective_s=len(takers) * (end_s - slowest_s),
         )
         if stage.timeline is not None:
-            for ready_s, rank in self.takes:
+            for rank, ready_s in zip(takers, computing.ready_s, strict=True):
                 stage.timeline.add(rank, "trainer", "wait for ranks", ready_s, slowest_s)
                 stage.timeline.add(rank, "trainer", "collective", slowest_s, end_s)
         if self._on_progress is not None:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import WIRE_SIZE
-from odb_ref.core.types import Group, compute_padded_tokens
 
 Seconds = NDArray[np.float64]
 Number = TypeVar("Number", float, NDArray[np.float64])
@@ -68,10 +67,6 @@ class GpuCost:
     def __post_init__(self) -> None:
         for item in fields(self):
             _check_not_negative(self, item.name, getattr(self, item.name))
-
-    def compute_group_s(self, group: Group) -> float:
-        """Returns the seconds for one padded batch; ``fixed_s`` when it is idle."""
-        return self.compute_batch_s(compute_padded_tokens(group), group[0].length) if group else self.fixed_s
 
     def compute_batch_s(self, padded_tokens: Number, longest: Number) -> Number:
         """Returns the seconds for batches of so many padded tokens, whose longest sample has ``longest``."""
@@ -256,14 +251,8 @@ class Costs:
     step_table: StepTable = field(default_factory=StepTable)
     fitted: FittedTo = field(default_factory=FittedTo)
 
-    def compute_group_s(self, group: Group) -> float:
-        """Returns the seconds for one padded batch on one rank, without the step's collective."""
-        if group and self.step_table.rows:
-            return self.step_table.compute_step_s(compute_padded_tokens(group))
-        return self.gpu.compute_group_s(group)
-
     def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
-        """Returns the seconds for many batches at once, as `compute_group_s` has them."""
+        """Returns the seconds for many batches at once, without the step's collective; one of 0 tokens is an idle step."""
         if not self.step_table.rows:
             return self.gpu.compute_batch_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
         return self.compute_steps_s(padded_tokens, padded_tokens)
