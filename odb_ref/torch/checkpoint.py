@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.exchange.collectives import compute_place
+from odb_ref.torch.exchange.collectives import get_rank_and_size
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.plan.state import StateDict
 
@@ -39,7 +39,7 @@ class JobState:
         """
         states: list[object] = [self._save()]
         group = self._process_group
-        _, world_size = compute_place(group)
+        _, world_size = get_rank_and_size(group)
         if world_size > 1:
             states *= world_size
             dist.all_gather_object(states, states[0], group=group)

@@ -140,7 +140,7 @@ class EpochIterator(Generic[Batch]):
     def __del__(self) -> None:
         trainer_side = self._trainer_side
         if not trainer_side.is_exhausted:
-            CLEANUP.submit(lambda: _abandon(trainer_side))
+            CLEANUP.submit(lambda: _leave(trainer_side))
 
 
 class StepIterator(Iterator[tuple[Batch, StepInfo]]):
@@ -157,6 +157,6 @@ class StepIterator(Iterator[tuple[Batch, StepInfo]]):
         self._epoch.close()
 
 
-def _abandon(trainer_side: TrainerSide) -> None:
+def _leave(trainer_side: TrainerSide) -> None:
     TABLE.drop(trainer_side)
-    trainer_side.retire(LEAVE_S)
+    trainer_side.leave_and_close(LEAVE_S)

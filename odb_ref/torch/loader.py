@@ -23,7 +23,7 @@ from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.backend.process_backend import ProcessBackend
 from odb_ref.torch.backend.thread_backend import ThreadBackend
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.exchange.collectives import compute_place
+from odb_ref.torch.exchange.collectives import get_rank_and_size
 from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
@@ -251,7 +251,7 @@ class ODBDataLoader(Generic[Batch]):
         self._reminders = Reminders()
         self._last_step = LastStep()
         self._session = Session(TABLE.drop)
-        self._finalizer = weakref.finalize(self, self._session.retire)
+        self._finalizer = weakref.finalize(self, self._session.close_soon)
         self._finalizer.atexit = False
 
     # Epochs ----------------------------------------------------------------------------------------------------------
@@ -323,10 +323,10 @@ class ODBDataLoader(Generic[Batch]):
         Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
         Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
         """
-        rank, world_size = compute_place(self.process_group)
+        rank, world_size = get_rank_and_size(self.process_group)
         trainer_side = self._trainer_side
-        place = None if trainer_side is None or trainer_side.is_exhausted else trainer_side.compute_place()
-        return self._schedule.compute_state(rank, world_size, place).to_dict()
+        progress = None if trainer_side is None or trainer_side.is_exhausted else trainer_side.compute_progress()
+        return self._schedule.compute_state(rank, world_size, progress).to_dict()
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
         """Goes on from a saved state with the next iteration.

@@ -106,7 +106,7 @@ class Driver:
     def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
         """Hears that samples have been read."""
         samples = tuple(self._make_sample(*item) for item in items)
-        is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.place.base
+        is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.progress.base
         if is_empty and (fault := self._quarantine.find_emptiness()):
             self.on_error(fault, QuarantineError(fault))
         elif self._inbox.is_open:
@@ -225,7 +225,7 @@ class Driver:
     def _make_order(self, step: Step) -> BatchOrder:
         with self._lock:
             places = tuple(self._quarantine.get_place(sample.position) for sample in step.group)
-        return BatchOrder(step.number, places, step.number >= self._start.place.steps)
+        return BatchOrder(step.number, places, step.number >= self._start.progress.steps)
 
     def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
         time_s = time.monotonic() if self._at_s is None else self._at_s

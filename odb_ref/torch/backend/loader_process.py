@@ -28,8 +28,7 @@ from odb_ref.torch.backend.wire import (
     Batch,
     BeginEpoch,
     Broken,
-    Conclude,
-    Concluded,
+    CloseTrace,
     Doubt,
     EndEpoch,
     Exit,
@@ -42,6 +41,7 @@ from odb_ref.torch.backend.wire import (
     RoundCollated,
     SetAside,
     Submit,
+    TraceClosed,
 )
 from odb_ref.torch.exchange.process_table import look_at
 from odb_ref.torch.plan.start import EpochStart
@@ -240,9 +240,9 @@ def _obey(connection: Link, sender: _Sender, backend: ThreadBackend, order: Orde
             case Submit(epoch, event, at_s):
                 if epoch == reporter.epoch:
                     backend.submit(event, at_s)
-            case Conclude(epoch):
-                backend.conclude()
-                sender.send(Concluded(epoch))
+            case CloseTrace(epoch):
+                backend.close_trace()
+                sender.send(TraceClosed(epoch))
             case EndEpoch():
                 backend.end()
             case Exit():

@@ -101,7 +101,7 @@ class Backend(Protocol):
         """
         ...
 
-    def conclude(self) -> None:
+    def close_trace(self) -> None:
         """Ends the trace: when it returns, it is complete."""
         ...
 

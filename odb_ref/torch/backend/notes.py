@@ -44,7 +44,7 @@ class RoundNote:
     """The numbers of its steps."""
     next_start: RoundStart
     known_places: int
-    """So many places of the rank's order have decided its steps: see `Place.known`."""
+    """So many places of the rank's order have decided its steps: see `Progress.known`."""
     positions: array[int]
     """Of all its samples, step by step."""
     rows: array[int]

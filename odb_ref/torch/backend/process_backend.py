@@ -31,8 +31,7 @@ from odb_ref.torch.backend.wire import (
     Batch,
     BeginEpoch,
     Broken,
-    Conclude,
-    Concluded,
+    CloseTrace,
     Doubt,
     EndEpoch,
     Exit,
@@ -45,6 +44,7 @@ from odb_ref.torch.backend.wire import (
     RoundCollated,
     SetAside,
     Submit,
+    TraceClosed,
 )
 from odb_ref.torch.exchange.process_table import Look, kill_with_children, look_at
 from odb_ref.torch.plan.start import EpochStart
@@ -59,7 +59,7 @@ JOIN_S: Final = 1.5
 QUIET_S: Final = 2.0
 """A loader process that has done nothing for so long is said to be silent."""
 
-CONCLUDE_S: Final = 5.0
+CLOSE_TRACE_S: Final = 5.0
 """How long the end of an epoch waits for its trace."""
 
 
@@ -100,7 +100,7 @@ class ProcessBackend:
         self._silence: Silence | None = None
         self._listener: Listener | None = None
         self._is_traced = False
-        self._concluded = threading.Event()
+        self._trace_closed = threading.Event()
         # Batches of a round that is not complete yet; only the receiving thread touches them.
         self._arrived: list[tuple[int, object]] = []
         self._arrived_epoch = 0
@@ -117,7 +117,7 @@ class ProcessBackend:
             self._epoch += 1
             self._listener = listener if is_alive else None
             self._is_traced = start.trace is not None
-            self._concluded.clear()
+            self._trace_closed.clear()
         if not is_alive:
             self.close()  # what is left of one that was lost in an epoch, or died between two
             self._listener = listener
@@ -181,11 +181,11 @@ class ProcessBackend:
     def work(self, steps: int, limit_s: float | None = None) -> None:
         """Does nothing: the process does the work."""
 
-    def conclude(self) -> None:
+    def close_trace(self) -> None:
         """Waits until the trace is complete."""
         if self._is_traced and self._listener is not None:
-            self._send(Conclude(self._epoch))
-            self._concluded.wait(CONCLUDE_S)
+            self._send(CloseTrace(self._epoch))
+            self._trace_closed.wait(CLOSE_TRACE_S)
 
     def end(self) -> None:
         """Ends the epoch, and the process unless its workers persist."""
@@ -243,7 +243,7 @@ class ProcessBackend:
         with self._lock:
             self._is_spoilt = True
             listener, self._listener = self._listener, None
-        self._concluded.set()
+        self._trace_closed.set()
         if listener is not None:
             listener.on_lost(cause, error)
 
@@ -251,9 +251,9 @@ class ProcessBackend:
         match message:
             case Alive(doing):
                 self._doing = doing
-            case Concluded(epoch):
+            case TraceClosed(epoch):
                 if epoch == self._epoch:
-                    self._concluded.set()
+                    self._trace_closed.set()
             case Report(epoch, notice):
                 if self._listener is not None and epoch == self._epoch:
                     self._report(epoch, notice, self._listener)

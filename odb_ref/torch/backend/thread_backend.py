@@ -54,7 +54,7 @@ class ThreadBackend:
         """Returns what is being read and collated."""
         return self._pipeline.describe()
 
-    def conclude(self) -> None:
+    def close_trace(self) -> None:
         """Ends the trace."""
         if self._driver is not None:
             self._driver.close_trace()

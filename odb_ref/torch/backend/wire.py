@@ -39,8 +39,8 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Conclude:
-    """Complete the trace, and answer `Concluded`."""
+class CloseTrace:
+    """Complete the trace, and answer `TraceClosed`."""
 
     epoch: int
 
@@ -55,7 +55,7 @@ class Exit:
     """End the epoch, the workers and the process."""
 
 
-Order = BeginEpoch | Submit | Conclude | EndEpoch | Exit
+Order = BeginEpoch | Submit | CloseTrace | EndEpoch | Exit
 
 # To the training process -------------------------------------------------------------------------------------------------
 
@@ -132,10 +132,10 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Concluded:
+class TraceClosed:
     """The trace of an epoch is complete."""
 
     epoch: int
 
 
-Answer = Report | Concluded | Alive
+Answer = Report | TraceClosed | Alive

@@ -204,7 +204,7 @@ def compute_neighbours(rank: int, world_size: int) -> tuple[int | None, tuple[in
     return (None if rank == 0 else (rank - 1) // FAN), tuple(range(first, min(first + FAN, world_size)))
 
 
-def compute_place(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+def get_rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
     """Returns the rank and the world size of this process in the group; 0 and 1 without torch.distributed."""
     if not dist.is_available() or not dist.is_initialized():
         return 0, 1
@@ -226,10 +226,10 @@ def _join(parts: dict[int, bytes]) -> bytes:
 
 
 def _split(payload: bytes) -> dict[int, bytes]:
-    parts, place = {}, 0
-    while place < len(payload):
-        rank, size = _SIZE.unpack_from(payload, place)
-        place += _SIZE.size
-        parts[rank] = payload[place : place + size]
-        place += size
+    parts, offset = {}, 0
+    while offset < len(payload):
+        rank, size = _SIZE.unpack_from(payload, offset)
+        offset += _SIZE.size
+        parts[rank] = payload[offset : offset + size]
+        offset += size
     return parts

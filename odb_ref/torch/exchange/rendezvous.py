@@ -31,7 +31,7 @@ from odb_ref.torch.exchange.collectives import (
     ReduceTransport,
     Transport,
     compute_neighbours,
-    compute_place,
+    get_rank_and_size,
 )
 from odb_ref.torch.exchange.door import TOKEN_BYTES, Door, knock
 from odb_ref.torch.exchange.links import Check, EndedError, Link, Links, Peer
@@ -64,7 +64,7 @@ def make_transport(
     """
     if name not in TRANSPORTS:
         raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
-    rank, world_size = compute_place(process_group)
+    rank, world_size = get_rank_and_size(process_group)
     if world_size == 1:
         return LocalTransport()
     group = dist.group.WORLD

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.sampler import ShardSampler
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import START, EpochState, Generation, Place, compute_digest, join_states
+from odb_ref.torch.plan.state import START, EpochState, Generation, Progress, compute_digest, join_states
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
 from odb_ref.torch.reading.source import ReadPlan
@@ -103,7 +103,7 @@ class Beginning:
     @property
     def resume_step(self) -> int:
         """The number of the first step that the consumer is given."""
-        return self.start.place.steps
+        return self.start.progress.steps
 
 
 def make_beginning(
@@ -122,19 +122,19 @@ def make_beginning(
 
     Raises: UsageError when the states do not fit.
     """
-    place = choose_place(order, rank, world_size, loaded, settings)
+    progress = choose_progress(order, rank, world_size, loaded, settings)
     keys: Sequence[object] | None = None
     total, before = None, 0
     if not order.is_iterable:
-        keys, total, before = order.compute_keys(epoch, rank, world_size, place.base)
+        keys, total, before = order.compute_keys(epoch, rank, world_size, progress.base)
         if quota is not None and before >= quota:
             keys = []  # met before the number of ranks changed: there is nothing left to read
 
     beginning = Beginning(
         start=EpochStart(
             keys=keys,
-            place=place,
-            seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(place.base)),
+            progress=progress,
+            seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(progress.base)),
             read_ahead=read_ahead,
             max_bad=max_bad,
             quota_samples=None if quota is None else max(1, quota - before),
@@ -152,7 +152,7 @@ def _check_keys(order: Order, start: EpochStart, rank: int, loaded: Sequence[Epo
 
     Raises: UsageError when other keys are listed than when the state was saved, or in another order.
     """
-    if start.place == START:
+    if start.progress == START:
         return  # nothing was taken: any order will do
     saved = next((state.keys for state in loaded if order.is_auto or state.rank == rank), "")
     if saved and saved != (found := order.compute_digest(start)):
@@ -171,19 +171,19 @@ def _describe_keys(keys: str) -> str:
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     """Returns what is left to read of the epoch: first what was carried into the round it resumes in, then what follows."""
-    keys, place = start.keys, start.place
-    round_start = None if place.checkpoint is None else place.checkpoint.start
+    keys, progress = start.keys, start.progress
+    round_start = None if progress.checkpoint is None else progress.checkpoint.start
     carried = () if round_start is None else tuple(map(quarantine.get_place, round_start.carried))
     read_samples = 0 if round_start is None else round_start.read_samples
     first = quarantine.get_place(read_samples - 1) + 1 if read_samples else 0
-    bad = frozenset(place.bad)
+    bad = frozenset(progress.bad)
     if keys is None:
         return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
     places = (*carried, *(p for p in range(first, len(keys)) if p not in bad))
     return ReadPlan(keys=[keys[p] for p in places], places=places, seed=start.seed)
 
 
-def choose_place(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> Place:
+def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> Progress:
     """Returns where ``rank`` goes on.
 
     Raises: UsageError when the states do not fit.
@@ -197,7 +197,7 @@ def choose_place(order: Order, rank: int, world_size: int, loaded: Sequence[Epoc
     if first.world_size == world_size and first.settings == settings:
         if mine is None:
             raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
-        return mine.place
+        return mine.progress
     if not order.is_auto:
         raise UsageError(
             "load_state_dict: shards given by the caller can only be resumed with the same world size and settings; "
@@ -208,4 +208,4 @@ def choose_place(order: Order, rank: int, world_size: int, loaded: Sequence[Epoc
             f"load_state_dict: world size or settings have changed (saved: {first.world_size} ranks, now {world_size}), "
             "so the states of all ranks are needed, as a list"
         )
-    return Place(base=join_states(loaded))
+    return Progress(base=join_states(loaded))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.plan.order import Beginning, Order, choose_place, make_beginning
-from odb_ref.torch.plan.state import EpochState, Place
+from odb_ref.torch.plan.order import Beginning, Order, choose_progress, make_beginning
+from odb_ref.torch.plan.state import EpochState, Progress
 
 
 class Schedule:
@@ -64,8 +64,8 @@ class Schedule:
         self.beginning, self.epoch = beginning, beginning.start.epoch + 1
         self._loaded, self._digest = (), ""
 
-    def compute_state(self, rank: int, world_size: int, place: Place | None) -> EpochState:
-        """Returns what to save: ``place`` is where the epoch under way stands on this rank; None between two epochs."""
+    def compute_state(self, rank: int, world_size: int, progress: Progress | None) -> EpochState:
+        """Returns what to save: ``progress`` is where the epoch under way stands on this rank; None between two epochs."""
         state = EpochState(
             epoch=self.epoch,
             world_size=world_size,
@@ -76,9 +76,11 @@ class Schedule:
         if self._loaded:
             loaded = self._get_loaded()
             keys = next((saved.keys for saved in loaded if self._order.is_auto or saved.rank == rank), "")
-            return replace(state, keys=keys, place=choose_place(self._order, rank, world_size, loaded, self._settings))
-        if place is None or self.beginning is None:
+            return replace(
+                state, keys=keys, progress=choose_progress(self._order, rank, world_size, loaded, self._settings)
+            )
+        if progress is None or self.beginning is None:
             return state
         start = self.beginning.start
         self._digest = self._digest or self._order.compute_digest(start)
-        return replace(state, epoch=start.epoch, keys=self._digest, place=place)
+        return replace(state, epoch=start.epoch, keys=self._digest, progress=progress)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from odb_ref.core.config import Config
 from odb_ref.core.resume import Checkpoint
-from odb_ref.torch.plan.state import START, Place
+from odb_ref.torch.plan.state import START, Progress
 from odb_ref.torch.reading.quarantine import Quarantine
 
 
@@ -19,7 +19,7 @@ class EpochStart:
 
     keys: Sequence[object] | None
     """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set."""
-    place: Place = START
+    progress: Progress = START
     seed: int = 0
     read_ahead: int = 1
     max_bad: float = 0
@@ -32,7 +32,7 @@ class EpochStart:
     @property
     def checkpoint(self) -> Checkpoint | None:
         """None at the very beginning of an epoch."""
-        return self.place.checkpoint
+        return self.progress.checkpoint
 
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""
@@ -44,8 +44,8 @@ class EpochStart:
             self.get_key,
             max_bad=self.max_bad,
             total_samples=None if self.keys is None else len(self.keys),
-            bad=self.place.bad,
-            known_places=self.place.known,
+            bad=self.progress.bad,
+            known_places=self.progress.known,
         )
 
     def get_key(self, place: int) -> object:

@@ -59,7 +59,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Progress:
     """Where one rank stands in an epoch: at its beginning, or after a step."""
 
     checkpoint: Checkpoint | None = None
@@ -80,7 +80,7 @@ class Place:
         return 0 if self.checkpoint is None else self.checkpoint.start.planned_steps + self.checkpoint.taken_steps
 
 
-START: Final = Place()
+START: Final = Progress()
 """The beginning of an epoch."""
 
 
@@ -97,7 +97,7 @@ class EpochState:
     """What decides the order of the samples; must not change."""
     keys: str = ""
     """How many keys the order lists, and their digest (`compute_digest`); empty where no epoch is under way."""
-    place: Place = START
+    progress: Progress = START
 
     def to_dict(self) -> StateDict:
         """Returns the state as plain integers, strings, lists and dicts."""
@@ -109,12 +109,12 @@ class EpochState:
             "settings": self.settings,
             "order": self.order,
             "keys": self.keys,
-            "place": None if self.place.checkpoint is None else _encode_checkpoint(self.place.checkpoint),
-            "window": list(asdict(self.place.window).values()),
-            "bad": list(self.place.bad),
-            "known": self.place.known,
-            "digest": self.place.digest,
-            "base": [[_encode_part(part) for part in generation.parts] for generation in self.place.base],
+            "place": None if self.progress.checkpoint is None else _encode_checkpoint(self.progress.checkpoint),
+            "window": list(asdict(self.progress.window).values()),
+            "bad": list(self.progress.bad),
+            "known": self.progress.known,
+            "digest": self.progress.digest,
+            "base": [[_encode_part(part) for part in generation.parts] for generation in self.progress.base],
         }
 
     @classmethod
@@ -147,7 +147,7 @@ class EpochState:
                     settings=settings,
                     order=order,
                     keys=keys,
-                    place=Place(
+                    progress=Progress(
                         checkpoint=None if place is None else _decode_checkpoint(place),
                         window=StepCounts(samples, tokens, supervised),
                         bad=_decode_places(bad),
@@ -253,20 +253,20 @@ def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
         ranks = [state.rank for state in states]
         raise UsageError(f"load_state_dict: states of ranks {ranks}, expected one of each of {first.world_size} ranks")
     for state in states:
-        if (state.epoch, state.order, state.keys, state.place.base) != (
+        if (state.epoch, state.order, state.keys, state.progress.base) != (
             first.epoch,
             first.order,
             first.keys,
-            first.place.base,
+            first.progress.base,
         ):
             raise UsageError(f"load_state_dict: the states of ranks 0 and {state.rank} are not of the same epoch")
-        if state.place.steps != first.place.steps:
+        if state.progress.steps != first.progress.steps:
             raise UsageError(
-                f"load_state_dict: rank 0 was saved after {first.place.steps} steps, rank {state.rank} after "
-                f"{state.place.steps}"
+                f"load_state_dict: rank 0 was saved after {first.progress.steps} steps, rank {state.rank} after "
+                f"{state.progress.steps}"
             )
-    base = first.place.base
-    checkpoints = [(state.place.checkpoint, state.place.bad) for state in states]
+    base = first.progress.base
+    checkpoints = [(state.progress.checkpoint, state.progress.bad) for state in states]
     parts = tuple(Part(checkpoint, bad) for checkpoint, bad in checkpoints if checkpoint is not None)
     # Before the first step none has a checkpoint that says more than the base does.
     return (*base, Generation(parts)) if len(parts) == len(states) else base

@@ -19,7 +19,7 @@ class BadSampleLog:
 
     def __init__(self, start: EpochStart) -> None:
         self._get_key = start.get_key
-        self._places = list(start.place.bad)
+        self._places = list(start.progress.bad)
         self._records = [Quarantined(start.get_key(place), SAVED_CAUSE) for place in self._places[:KEPT_RECORDS]]
         self._is_told = False
 

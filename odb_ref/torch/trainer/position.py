@@ -8,7 +8,7 @@ from odb_ref.core.resume import Ledger
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
 from odb_ref.torch.backend.notes import RoundNote, StepNote
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import Place
+from odb_ref.torch.plan.state import Progress
 from odb_ref.torch.trainer.bad_samples import BadSampleLog
 
 
@@ -17,12 +17,12 @@ class Position:
 
     def __init__(self, start: EpochStart, accumulation_steps: int) -> None:
         saved = None if start.checkpoint is None else start.checkpoint.start
-        self._start = start.place
+        self._start = start.progress
         self._accumulation_steps = accumulation_steps
         self._ledger = Ledger(saved)
         self._rounds: deque[RoundNote] = deque()
         """From the one that the last taken step or the accumulation window lies in."""
-        self.first_step = start.place.steps
+        self.first_step = start.progress.steps
         """The first step that the consumer is given: those below were trained on before the state was saved."""
         self.next_step = saved.planned_steps if saved else 0
         """The number of the next step to be taken or, after a restart, skipped."""
@@ -72,7 +72,7 @@ class Position:
                     total += planned.get_counts(number)
         return total
 
-    def compute_place(self, bad: BadSampleLog) -> Place:
+    def compute_progress(self, bad: BadSampleLog) -> Progress:
         """Returns what to save after the last taken step. Spec: R10, R11.3."""
         if self.next_step <= self.first_step and self._start.checkpoint is not None:
             return self._start
@@ -81,7 +81,7 @@ class Position:
         note = self._find_round(self.next_step - 1) if checkpoint.taken_steps else None
         known = 0 if note is None else note.known_places
         taken = range(self.compute_window(self.next_step).start, self.next_step)
-        return Place(
+        return Progress(
             checkpoint=checkpoint,
             window=self.sum_counts(taken) if taken else ZERO_COUNTS,
             bad=bad.get_places(known),

@@ -69,7 +69,7 @@ class Session:
         """Ends the epoch that is under way, if any, and waits until all ranks know. ``lost_to`` is for its iterator to say."""
         trainer_side, self._trainer_side = self._trainer_side, None
         if trainer_side is not None:
-            trainer_side.retire(timeout_s, lost_to)
+            trainer_side.leave_and_close(timeout_s, lost_to)
             self._forget(trainer_side)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Session:
             if exchange is not None:
                 exchange.join(1.0)
 
-    def retire(self) -> None:
+    def close_soon(self) -> None:
         """Has `close` done soon, at the latest before the next loader starts. Safe in a finalizer."""
         _closing.append(self)
         CLEANUP.submit(self.close)

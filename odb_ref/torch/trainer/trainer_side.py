@@ -39,7 +39,7 @@ from odb_ref.torch.backend.messages import Backend, Update
 from odb_ref.torch.backend.notes import Taken
 from odb_ref.torch.exchange.exchange import Exchange, Status
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import Place
+from odb_ref.torch.plan.state import Progress
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.trainer.bad_samples import BadSampleLog
 from odb_ref.torch.trainer.ending import Ending
@@ -228,7 +228,7 @@ class TrainerSide:
                     return self._take(now_s)
         finally:
             self._is_asking = False
-        self._conclude()
+        self._check_ending()
         return None
 
     def _work(self) -> None:
@@ -321,13 +321,13 @@ class TrainerSide:
         self._submit(StepTaken(), now_s)
         return Taken(step, batch, counts, self._position.emitted_samples, self._machine.is_last(number))
 
-    def _conclude(self) -> None:
+    def _check_ending(self) -> None:
         if self._lost_to:
             raise UsageError(f"this iterator has lost epoch {self._start.epoch} before its end: {self._lost_to}")
         if self._has_left:
             return
         if not self._is_closed:
-            self._backend.conclude()
+            self._backend.close_trace()
         summary = self._machine.summary
         self._ending.check(summary)
         if summary is not None and summary.planned_steps < self._position.first_step:
@@ -364,13 +364,13 @@ class TrainerSide:
                     self.on_lost(_CLOSED, OdbError(_CLOSED))
                 self._condition.notify_all()
 
-    def retire(self, timeout_s: float, lost_to: str = "") -> None:
+    def leave_and_close(self, timeout_s: float, lost_to: str = "") -> None:
         """Leaves, waits until all ranks know, or for so long, and closes."""
         self.leave(lost_to)
         self.wait(timeout_s)
         self.close()
 
-    def compute_place(self) -> Place:
+    def compute_progress(self) -> Progress:
         """Returns where the epoch stands after the last taken step."""
         with self._condition:
-            return self._position.compute_place(self.bad_samples)
+            return self._position.compute_progress(self.bad_samples)
