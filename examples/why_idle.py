@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
+from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Agreed
 from odb_ref.core.offer import NONE
 from odb_ref.trace.format import decode_event, decode_offer
@@ -19,9 +20,19 @@ from odb_ref.trace.reading import read_trace
 def main() -> None:
     parser = argparse.ArgumentParser(description="Why steps of an epoch were idle.")
     parser.add_argument("traces", nargs="+", metavar="TRACE")
-    options = parser.parse_args()
+    try:
+        explain(parser.parse_args().traces)
+    except UsageError as error:
+        parser.error(str(error))
+
+
+def explain(traces: list[str]) -> None:
+    """Prints a line for each round with idle steps, and how many there are of each kind.
+
+    Raises: UsageError when a file is not a trace.
+    """
     idle: Counter[str] = Counter()
-    for path in options.traces:
+    for path in traces:
         offers, agreements = {}, {}
         for record in read_trace(path)[1]:
             if record.event and record.event["kind"] == "agreed":
