@@ -123,6 +123,7 @@ def check_types(path: Path, text: str) -> str:
     return str(out).replace("builtins.", "")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_passes_mypy(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     examples = [block for block in blocks if "ODBDataLoader(" in block]
@@ -132,6 +133,7 @@ def test_the_example_of_the_readme_passes_mypy(tmp_path: Path) -> None:
         assert "Success" in out, out
 
 
+@pytest.mark.slow
 def test_the_loader_is_generic_in_its_batches(tmp_path: Path) -> None:
     out = check_types(tmp_path / "inferred.py", GIVEN + INFERRED)
     assert re.findall(r'Revealed type is "(.*?)"', out) == REVEALED, out
