@@ -48,6 +48,17 @@ def test_a_slow_collate_fn_runs_in_several_processes_and_makes_the_same_batches(
     assert len({tuple(drawn) for *_, drawn in one}) == len(one)
 
 
+def look_up_the_data_set(worker_id: int) -> None:
+    worker = torch.utils.data.get_worker_info()
+    assert (worker.id, len(worker.dataset)) == (worker_id, SAMPLES)
+
+
+def test_a_worker_init_fn_is_called_where_there_is_a_worker() -> None:
+    batches = read(num_workers=3, worker_init_fn=look_up_the_data_set)
+    assert len({pid for pid, *_ in batches}) > 1
+    assert sorted(number for _, ids, _, _ in batches for number in ids) == list(range(SAMPLES))
+
+
 def test_a_quick_collate_fn_stays_in_the_loader_process() -> None:
     def make(samples: list[Any]) -> int:
         return os.getpid()

@@ -204,9 +204,11 @@ def serve(task: Task) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     sender = _Sender(connection)
-    init_fn = _WorkerInit(spec.options.worker_init_fn, None if forked_from is None else os.getpid())
+    watch = _WorkerInit(None, None if forked_from is None else os.getpid())
+    init_fn = replace(watch, init_fn=spec.options.worker_init_fn)
+    options = replace(spec.options, worker_init_fn=init_fn, collator_init_fn=watch)
     try:
-        backend = ThreadBackend(task.config, replace(spec, options=replace(spec.options, worker_init_fn=init_fn)))
+        backend = ThreadBackend(task.config, replace(spec, options=options))
     except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
         _Reporter(sender, task.epoch).on_lost(describe(error), error)
         sender.close()

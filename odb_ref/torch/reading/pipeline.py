@@ -66,7 +66,7 @@ class ReadPipeline:
             BatchMaker(spec.collate_fn, spec.label_check),
             0 if is_inline else spec.options.num_workers,
             context=spec.options.multiprocessing_context,
-            init_fn=spec.options.worker_init_fn,
+            init_fn=spec.options.collator_init_fn,
         )
         self._is_pinned = spec.options.is_pinned
         self._is_inline = is_inline
