@@ -83,6 +83,7 @@ class ReadPipeline:
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
         self._epoch = _Epoch(reader, maker, self._left)
         if not self._is_inline:
+            self._workers.prepare()  # while this process has fewer threads
             self._epoch.start()
 
     def read(self, count: int) -> None:
@@ -243,10 +244,10 @@ class _Maker:
 
     def count_work(self) -> int:
         """Returns how many times `work` finds something to do."""
-        return sum(len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
+        return sum(2 * len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
 
     def work(self) -> None:
-        """Makes one batch, or has it made, or hands out those of a round."""
+        """Begins one batch, or finishes one, or hands out those of a round."""
         round_, orders = self._orders[0]
         if orders and self._workers.has_room:
             self._begin(orders.popleft())
@@ -263,10 +264,8 @@ class _Maker:
         task = self._collator.take(order)
         if task is None:
             self._put(order.number, Made(None))
-        elif self._workers.are_worth_it and task.can_travel:
-            self._workers.submit(order.number, task)
         else:
-            self._put(order.number, self._workers.make(task))
+            self._workers.begin(order.number, task)
 
     def _put(self, number: int, made: Made) -> None:
         for doubt in made.doubts:

@@ -37,8 +37,8 @@ class LoaderOptions:
     """None: where starting a process takes seconds, workers stay as long as what they were sent stays the same."""
     multiprocessing_context: object = None
     worker_init_fn: object = None
-    collator_init_fn: object = None
-    """What a process that collates does first: not the user's function, which is for DataLoader workers, who read."""
+    collator_init_fn: Callable[[], None] | None = None
+    """What a process that collates does first: ``worker_init_fn`` is for workers, who read."""
     timeout: float = 0
     is_pinned: bool = False
     silence_s: float = 60.0
