@@ -85,7 +85,8 @@ class OpensOnce:
         self.file: Any = None
 
     def __call__(self, samples: list[Any]) -> tuple[int, int]:
-        time.sleep(self.seconds)
+        if self.seconds:
+            time.sleep(self.seconds)
         if self.file is None:
             self.file = open(self.path, "a")  # noqa: SIM115
             self.opened_by = os.getpid()
