@@ -58,7 +58,9 @@ def hide(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["files of memory", "descriptors", "processes", "all of Linux"])
-def test_what_the_system_does_not_show_is_not_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str) -> None:
+def test_what_the_system_does_not_show_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
     hide(monkeypatch, what, tmp_path)
     results = run_ranks(2, read_images, 2)
     assert not any(result.error for result in results), results

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -113,6 +115,9 @@ class Source:
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
         chunks = iter(self._loader)
+        if self._loader.num_workers and threading.current_thread() is threading.main_thread():
+            # What torch sets there raises in that thread, wherever it is, when a worker dies.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.workers = tuple(
             child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
         )
