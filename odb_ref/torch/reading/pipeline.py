@@ -291,8 +291,10 @@ class _Epoch:
         self.threads: tuple[threading.Thread, ...] = ()
 
     def start(self) -> None:
-        """Starts the threads; first the processes, if nothing is in the way: what is forked by the thread that was itself forked
-        from the user's finds what belongs to that thread, such as a connection of SQLite.
+        """Starts the threads, and before them the processes, if no thread is left that may be in the way.
+
+        What a data set has opened may belong to the user's thread, as a connection of SQLite does: workers forked by the thread
+        that was itself forked from that one can use it.
         """
         parts = (self._reader, self._maker)
         if not any(thread.is_alive() for thread in self._after):
