@@ -75,8 +75,8 @@ class EpochIterator(Generic[Batch]):
     def read(self) -> tuple[Batch, StepInfo]:
         """Returns the next batch, and what belongs to it.
 
-        Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when a batch of it was lost:
-        Ctrl-C came while it was handed out.
+        Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when it is another's, or
+        when Ctrl-C came while a batch was handed out, which is lost.
         """
         if self._lost:
             raise UsageError(self._lost)
