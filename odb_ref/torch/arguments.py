@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
@@ -80,6 +81,8 @@ def make_loader_options(
         )
     if not (is_named or multiprocessing_context is None or isinstance(multiprocessing_context, BaseContext)):
         raise UsageError(f"multiprocessing_context must be a name or a context, got {multiprocessing_context!r}")
+    if workers and os.name != "posix":
+        raise UsageError(f"num_workers={workers} needs Linux or macOS: with num_workers=0 the loader works here too")
     if not workers:
         given = {"prefetch_factor": prefetch, "multiprocessing_context": multiprocessing_context}
         given["persistent_workers"] = persistent_workers or None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Self, cast
 
+from odb_ref.core.errors import UsageError
 from odb_ref.torch.backend.notes import Taken
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
@@ -48,6 +49,10 @@ class EpochIterator(Generic[Batch]):
         self._reminders = reminders
         self._loader: object = loader
         self._is_over = False
+        self._put_off: Warning | None = None
+        """A warning that is an error to the user, and came with a batch: raised after that, which would be lost else."""
+        self._lost = ""
+        """Which step was taken and never handed out, if any."""
         self._scaled_steps = 0
         self._trainer_side = trainer_side
         self._beginning = beginning
@@ -70,9 +75,27 @@ class EpochIterator(Generic[Batch]):
     def read(self) -> tuple[Batch, StepInfo]:
         """Returns the next batch, and what belongs to it.
 
-        Raises: StopIteration when the epoch is complete, JobError when it has ended early.
+        Raises: StopIteration when the epoch is complete, JobError when it has ended early, UsageError when it is another's, or
+        when Ctrl-C came while a batch was handed out, which is lost.
         """
+        if self._lost:
+            raise UsageError(self._lost)
+        first = self._trainer_side.next_step
+        try:
+            return self._read()
+        except Exception:
+            raise
+        except BaseException as error:
+            if self._trainer_side.next_step != first:
+                self._lost = f"step {first} was lost when {type(error).__name__} came while it was handed out"
+                self.close()
+            raise
+
+    def _read(self) -> tuple[Batch, StepInfo]:
         while not self._is_over:
+            if self._put_off is not None:
+                warning, self._put_off = self._put_off, None
+                raise warning
             try:
                 taken = self._trainer_side.take()
             except Exception:
@@ -81,7 +104,12 @@ class EpochIterator(Generic[Batch]):
             if taken is None:
                 self._is_over = True
                 CLEANUP.submit(self._trainer_side.close)
-            self._warn(taken)
+            try:
+                self._warn(taken)
+            except Warning as warning:
+                if taken is None:
+                    raise
+                self._put_off = warning
             if taken is None:
                 break
             if taken.step.is_idle and self._on_idle is OnIdle.SKIP:

@@ -90,7 +90,8 @@ class ODBDataLoader(Generic[Batch]):
 
     **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and
     collates, so that none of it holds the interpreter lock of the process that trains; with 0 the thread that asks for a
-    batch does, as with a DataLoader, and a rank then takes part only while it asks.
+    batch does, as with a DataLoader, and a rank then takes part only while it asks. ``collate_fn`` runs beside the workers, in
+    a thread or, where it is slow, several processes: `get_worker_info` is None and ``worker_init_fn`` has not been called.
     Where starting a process takes seconds (``spawn``, ``forkserver``) these outlive the epoch, unless data set, ``collate_fn``
     or another function has changed meanwhile, or ``persistent_workers=False``. A sample of any size takes memory, and neither
     a descriptor nor shared memory, while it is held.

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, get_worker_info  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.collator import pin  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
@@ -88,13 +88,16 @@ class Rows(Dataset[Any]):
         return make_sample(number)
 
 
-def test_a_connection_that_belongs_to_one_thread_can_be_read_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_connection_that_belongs_to_one_thread_can_be_read_from(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "samples.db"
     with sqlite3.connect(path) as table:
         table.execute("create table samples (number integer)")
         table.executemany("insert into samples values (?)", [(number,) for number in range(COUNT)])
-    with ODBDataLoader(Rows(path), **SETTINGS) as loader:
-        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
+    context = "fork" if num_workers else None
+    with ODBDataLoader(Rows(path), num_workers=num_workers, multiprocessing_context=context, **SETTINGS) as loader:
+        for _ in range(2):
+            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
 
 
 class Locked(Numbers):
@@ -117,6 +120,14 @@ def test_samples_that_cannot_be_copied_are_read_again_for_idle_steps() -> None:
     results = run_ranks(2, read_locked, 3, {})
     assert not any(result.error for result in results), results
     assert sorted(results[0].value + results[1].value) == [*range(COUNT), 100, 101, 102]
+
+
+def test_samples_that_cannot_be_sent_are_an_error_that_says_so() -> None:
+    with (
+        ODBDataLoader(Locked(0, COUNT), num_workers=1, **SETTINGS) as loader,
+        pytest.raises(JobError, match=r"a sample cannot be sent .*cannot pickle '_thread.lock'.*use num_workers=0"),
+    ):
+        list(loader)
 
 
 class Keyed(Dataset[Any]):

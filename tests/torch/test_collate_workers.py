@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
-from odb_ref.torch.reading.collate_workers import SLOW_S, TRIAL_BATCHES, CollateTask, CollateWorkers  # noqa: E402
+from odb_ref.torch.reading.collate_workers import (  # noqa: E402
+    SLOW_S,
+    TRIAL_BATCHES,
+    CollateTask,
+    CollateWorkerError,
+    CollateWorkers,
+)
 from odb_ref.torch.reading.collator import BatchMaker  # noqa: E402
 from odb_ref.torch.reading.serialization import pack, unpack  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
@@ -43,16 +50,66 @@ def test_a_slow_collate_fn_runs_in_several_processes_and_makes_the_same_batches(
     """Preserves: REPLAY, COVER."""
     one, three = read(num_workers=1), read(num_workers=3)
     assert len({pid for pid, *_ in one}) == 1
-    assert len({pid for pid, *_ in three}) == 4  # the loader process for the first batches, then each of the three
+    assert len({pid for pid, *_ in three}) == 3
     assert [(ids, drawn) for _, ids, _, drawn in one] == [(ids, drawn) for _, ids, _, drawn in three]
     assert len({tuple(drawn) for *_, drawn in one}) == len(one)
 
 
-def test_a_quick_collate_fn_stays_in_the_loader_process() -> None:
+def look_up_the_data_set(worker_id: int) -> None:
+    worker = torch.utils.data.get_worker_info()
+    assert (worker.id, len(worker.dataset)) == (worker_id, SAMPLES)
+
+
+def test_a_worker_init_fn_is_called_where_there_is_a_worker() -> None:
+    batches = read(num_workers=3, worker_init_fn=look_up_the_data_set)
+    assert len({pid for pid, *_ in batches}) > 1
+    assert sorted(number for _, ids, _, _ in batches for number in ids) == list(range(SAMPLES))
+
+
+def test_a_quick_collate_fn_runs_in_the_loader_process() -> None:
     def make(samples: list[Any]) -> int:
         return os.getpid()
 
     with ODBDataLoader(Numbers(0, SAMPLES), collate_fn=make, num_workers=3, **SETTINGS) as loader:
+        pids = list(loader)
+    assert len(set(pids[: TRIAL_BATCHES + 1])) == 1  # one made for it
+    assert len(set(pids[TRIAL_BATCHES + 1 :])) == 1
+    assert len(set(pids)) == 2
+
+
+class OpensOnce:
+    """Opens a file when it is first called, as a connection to a server is; slow, or quick after that."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self.path, self.seconds = path, seconds
+        self.file: Any = None
+
+    def __call__(self, samples: list[Any]) -> tuple[int, int]:
+        if self.seconds:
+            time.sleep(self.seconds)
+        if self.file is None:
+            self.file = open(self.path, "a")  # noqa: SIM115
+            self.opened_by = os.getpid()
+        return os.getpid(), self.opened_by
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2 * SLOW_S])
+def test_what_a_collate_fn_opens_is_used_by_the_process_that_opened_it(tmp_path: Path, seconds: float) -> None:
+    function = OpensOnce(str(tmp_path / "file"), seconds)
+    with ODBDataLoader(Numbers(0, SAMPLES), collate_fn=function, num_workers=3, **SETTINGS) as loader:
+        users = list(loader)
+    assert len(set(users)) == (3 if seconds else 2)
+    assert all(user == opener for user, opener in users)
+
+
+@pytest.mark.slow
+def test_a_slow_collate_fn_that_cannot_be_sent_any_more_stays_where_it_is(tmp_path: Path) -> None:
+    function = OpensOnce(str(tmp_path / "file"), 2 * SLOW_S)
+    options = SETTINGS | {"multiprocessing_context": "spawn", "num_workers": 2, "timeout_s": 60}
+    with (
+        ODBDataLoader(Numbers(0, SAMPLES), collate_fn=function, **options) as loader,
+        pytest.warns(RuntimeWarning, match="cannot run in as many processes as there are workers: TypeError"),
+    ):
         assert len(set(loader)) == 1
 
 
@@ -110,24 +167,54 @@ def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
     assert epochs == [list(range(SAMPLES))] * 2
 
 
-def test_batches_come_with_their_numbers_however_long_each_takes() -> None:
+def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() -> None:
+    permit = multiprocessing.Semaphore(0)
+
     def make(samples: list[object]) -> object:
-        time.sleep(float(str(samples[0])))
+        time.sleep(2 * SLOW_S)
+        assert samples[0] != "last" or permit.acquire(timeout=30)
         return samples[0]
 
     workers = CollateWorkers(BatchMaker(make, None), 3)
+    workers.prepare()
     try:
-        for _ in range(TRIAL_BATCHES):
-            assert not workers.are_worth_it
-            workers.make(CollateTask(0, (0.02,), None))
-        assert workers.are_worth_it
-        for number, delay in enumerate((0.3, 0.0, 0.1)):
+        while not (workers.has_room and workers.pending):  # until it has proved to be slow
+            if workers.pending:
+                workers.collect()
+            workers.begin(0, CollateTask(0, (pack("trial"),), None))
+        workers.collect()
+        for number, sample in enumerate(("last", "one", "two")):
             assert workers.has_room
-            workers.submit(number, CollateTask(0, (pack(delay),), None))
+            workers.begin(number, CollateTask(0, (pack(sample),), None))
         assert not workers.has_room
-        found = [workers.collect() for _ in range(3)]
+        found = [workers.collect() for _ in range(2)]
+        permit.release()
+        found.append(workers.collect())
     finally:
         workers.close()
-    assert sorted((number, unpack(made.batch)) for number, made in found) == [(0, 0.3), (1, 0.0), (2, 0.1)]
+    assert sorted((number, unpack(made.batch)) for number, made in found) == [(0, "last"), (1, "one"), (2, "two")]
     assert found[-1][0] == 0
     assert not workers.pending
+
+
+def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:
+    def make(samples: list[object]) -> object:
+        time.sleep(2 * SLOW_S)
+        if samples[0] == "die":
+            die()
+        return int(str(samples[0]))
+
+    workers = CollateWorkers(BatchMaker(make, None), 2)
+    workers.prepare()
+    try:
+        for sample, found in (("1", "1"), ("x", "ValueError"), ("2", "2"), ("die", "exited unexpectedly")) * 3:
+            workers.begin(0, CollateTask(0, (pack(sample),), None))
+            try:
+                assert unpack(workers.collect()[1].batch) == int(found)
+            except CollateWorkerError as error:
+                assert found in str(error)
+            assert workers.has_room
+            assert not workers.pending
+    finally:
+        workers.close()
+    assert not multiprocessing.active_children()

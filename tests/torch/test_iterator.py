@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -119,3 +120,36 @@ def test_a_forgotten_pop_step_info_is_warned_of_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(make_loader())  # alone, each loss is scaled by 1
+
+
+def forget_labels(samples: list[Any]) -> dict[str, Any]:
+    return {"numbers": [sample["number"] for sample in samples]}
+
+
+def test_a_warning_that_is_an_error_loses_no_batch() -> None:
+    """Checks: COVER."""
+    numbers: list[int] = []
+    raised = 0
+    with ODBDataLoader(Numbers(0, 40), **SETTINGS | {"collate_fn": forget_labels}) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = iter(loader)
+        while len(numbers) < 40:
+            try:
+                numbers += next(batches)["numbers"]
+            except RuntimeWarning:
+                raised += 1
+    assert raised
+    assert sorted(numbers) == list(range(40))
+
+
+def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks: ONCE, COVER."""
+    with make_loader() as loader:
+        batches = iter(loader)
+        next(batches)
+        monkeypatch.setattr(batches, "_make_info", lambda taken: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        monkeypatch.undo()
+        with pytest.raises(UsageError, match="step 1 was lost when KeyboardInterrupt came"):
+            next(batches)

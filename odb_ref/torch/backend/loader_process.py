@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, assert_never
 
 import torch
@@ -173,11 +174,11 @@ class _WorkerInit:
     Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
     """
 
+    watch: Callable[[], None]
     init_fn: object
-    forked_from: int | None
 
     def __call__(self, worker_id: int) -> None:
-        _start_watch(self.forked_from)
+        self.watch()
         if callable(self.init_fn):
             self.init_fn(worker_id)
 
@@ -204,9 +205,11 @@ def serve(task: Task) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     sender = _Sender(connection)
-    init_fn = _WorkerInit(spec.options.worker_init_fn, None if forked_from is None else os.getpid())
+    watch = partial(_start_watch, None if forked_from is None else os.getpid())
+    init_fn = _WorkerInit(watch, spec.options.worker_init_fn)
+    options = replace(spec.options, worker_init_fn=init_fn, collator_init_fn=watch)
     try:
-        backend = ThreadBackend(task.config, replace(spec, options=replace(spec.options, worker_init_fn=init_fn)))
+        backend = ThreadBackend(task.config, replace(spec, options=options))
     except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
         _Reporter(sender, task.epoch).on_lost(describe(error), error)
         sender.close()

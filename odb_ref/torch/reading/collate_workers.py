@@ -1,32 +1,43 @@
-"""Processes that make batches where one process would not keep up: each has the ``collate_fn`` and makes one at a time.
+"""Makes batches: here, or where one process would not keep up, in several, each of which makes one at a time.
 
 A DataLoader's workers collate too, each its own batches. Here a batch is made of samples that several workers have read, so it
-is sent, as the bytes it came in, to a process that only collates. A quick ``collate_fn`` is not worth the way: these processes
-start once it has proved to be slow.
+is sent, as the bytes it came in, to a process that only collates. It is no worker: ``worker_init_fn`` is not called there, and
+``get_worker_info()`` is None, as where the machine is. A quick ``collate_fn`` is not worth the way, so the first batches are
+timed. What a ``collate_fn`` opens when it is first called must not be forked into several processes; so where processes are
+forked, they are made while this one has not called it, and a process of its own makes the first batches too.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final, TypeAlias
 
 import torch
 
 from odb_ref.core.errors import OdbError
+from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, pack
 
+if sys.platform == "linux":
+    from resource import RUSAGE_THREAD, getrusage
+
 SLOW_S: Final = 0.004
-"""A ``collate_fn`` that takes longer than this on average is worth a process of its own."""
+"""A ``collate_fn`` that takes longer than this on average is worth processes of its own."""
 
 TRIAL_BATCHES: Final = 4
-"""The average is taken over at least so many batches."""
+"""The average of so many decides, or of fewer when they have taken as long as so many may. The first does not count: what is
+loaded once is loaded then.
+"""
 
 NAME: Final = "odb-collate"
 """What the names of these processes begin with."""
@@ -51,10 +62,11 @@ class CollateTask:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A batch, and what is doubtful about it."""
+    """A batch, what is doubtful about it, and how long it took to make."""
 
     batch: object
     doubts: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 class CollateWorkerError(OdbError, RuntimeError):
@@ -73,7 +85,7 @@ class _Worker:
 
 
 class CollateWorkers:
-    """So many processes, started when they are first needed; for one thread."""
+    """Whoever makes batches: this process, or up to ``count`` others. For one thread."""
 
     def __init__(
         self,
@@ -81,111 +93,159 @@ class CollateWorkers:
         count: int,
         *,
         context: object = None,
-        init_fn: object = None,
+        init_fn: Callable[[], None] | None = None,
     ) -> None:
         self._make = make
         self._count = count
-        self._context = multiprocessing.get_context(context if isinstance(context, str) else None)
+        self._context = (
+            context
+            if isinstance(context, BaseContext)
+            else multiprocessing.get_context(context if isinstance(context, str) else None)
+        )
         self._init_fn = init_fn
-        self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._busy: dict[int, tuple[_Worker, int]] = {}
-        """By the file descriptor of its link: who makes which step."""
-        self._made = 0
-        self._spent_s = 0.0
-
-    @property
-    def are_worth_it(self) -> bool:
-        """True once the batches made by `make` have shown that they take long."""
-        return self._count > 1 and self._made >= TRIAL_BATCHES and self._spent_s > SLOW_S * self._made
+        self._busy: dict[Link, tuple[_Worker, int]] = {}
+        """By its link: who makes which step."""
+        self._made_here: deque[tuple[int, Made]] = deque()
+        self._doubts: tuple[str, ...] = ()
+        self._trials_s: list[float] = []
+        self._are_worth_it: bool | None = None if count > 1 else False
+        """None while that is not known."""
 
     @property
     def pending(self) -> int:
-        """How many batches are being made."""
-        return len(self._busy)
+        """How many batches have begun and are not collected."""
+        return len(self._busy) + len(self._made_here)
 
     @property
     def has_room(self) -> bool:
-        """True when another batch can be begun at once."""
-        return len(self._busy) < max(1, self._count)
+        """True when another batch can be begun before one is collected."""
+        return self.pending < (self._count if self._are_worth_it else 1)
 
-    def make(self, task: CollateTask) -> Made:
-        """Makes a batch here, and remembers how long it took."""
-        began = time.monotonic()
-        made = self._make(task)
-        self._spent_s += time.monotonic() - began
-        self._made += 1
-        return made
+    def prepare(self) -> None:
+        """Starts a process for the first batches, where it must be started before ``collate_fn`` is called here.
 
-    def submit(self, number: int, task: CollateTask) -> None:
-        """Has the batch of a step made by a process that is idle.
-
-        Raises: CollateWorkerError when that process is gone, and what starting one raises.
+        Raises: what starting one raises.
         """
-        if not self._workers:
-            self._start()
-        worker = self._idle.pop()
+        if self._are_worth_it is None and self._context.get_start_method() == "fork" and not self._idle:
+            self._idle.append(self._start())
+
+    def begin(self, number: int, task: CollateTask) -> None:
+        """Makes the batch of a step, or has it made.
+
+        Raises: what ``collate_fn`` raises here; CollateWorkerError when the process to make it is gone.
+        """
+        worker = self._find_worker() if task.can_travel else None
+        if worker is None:
+            made = _make_timed(self._make, task)
+            doubts, self._doubts = self._doubts, ()
+            self._made_here.append((number, replace(made, doubts=made.doubts + doubts)))
+            return
         try:
             worker.link.send(task)
         except OSError:
-            raise _describe_loss(worker.process) from None
-        self._busy[worker.link.fileno()] = (worker, number)
+            raise _lose(worker) from None
+        self._busy[worker.link] = (worker, number)
 
     def collect(self) -> tuple[int, Made]:
-        """Returns the next batch that is ready, packed, and the number of its step. Waits for it.
+        """Returns the next batch that is ready, packed if it was made elsewhere, and the number of its step. Waits for it.
 
-        Raises: CollateWorkerError when ``collate_fn`` has raised, or its process is gone.
+        Raises: CollateWorkerError when ``collate_fn`` has raised in another process, or that is gone.
         """
-        links = {worker.link: worker for worker, _ in self._busy.values()}
-        sentinels = {worker.process.sentinel: worker for worker in links.values()}
-        ready = wait([*links, *sentinels])
-        link = next((item for item in ready if isinstance(item, Connection)), None)
-        if link is None:
-            raise _describe_loss(next(sentinels[item] for item in ready if isinstance(item, int)).process)
-        worker, number = self._busy.pop(link.fileno())
+        number, made = self._made_here.popleft() if self._made_here else self._receive()
+        if self._are_worth_it is None:
+            self._judge(made.seconds)
+        return number, made
+
+    def _receive(self) -> tuple[int, Made]:
+        sentinels = {worker.process.sentinel: link for link, (worker, _) in self._busy.items()}
+        ready = wait([*self._busy, *sentinels])
+        # What one has sent before it ended counts.
+        links = [item for item in ready if isinstance(item, Connection)]
+        worker, number = self._busy.pop(links[0] if links else sentinels[ready[0]])  # type: ignore[index]
         try:
-            answer = link.recv()
+            answer = worker.link.recv()
         except (EOFError, OSError):
-            raise _describe_loss(worker.process) from None
+            raise _lose(worker) from None
+        self._idle.append(worker)
         if not isinstance(answer, Made):
             raise CollateWorkerError(answer.text if isinstance(answer, _Failure) else f"unexpected answer: {answer!r}")
-        self._idle.append(worker)
         return number, answer
+
+    def _judge(self, seconds: float) -> None:
+        self._trials_s.append(seconds)
+        counted = self._trials_s[1:]
+        if sum(counted) > SLOW_S * TRIAL_BATCHES:
+            self._are_worth_it = True
+        elif len(counted) == TRIAL_BATCHES:
+            self._are_worth_it = False
+            self.close()
+
+    def _find_worker(self) -> _Worker | None:
+        """Returns a process that is idle, started now if need be; None when this one is to make the batch."""
+        if self._idle or not self._are_worth_it:
+            return self._idle.pop() if self._idle else None
+        try:
+            return self._start()
+        except (
+            Exception
+        ) as error:  # a collate_fn that cannot be sent, now that it has been called; a limit of the system
+            self._count = len(self._busy)
+            self._are_worth_it = self._count > 0
+            self._doubts = (
+                f"collate_fn is slow, and cannot run in as many processes as there are workers: {describe(error)}",
+            )
+            return None
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        with theirs:
+            process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+                target=_serve, args=(self._make, self._init_fn, theirs), name=NAME, daemon=True
+            )
+            process.start()
+        return _Worker(process, ours)
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""
-        workers, self._workers, self._idle = self._workers, [], []
+        workers = [*self._idle, *(worker for worker, _ in self._busy.values())]
+        self._idle.clear()
         self._busy.clear()
+        self._made_here.clear()
         for worker in workers:
             worker.process.kill()
         for worker in workers:
             worker.process.join()
             worker.link.close()
 
-    def _start(self) -> None:
-        for index in range(self._count):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(  # type: ignore[attr-defined]
-                target=_serve, args=(index, self._make, self._init_fn, theirs), name=f"{NAME}-{index}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
-        self._idle = list(self._workers)
 
-
-def _describe_loss(process: BaseProcess) -> CollateWorkerError:
-    process.join(1.0)
+def _lose(worker: _Worker) -> CollateWorkerError:
+    """Returns what to raise when a process is gone."""
+    worker.link.close()
+    worker.process.join(1.0)
     return CollateWorkerError(
-        f"the process that collates (pid {process.pid}) exited unexpectedly (exit code {process.exitcode})"
+        f"the process that collates (pid {worker.process.pid}) exited unexpectedly (exit code {worker.process.exitcode})"
     )
 
 
-def _serve(index: int, make: Callable[[CollateTask], Made], init_fn: object, link: Link) -> None:
+def _make_timed(make: Callable[[CollateTask], Made], task: CollateTask) -> Made:
+    """Returns the batch, and the time it took; without the time for which others had the processor, where that can be told."""
+    began_s, used_s, preemptions = time.monotonic(), time.thread_time(), _count_preemptions()
+    made = make(task)
+    is_preempted = _count_preemptions() != preemptions
+    return replace(made, seconds=time.thread_time() - used_s if is_preempted else time.monotonic() - began_s)
+
+
+def _count_preemptions() -> int:
+    """Returns how often this thread has lost the processor against its will; always 0 where that cannot be told."""
+    return getrusage(RUSAGE_THREAD).ru_nivcsw if sys.platform == "linux" else 0
+
+
+def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Link) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
-    if callable(init_fn):
-        init_fn(index)
+    if init_fn is not None:
+        init_fn()
     while True:
         try:
             task = link.recv()
@@ -198,8 +258,8 @@ def _answer(make: Callable[[CollateTask], Made], task: object) -> Made | _Failur
     try:
         if not isinstance(task, CollateTask):
             raise OdbError(f"unexpected message to a process that collates: {task!r}")
-        made = make(task)
-        return Made(pack(made.batch), made.doubts)
+        made = _make_timed(make, task)
+        return replace(made, batch=pack(made.batch))
     except BaseException as error:  # whatever collate_fn raises: also what would end the process without a word
         text = "".join(traceback.format_exception(error))
-        return _Failure(f"Caught {type(error).__name__} in a process that collates.\nOriginal Traceback: {text}")
+        return _Failure(f"{describe(error)}, in a process that collates.\nOriginal Traceback: {text}")

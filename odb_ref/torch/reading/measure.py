@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from odb_ref.core.errors import OdbError
-from odb_ref.torch.reading.serialization import pack
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.serialization import Packed, pack
 
 LengthFn = Callable[[object], int]
 
@@ -129,4 +130,16 @@ class Measure:
     def _measure(self, sample: object) -> Measured:
         length = _checked(self.length_fn(sample), "the length of a sample", 1, None)
         supervised = _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
-        return Measured(length, supervised, pack(sample) if self.is_packing else sample)
+        return Measured(length, supervised, _pack(sample) if self.is_packing else sample)
+
+
+def _pack(sample: object) -> Packed:
+    try:
+        return pack(sample)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a sample's parts raise: an open file, a lock
+        raise SampleError(
+            f"a sample cannot be sent to the process that collates ({describe(error)}): with num_workers above 0 it must be "
+            "possible to pickle it; leave out what cannot be pickled, or use num_workers=0"
+        ) from error

@@ -66,7 +66,7 @@ class ReadPipeline:
             BatchMaker(spec.collate_fn, spec.label_check),
             0 if is_inline else spec.options.num_workers,
             context=spec.options.multiprocessing_context,
-            init_fn=spec.options.worker_init_fn,
+            init_fn=spec.options.collator_init_fn,
         )
         self._is_pinned = spec.options.is_pinned
         self._is_inline = is_inline
@@ -81,7 +81,7 @@ class ReadPipeline:
         read_ahead = 0 if self._is_inline else read_ahead
         reader = _Reader(self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead)
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
-        self._epoch = _Epoch(reader, maker, self._left)
+        self._epoch = _Epoch(reader, maker, self._left, is_inline=self._is_inline)
         if not self._is_inline:
             self._epoch.start()
 
@@ -192,7 +192,8 @@ class _Reader:
             return 1 if self._is_ended else max(1, self._wanted[0] + 2 - buffered)
         return 0 if self._is_ended else max(0, self._read_ahead - buffered)
 
-    def open(self) -> None:
+    def prepare(self) -> None:
+        """Starts the workers, unless they are there."""
         if self._samples is None:
             self._samples = self._source.open(self._plan, self.listener.on_doubt)
 
@@ -204,7 +205,7 @@ class _Reader:
             self._wanted.popleft()
             self.listener.on_read(items, self._is_ended and not self._buffer)
             return
-        self.open()
+        self.prepare()
         for place, item in self._samples or ():
             self._read_samples += 1
             self._put(place, item)
@@ -235,6 +236,10 @@ class _Maker:
         self._batches: list[tuple[int, object]] = []
         self._collating: int | None = None
 
+    def prepare(self) -> None:
+        """Starts a process, where one is to be started before the first batch."""
+        self._workers.prepare()
+
     def describe(self) -> str:
         return "" if self._collating is None else f"collating step {self._collating}"
 
@@ -243,10 +248,10 @@ class _Maker:
 
     def count_work(self) -> int:
         """Returns how many times `work` finds something to do."""
-        return sum(len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
+        return sum(2 * len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
 
     def work(self) -> None:
-        """Makes one batch, or has it made, or hands out those of a round."""
+        """Begins one batch, or finishes one, or hands out those of a round."""
         round_, orders = self._orders[0]
         if orders and self._workers.has_room:
             self._begin(orders.popleft())
@@ -263,10 +268,8 @@ class _Maker:
         task = self._collator.take(order)
         if task is None:
             self._put(order.number, Made(None))
-        elif self._workers.are_worth_it and task.can_travel:
-            self._workers.submit(order.number, task)
         else:
-            self._put(order.number, self._workers.make(task))
+            self._workers.begin(order.number, task)
 
     def _put(self, number: int, made: Made) -> None:
         for doubt in made.doubts:
@@ -277,8 +280,9 @@ class _Maker:
 class _Epoch:
     """What is asked for in one epoch, and who does it: two threads of its own once started, or whoever calls `work`."""
 
-    def __init__(self, reader: _Reader, maker: _Maker, after: tuple[threading.Thread, ...]) -> None:
+    def __init__(self, reader: _Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
         self._after = after
+        self._is_inline = is_inline
         self._reader = reader
         self._maker = maker
         self._condition = threading.Condition()
@@ -287,9 +291,18 @@ class _Epoch:
         self.threads: tuple[threading.Thread, ...] = ()
 
     def start(self) -> None:
-        self.threads = (
-            threading.Thread(target=self._read_all, name="odb-read", daemon=True),
-            threading.Thread(target=self._run, args=(self._maker,), name="odb-collate", daemon=True),
+        """Starts the threads, and before them the processes, if no thread is left that may be in the way.
+
+        What a data set has opened may belong to the user's thread, as a connection of SQLite does: workers forked by the thread
+        that was itself forked from that one can use it.
+        """
+        parts = (self._reader, self._maker)
+        if not any(thread.is_alive() for thread in self._after):
+            for part in parts:
+                self._do(part, part.prepare)
+        self.threads = tuple(
+            threading.Thread(target=self._run, args=(part,), name=name, daemon=True)
+            for part, name in zip(parts, ("odb-read", "odb-collate"), strict=True)
         )
         for thread in self.threads:
             thread.start()
@@ -336,13 +349,13 @@ class _Epoch:
                         break
                     if until_s is not None and time.monotonic() >= until_s:
                         return
-                    self._do(part)
+                    self._do(part, part.work)
 
-    def _do(self, part: _Reader | _Maker) -> None:
+    def _do(self, part: _Reader | _Maker, work: Callable[[], None]) -> None:
         try:
-            part.work()
+            work()
         except BaseException as error:  # whatever user code raises
-            if self.threads:
+            if not self._is_inline:
                 # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
                 traceback.clear_frames(error.__traceback__)
             self.stop()
@@ -350,27 +363,15 @@ class _Epoch:
             if not isinstance(error, Exception):
                 raise
 
-    def _wait_for_others(self) -> None:
-        """What an earlier epoch still has under way is the user's code, perhaps not made for two threads."""
-        for thread in self._after:
-            thread.join()
-
-    def _read_all(self) -> None:
-        try:
-            self._wait_for_others()
-            self._reader.open()  # workers start before they are needed
-        except BaseException as error:  # whatever a worker's start raises
-            traceback.clear_frames(error.__traceback__)
-            self._reader.listener.on_error(describe(error), error)
-            return
-        self._run(self._reader)
-
     def _run(self, part: _Reader | _Maker) -> None:
-        self._wait_for_others()
+        for thread in self._after:  # what it has under way is the user's code, perhaps not made for two threads
+            thread.join()
+        if self._is_open:
+            self._do(part, part.prepare)  # workers start before they are needed
         while True:
             with self._condition:
                 while self._is_open and not part.count_work():
                     self._condition.wait()
                 if not self._is_open:
                     return
-            self._do(part)
+            self._do(part, part.work)

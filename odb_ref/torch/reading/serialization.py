@@ -16,6 +16,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -25,6 +26,9 @@ from odb_ref.core.errors import OdbError
 
 LARGE_BYTES: Final = 1 << 18
 """Tensors from this size on go through a file of memory, where the system has such files."""
+
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+"""Where Linux shows the files that a process has open, by name."""
 
 
 class TransferError(OdbError, MemoryError):
@@ -149,7 +153,7 @@ def _make_content(parts: Sequence[memoryview]) -> Content:
     """Returns all parts one after another: in a file of memory, or as bytes where there are no such files or nothing to put
     in.
     """
-    if not parts or not hasattr(os, "memfd_create"):
+    if not parts or not hasattr(os, "memfd_create") or not _DESCRIPTORS.exists():
         return b"".join(parts)
     try:
         file = os.memfd_create("odb")
@@ -192,7 +196,7 @@ def _read_content(content: Content, nbytes: int) -> torch.Tensor:
         raise _explain(error, nbytes) from error
     try:
         # Maps the file, and closes what it has opened: a map of Python's own would keep a descriptor.
-        return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=nbytes, dtype=torch.uint8)
+        return torch.from_file(str(_DESCRIPTORS / str(file)), shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise TransferError(f"{nbytes / 2**20:.1f} MiB of tensors cannot be mapped: {error}") from error
     finally:

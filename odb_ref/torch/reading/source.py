@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -37,6 +39,8 @@ class LoaderOptions:
     """None: where starting a process takes seconds, workers stay as long as what they were sent stays the same."""
     multiprocessing_context: object = None
     worker_init_fn: object = None
+    collator_init_fn: Callable[[], None] | None = None
+    """What a process that collates does first: ``worker_init_fn`` is for workers, who read."""
     timeout: float = 0
     is_pinned: bool = False
     silence_s: float = 60.0
@@ -111,6 +115,9 @@ class Source:
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
         chunks = iter(self._loader)
+        if self._loader.num_workers and threading.current_thread() is threading.main_thread():
+            # What torch sets there raises in that thread, wherever it is, when a worker dies.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.workers = tuple(
             child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
         )

@@ -212,6 +212,11 @@ class TrainerSide:
         """True when the epoch is complete and the consumer has been told."""
         return self._is_exhausted
 
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is taken next."""
+        return max(self._position.next_step, self._position.first_step)
+
     def take(self) -> Taken | None:
         """Returns the next step; None when the epoch is complete, or its consumer has left it. Waits for it.
 
