@@ -167,7 +167,7 @@ def test_a_whole_line_is_not_cut_off(tmp_path: Path) -> None:
     with gzip.open(path, "wb") as file:
         file.write(json.dumps(HEADER).encode() + b'\n{"rank": 1')
     reader = TraceReader(path)
-    with pytest.raises(TraceError, match="t.gz:2: not JSON, or cut off"):
+    with pytest.raises(TraceError, match=r"t\.gz:2: not JSON, or cut off"):
         reader.read()
     reader.close()
 
