@@ -48,6 +48,7 @@ soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, w
 	$(BIN)/python -m tests.soak.faults --seed $(SOAK_SEED) --runs $(SOAK_RUNS)
 	$(BIN)/python -m tests.soak.fuzz_check --seed $(SOAK_SEED) --runs 1000000
 	$(BIN)/python -m tests.mutants.deep
+	$(BIN)/python -m tests.mutants.planted
 	$(BIN)/python -m tests.explore.wrong_rules
 	$(BIN)/python -m tests.proofs.mutants
 	$(BIN)/python -m tests.simulator_answers.brute

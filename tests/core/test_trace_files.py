@@ -6,7 +6,7 @@ import gzip
 import json
 import locale
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
-from odb_ref.core.events import Collated, LocalFailed, PeerLost, Report, Reported, SamplesRead, StepTaken
+from odb_ref.core.events import Agreed, Collated, LocalFailed, PeerLost, Report, Reported, SamplesRead, StepTaken
+from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.core.rules import get_rule
 from odb_ref.core.types import Mode, Sample, StepCounts
@@ -331,3 +332,46 @@ def test_a_malformed_configuration_is_refused(changes: dict[str, Any], message: 
     with pytest.raises(TraceError) as caught:
         decode_config(json.loads(SHARED.shared_json) | changes, rank=0, depth_steps=1)
     assert str(caught.value) == message
+
+
+@dataclass(frozen=True)
+class OwnRule:
+    """A rule that does not ship, but for its name's sake."""
+
+    name: str = "paper"
+
+    def compute_target(self, agreement: Offer) -> int:
+        """Returns 1."""
+        return 1
+
+
+def test_a_rule_of_ones_own_goes_before_a_shipped_one_of_its_name() -> None:
+    own = OwnRule()
+    shared = json.loads(SHARED.shared_json)
+    assert decode_config(shared, rank=3, depth_steps=7, rules={"paper": own}).rule is own
+    assert decode_config(shared, rank=3, depth_steps=7, rules={"other": own}).rule is get_rule("paper")
+
+
+AGREED = Agreed(
+    Offer(
+        round_min=0, round_max=0, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=NONE,
+        stop_rank=NONE, samples_min=0, samples_max=0, groups_min=NONE, groups_max=0, due_max=0,
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["t.ndjson", "t.gz"])
+def test_a_plain_trace_can_be_followed_round_by_round_and_a_packed_one_is_small(name: str, tmp_path: Path) -> None:
+    """Each agreement is on the disk at once, with all before it; a flush of a compressed stream would cost its size."""
+    path = tmp_path / name
+    with TraceWriter(path, CONFIG, driver="test") as writer:
+        header = path.stat().st_size
+        assert header > 0, "the header is there at once"
+        writer.record(0, StepTaken(), ())
+        assert path.stat().st_size == header
+        writer.record(0, AGREED, ())
+        assert (path.stat().st_size > header) is (name == "t.ndjson")
+        written = path.stat().st_size
+        writer.record(0, StepTaken(), ())
+        assert path.stat().st_size == written
+    assert len(list(read_trace(path)[1])) == 3

@@ -15,7 +15,9 @@ from odb_sim.explore.search import Exploration, explore
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, LocalFailed
+from tests.mutants import planted
 from tests.mutants.loader import Mutant, load
+from tests.mutants.planted import PLANTED as SLIPS
 from tests.mutants.table import MUTANTS, PLANTED
 from tests.properties.worlds import WorldMachine
 
@@ -94,6 +96,17 @@ def test_table_names_every_mutant_once() -> None:
     names = [mutant.name for mutant in MUTANTS]
     assert len(names) == len(set(names)) >= 30
     assert set(PLANTED) <= set(names)
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.name)
+def test_a_slip_can_be_planted(slip: planted.Planted) -> None:
+    """Its text is there, once; `python -m tests.mutants.planted` says what catches it."""
+    text = (planted.ROOT / slip.path).read_text()
+    assert text.count(slip.old) == 1 and slip.old != slip.new
+
+
+def test_there_are_many_slips_and_each_has_its_name() -> None:
+    assert len({slip.name for slip in SLIPS}) == len(SLIPS) >= 20
 
 
 @pytest.mark.parametrize("name", PLANTED)

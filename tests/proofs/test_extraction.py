@@ -6,17 +6,22 @@ The proofs are of the model; these tests are its link to the Python.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from odb_sim.explore.rank import Core
 
 from odb_ref.core.alignment import align
 from odb_ref.core.grouping import compute_groups
 from odb_ref.core.offer import NONE, Offer, combine
 from odb_ref.core.rules import RULES
+from tests.mutants.deep import DEEP
+from tests.mutants.loader import load
 from tests.proofs.conftest import Model
+from tests.proofs.smallest import LIMIT_S, Case, describe, explain, find_differences, find_smallest
 from tests.proofs.wire import (
     show_group,
     show_groups,
@@ -101,7 +106,7 @@ FIRST_SEED = int(os.environ.get("ODB_SEED", "0"))
 def test_the_model_makes_the_same_transitions_as_the_python(model: Model, first: int) -> None:
     """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, TERM, ABORT, RELEASE, STOP, FREE (the link from proof to code)."""
     worlds = [run_world(seed) for seed in range(first, first + AT_ONCE)]
-    assert (difference := find_difference(model, worlds)) is None, difference
+    assert (difference := explain(model, Core(), worlds)) is None, difference
 
 
 def test_random_worlds_reach_what_they_must() -> None:
@@ -116,3 +121,36 @@ def test_a_changed_configuration_is_noticed(model: Model) -> None:
     worlds = [run_world(seed, most_events=400) for seed in range(20)]
     differing = sum(find_difference(model, [world], budget_tokens=1) is not None for world in worlds)
     assert differing > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "most_events", "said"),
+    [
+        ("failed_rank % 16", 1, "LocalFailed"),
+        ("what is due is counted in samples", 12, "read lengths"),
+        ("held with the quota met", 30, "quota of "),
+    ],
+)
+def test_what_differs_is_told_by_a_small_case(model: Model, name: str, most_events: int, said: str) -> None:
+    """A hundred events or more become a few, the same two answers apart, within the time for it."""
+    (mutant,) = (mutant for mutant in DEEP if mutant.name == name)
+    with load(mutant, has_invariants=False) as (core, _):
+        worlds = next(
+            worlds
+            for first in range(0, WORLDS, AT_ONCE)
+            if find_difference(model, worlds := [run_world(seed, core) for seed in range(first, first + AT_ONCE)])
+        )
+        began = time.monotonic()
+        found = find_smallest(model, core, worlds, limit_s=6 * LIMIT_S)
+        assert time.monotonic() - began < 12 * LIMIT_S
+        assert found is not None and len(found.case.events) == found.place <= most_events
+        assert said in describe(found)
+        # It is a difference of the defect's, not of what was made of the case.
+        assert len(find_differences(model, core, [found.case], {})) == 1
+    assert find_differences(model, Core(), [Case(found.case.config, found.case.events)], {}) == []
+
+
+def test_where_nothing_differs_nothing_is_made_small(model: Model) -> None:
+    worlds = [run_world(seed, most_events=200) for seed in range(10)]
+    assert find_smallest(model, Core(), worlds) is None
+    assert explain(model, Core(), worlds) is None

@@ -71,6 +71,8 @@ class Rank:
     source: tuple[Sample, ...]
     state: State
     events: list[str] = field(default_factory=list)
+    log: list[Event] = field(default_factory=list)
+    """The same as values."""
     lines: list[str] = field(default_factory=list)
     pending: list[Event] = field(default_factory=list)
     waiting: Post | None = None
@@ -116,6 +118,7 @@ class World:
         """Lets the event happen. A refused one must be refused by the model too."""
         rank = self.ranks[index]
         rank.events.append(write_event(event, self.prints))
+        rank.log.append(event)
         before = rank.state
         try:
             rank.state, effects = self.core.transition(rank.config, before, event)

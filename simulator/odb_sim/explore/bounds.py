@@ -98,8 +98,8 @@ class Bounds(Terms):
                 id=number,
                 position=position,
                 length=length,
-                supervised=length - number % 2,
-                costs=tuple((number + i) % 3 for i in range(len(self.limits))),
+                supervised=length - position % 2,
+                costs=tuple((position + i) % 3 for i in range(len(self.limits))),
             )
             for position, (number, length) in enumerate(enumerate(self.lengths[rank], first))
         )

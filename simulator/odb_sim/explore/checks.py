@@ -174,12 +174,14 @@ def check_together(ranks: Sequence[Progress]) -> None:
             raise Violation("RELEASE", f"rank {i} has released step {number}, rank {late} is ready up to {least_ready}")
         if rank.taken - min(other.entered for other in ranks) > 1:
             raise Violation("FREE", f"rank {i} has taken {rank.taken} steps, more than a step ahead")
-    first = ranks[0]
-    for i, rank in enumerate(ranks[1:], 1):
-        if abs(rank.round - first.round) > 1:
-            raise Violation("ALIGN", f"rank {i} is in round {rank.round}, rank 0 in {first.round}")
-        if rank.round == first.round and rank.planned != first.planned:
-            raise Violation("ALIGN", f"rank {i} has planned {rank.planned} steps, rank 0 {first.planned}")
+    first = min(ranks, key=lambda rank: rank.round)
+    planned: dict[int, int] = {}
+    for i, rank in enumerate(ranks):
+        if rank.round - first.round > 1:
+            raise Violation("ALIGN", f"rank {i} is in round {rank.round}, rank {ranks.index(first)} in {first.round}")
+        if planned.setdefault(rank.round, rank.planned) != rank.planned:
+            detail = f"rank {i} has planned {rank.planned} steps, another {planned[rank.round]}"
+            raise Violation("ALIGN", f"{detail} before round {rank.round}")
     outcomes = [
         rank.outcome for rank in ranks if rank.outcome is not None and rank.outcome.kind is not OutcomeKind.LOST
     ]

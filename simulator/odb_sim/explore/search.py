@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act, Core, Violation
+from odb_sim.explore.symmetry import AlikeSpace, Asymmetry, find_alike
 from odb_sim.explore.world import Action, Space, World, decode
 
 
@@ -20,6 +21,22 @@ class Counterexample:
     property: str
     detail: str
     schedule: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """What a search has left out."""
+
+    ordered: int
+    """Worlds of which one rank's actions were followed, not all."""
+    forgotten: int
+    """States of a rank in which nothing can happen to it any more and that nobody can tell from another."""
+    alike: tuple[tuple[int, ...], ...]
+    """The sets of ranks that have changed places."""
+    exchanged: int
+    """Transitions to a world with its ranks in another order than the one that stands for it."""
+    asymmetry: str
+    """Why ranks with equal inputs did not change places: the core does not treat them alike. Empty when it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +54,8 @@ class Exploration:
     is_complete: bool
     """False when the search met a violation or its limit."""
     counterexample: Counterexample | None
+    reduction: Reduction | None = None
+    """What was left out, by a search that leaves something out."""
 
     @property
     def states_per_s(self) -> float:
@@ -51,20 +70,42 @@ _PROGRESS_STATES: Final = 20_000
 _NO_ACTION: Final = -1
 
 
-def make_space(bounds: Bounds, core: Core | None = None, *, is_forgetful: bool = False) -> tuple[Space, World]:
+def make_space(bounds: Bounds, core: Core | None = None) -> tuple[Space, World]:
     """Returns a space and its first world, after one undisturbed schedule: what its steps hold is then known.
 
     Any other schedule must form the same steps (REPLAY); so the same schedule is always judged in the same way.
     Raises: Violation.
     """
-    space = Space(bounds, core, is_forgetful=is_forgetful)
+    space = Space(bounds, core)
+    return space, _begin(space)
+
+
+def _begin(space: Space) -> World:
     start = world = space.begin()
     while codes := [code for code in space.enabled(world) if code % ACTS < Act.URGE]:
         try:
             world = space.apply(world, codes[0])
         except Violation:
             break  # The search meets it too, and knows the way.
-    return space, start
+    return start
+
+
+def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, ...]) -> Violation | None:
+    """Returns what the last action of the schedule shows not to hold; None when all does, or the schedule is not possible."""
+    done = 0
+    try:
+        space, world = make_space(bounds, core)
+        for action in schedule:
+            done += 1
+            if action.code not in space.enabled(world):
+                return None
+            world = space.apply(world, action.code)
+            space.check(world)
+        if space.is_over(world, space.enabled(world)):
+            space.check_over(world)
+    except Violation as violation:
+        return violation if done == len(schedule) else None
+    return None
 
 
 def explore(
@@ -79,8 +120,8 @@ def explore(
 
     A world in which nothing has to happen any more must be a proper end (FREE). The measure falls on every transition
     (TERM), so the graph has no cycle and no schedule goes on for ever. With ``is_reduced``, where the actions of several ranks
-    commute, one order of them is followed, see `Space.reduce`: the same verdict from fewer worlds, and not always by the
-    shortest schedule.
+    commute, one order of them is followed, see `Space.reduce`, and of worlds that differ only in which of several alike ranks
+    is which one stands for all, see `AlikeSpace`: the same verdict from fewer worlds, and not always by the shortest schedule.
     """
     return Search(bounds, core=core, max_states=max_states, on_progress=on_progress, is_reduced=is_reduced).run()
 
@@ -106,29 +147,66 @@ class Search:
         self._edges = 0
         self._depth = 0
         self._ends = 0
+        self._ordered = 0
         self._is_complete = False
         self.space: Space | None = None
 
     def run(self) -> Exploration:
         """Returns the exploration."""
         began = time.perf_counter()
-        found: Counterexample | None = None
+        asymmetry = ""
+        if self._is_reduced and find_alike(self._bounds):
+            try:
+                space = AlikeSpace(self._bounds, self._core, is_forgetful=True)
+                found = self._place(space, self._explore(space))
+                return self._conclude(found, space, asymmetry, began)
+            except Asymmetry as error:
+                asymmetry = str(error)
+        whole = Space(self._bounds, self._core, is_forgetful=self._is_reduced)
+        return self._conclude(self._explore(whole), whole, asymmetry, began)
+
+    def _explore(self, space: Space) -> Counterexample | None:
+        self.space = space
+        self._parents = {}
+        self._edges = self._depth = self._ends = self._ordered = 0
         try:
-            self.space, start = make_space(self._bounds, self._core, is_forgetful=self._is_reduced)
+            start = _begin(space)
         except Violation as violation:
-            found = Counterexample(property=violation.property, detail=violation.detail, schedule=())
-        else:
-            found = self._walk(self.space, start)
+            return Counterexample(property=violation.property, detail=violation.detail, schedule=())
+        return self._walk(space, start)
+
+    def _place(self, space: AlikeSpace, found: Counterexample | None) -> Counterexample | None:
+        """Returns what was found with the schedule of ranks that keep their places.
+
+        Raises: Asymmetry when that schedule does not show it.
+        """
+        if found is None:
+            return None
+        placed = space.place(found.schedule)
+        shown = _find_violation(self._bounds, self._core, placed)
+        if shown is None or shown.property != found.property:
+            raise Asymmetry(f"{found.property} is broken only when ranks have changed places")
+        return replace(found, detail=shown.detail, schedule=placed)
+
+    def _conclude(self, found: Counterexample | None, space: Space, asymmetry: str, began: float) -> Exploration:
+        reduction = Reduction(
+            ordered=self._ordered,
+            forgotten=space.forgotten,
+            alike=space.alike if isinstance(space, AlikeSpace) else (),
+            exchanged=space.exchanged if isinstance(space, AlikeSpace) else 0,
+            asymmetry=asymmetry,
+        )
         return Exploration(
             states=len(self._parents),
             edges=self._edges,
             depth=self._depth,
             ends=self._ends,
-            rank_states=0 if self.space is None else self.space.count_rank_states(),
+            rank_states=space.count_rank_states(),
             transition_bound=compute_bound(self._bounds),
             seconds=time.perf_counter() - began,
             is_complete=self._is_complete,
             counterexample=found,
+            reduction=reduction if self._is_reduced else None,
         )
 
     def _walk(self, space: Space, start: World) -> Counterexample | None:
@@ -148,7 +226,9 @@ class Search:
                         self._ends += 1
                         space.check_over(world)
                     if self._is_reduced:
+                        possible = len(codes)
                         codes = space.reduce(world, codes)
+                        self._ordered += len(codes) < possible
                     self._edges += len(codes)
                     for code in codes:
                         place = apply(world, code)

@@ -62,6 +62,8 @@ SMALL: Final[dict[str, Bounds]] = {
         lengths=compute_lengths((4, 2), _MIXED), failures=1, stops=1, losses=1, depth_steps=2, is_inline=True
     ),
     "three ranks": _bounds(3, 2, 0, failures=1, stops=1),
+    "two ranks alike": Bounds(lengths=((1, 1),) * 2, budget_tokens=1, failures=1, stops=1, losses=1),
+    "three ranks alike": Bounds(lengths=((1,),) * 3, failures=1, stops=1),
     "lost loaders": Bounds(lengths=compute_lengths((3, 1), _MIXED), failures=1, stops=1, lost_loaders=1),
     "lost loaders and killed processes": Bounds(
         lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=4, stops=1, losses=1, lost_loaders=1
@@ -95,6 +97,7 @@ FULL: Final[dict[str, Bounds]] = {
     "three ranks, read by the consumer's thread": Bounds(
         lengths=compute_lengths((3, 2, 1), _MIXED), failures=1, stops=2, is_left_inside=True, is_inline=True
     ),
+    "three ranks alike, all that can go wrong": Bounds(lengths=((3, 1),) * 3, failures=1, stops=1, losses=1),
     "four ranks": _bounds(2, 1, 1, 0, failures=1, stops=1),
 }
 

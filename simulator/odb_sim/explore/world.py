@@ -104,6 +104,8 @@ class Space:
     def __init__(self, bounds: Bounds, core: Core | None = None, *, is_forgetful: bool = False) -> None:
         self.bounds = bounds
         self._is_forgetful = is_forgetful
+        self.forgotten = 0
+        """How many states of a rank have been taken for another."""
         core = core or Core()
         self._core = core
         self._count = bounds.ranks
@@ -131,6 +133,7 @@ class Space:
         self._post_list: list[Post | None] = [None]
         self._answer_numbers: dict[tuple[int, ...], int] = {}
         self._answers: list[Answer | None] = [None]
+        self._answers_known: dict[Answer, int] = {}
         self._progress_numbers: dict[Progress, int] = {}
         self._progress_list: list[Progress] = []
         self._together: set[tuple[int, ...]] = set()
@@ -246,7 +249,7 @@ class Space:
 
         One rank's are enough where nothing can go wrong any more, and nothing that other ranks do before it moves can change
         what may happen to it: each of its actions then commutes with all of theirs. The argument is in the spec
-        (properties.md, "Why fewer interleavings are enough").
+        (properties.md, "Why fewer worlds are enough").
         """
         shared, bounds = self._shared[world[0]], self.bounds
         spent = (shared.failures, shared.stops, shared.losses, shared.lost_loaders)
@@ -342,6 +345,7 @@ class Space:
             whole, rank = rank, forget(rank)
             known = self._rank_numbers.get((i, rank))
             if known is not None:
+                self.forgotten += 1
                 self._rank_numbers[i, whole] = known
                 return known
             self._rank_numbers[i, whole] = len(self._ranks)
@@ -399,7 +403,11 @@ class Space:
         number = self._answer_numbers.get(posts)
         if number is None:
             known = [post for post in (self._post_list[post] for post in posts) if post is not None]
-            answer = answer_posts(self._core, tuple(known))
-            number = self._answer_numbers[posts] = len(self._answers)
+            number = self._answer_numbers[posts] = self._number_answer(answer_posts(self._core, tuple(known)))
+        return number
+
+    def _number_answer(self, answer: Answer) -> int:
+        number = self._answers_known.setdefault(answer, len(self._answers))
+        if number == len(self._answers):
             self._answers.append(answer)
         return number

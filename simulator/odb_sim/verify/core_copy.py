@@ -188,7 +188,7 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
     said = [line.removeprefix("E").strip() for line in printed.splitlines() if re.match(r"E\s+\S", line)]
     last = (errors.strip() or printed.strip() or "nothing was said").splitlines()[-1]
-    return " ".join(said[:4])[:600] or last, failed[1] if failed else "the collection of the tests"
+    return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
 
 
 def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], Stage]:

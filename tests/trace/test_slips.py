@@ -1,0 +1,123 @@
+"""Slips that the checker's parts must not make: a bound one too wide, a field of several not looked at, an order believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import OutcomeKind
+from odb_ref.core.events import StepTaken
+from odb_ref.core.offer import NONE, Offer
+from odb_ref.trace.check.decode import Ending, Settings, TracedReport
+from odb_ref.trace.check.endings import judge_ending
+from odb_ref.trace.check.exchanges import Exchanges
+from odb_ref.trace.check.groups import count_groups, list_excesses
+from odb_ref.trace.check.offers import compare_window
+from odb_ref.trace.check.rounds import Rounds
+from odb_ref.trace.check.verdict import Findings, Property
+from odb_ref.trace.format import TraceWriter
+
+STOP = Offer(
+    round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=4,
+    stop_rank=1, samples_min=1, samples_max=1, groups_min=1, groups_max=1, due_max=0,
+)  # fmt: skip
+
+
+def make_settings(limits: tuple[int, ...]) -> Settings:
+    return Settings(
+        budget_tokens=100,
+        limits=limits,
+        window_samples=4,
+        ramp_rounds=0,
+        is_quota=False,
+        quota_samples=None,
+        max_age_rounds=1,
+        fingerprint=1,
+    )
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_each_of_five_limits_is_looked_at_and_called_by_its_number(place: int) -> None:
+    """Checks: BUDGET, FEWEST."""
+    settings = make_settings(tuple(7 if i == place else 9 for i in range(5)))
+    group = [[0, position, 1, 0, *(4 if i == place else 0 for i in range(5))] for position in range(2)]
+    assert list(list_excesses(group, settings)) == [f"2 samples use 8 of resource {place}, over 7"]
+    assert list(list_excesses(group[:1], settings)) == []
+    assert count_groups(group, settings, 0) == (2, 0)
+
+
+@pytest.mark.parametrize(("due_before", "due"), [(0, 0), (3, 0), (4, 1), (9, 1), (10, 2)])
+def test_a_sample_is_due_below_the_mark_and_not_at_it(due_before: int, due: int) -> None:
+    """Spec: R4.3. Checks: AGE."""
+    rows = [[0, 3, 60, 0], [0, 9, 70, 0], [0, 12, 80, 0]]
+    assert count_groups(rows, make_settings(()), due_before) == (3, due)
+
+
+@pytest.mark.parametrize(("limit", "is_right"), [(3, True), (4, True), (5, False)])
+def test_after_a_stop_no_step_more_may_be_taken_than_was_agreed(limit: int, is_right: bool) -> None:
+    """Spec: R7.4. Checks: STOP."""
+    ending = Ending(OutcomeKind.STOPPED, 1, "its consumer left after 4 steps", limit)
+    said = [what for property_, what in judge_ending(ending, STOP, set()) if property_ is Property.STOP and what]
+    assert (not said) is is_right
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_step_is_not_planned_when_the_quota_is_met_exactly(last: bool) -> None:
+    """Spec: R4.6. Checks: QUOTA."""
+    rounds, findings = Rounds(6), Findings()
+    rounds.begin(0, 0, 0)
+    rounds.note_round(0, 0, [[4, 1, 1], [2, 1, 1], [3, 1, 1]], 2 if last else 3, findings)
+    violations = findings.get_violations(frozenset())
+    assert [item.property for item in violations] == ([] if last else [Property.QUOTA])
+
+
+@pytest.mark.parametrize("read", [0, 2, 3, 4])
+def test_a_window_is_read_whole_unless_the_source_ends(read: int) -> None:
+    """Spec: R2.3. Checks: REPLAY."""
+    assert (compare_window(read + 1, read, 3, 4, is_ended=False) == "") is (read == 3)
+    assert (compare_window(read + 1, read, 3, 4, is_ended=True) == "") is (read <= 3)
+
+
+def test_reports_are_those_of_the_ranks_in_their_order_whoever_posts_first() -> None:
+    """Spec: R5.5. Checks: ABORT."""
+    reports = [TracedReport(rank, "disk" if rank == 2 else "", 1, "{}") for rank in range(3)]
+    for said, is_right in ((reports, True), (reports[::-1], False), (reports[:2], False)):
+        exchanges = Exchanges(3, Findings())
+        for rank in (2, 0, 1):
+            exchanges.post_report(rank, reports[rank])
+        assert exchanges.answer_reports(1, said) is is_right
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_each_number_of_the_counts_is_summed(place: int) -> None:
+    """Spec: R4.5. Checks: WEIGHT."""
+    exchanges = Exchanges(2, Findings())
+    for rank in range(2):
+        exchanges.post_counts(rank, 0, [[5, 2**40, 7]])
+    right = [10, 2**41, 14]
+    wrong = [value + (i == place) for i, value in enumerate(right)]
+    assert not exchanges.answer_counts(0, 0, [wrong])
+    assert exchanges.answer_counts(0, 0, [right])
+
+
+def test_an_answer_before_the_last_rank_has_posted_is_refused() -> None:
+    """Checks: RELEASE."""
+    findings = Findings()
+    exchanges = Exchanges(3, findings)
+    for rank in range(2):
+        exchanges.post_offer(rank, 0, STOP)
+    exchanges.answer_offer(0, 0, {"agreement": {name: getattr(STOP, name) for name in STOP.__slots__}})
+    (found,) = findings.get_violations(frozenset())
+    assert found.property is Property.RELEASE and "before rank 2 has posted" in found.what
+
+
+def test_a_time_is_written_to_the_microsecond(tmp_path: Path) -> None:
+    """Spec: R9."""
+    config = Config(rank=0, world_size=1, budget_tokens=1, window_samples=1)
+    with TraceWriter(tmp_path / "t", config, driver="test") as writer:
+        writer.record(0, StepTaken(), (), 1.23456789)
+    *_, line = (tmp_path / "t").read_text().splitlines()
+    assert json.loads(line)["time_s"] == 1.234568
