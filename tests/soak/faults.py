@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -48,10 +49,13 @@ class Verdict:
     found: list[Found | None] = field(default_factory=list)
 
 
-def start_forkserver() -> None:
-    """One for all runs: each would load torch for seconds."""
+def warm_up() -> None:
+    """Starts one fork server for all runs, each of which would load torch for seconds, and makes forks cheap."""
     multiprocessing.set_forkserver_preload(["tests.soak.faults"])
     multiprocessing.forkserver.ensure_running()
+    # A collection of garbage in a forked process would otherwise write to all that torch holds, and so copy it.
+    gc.collect()
+    gc.freeze()
 
 
 def _run_rank(case: Case, rank: int, store: str, pipe: Connection[Any, Any]) -> None:
@@ -274,7 +278,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help="how many at a time (default: 4)")
     parser.add_argument("--loud", action="store_true", help="print each run, not only those that go wrong")
     options = parser.parse_args()
-    start_forkserver()
+    warm_up()
     before = set(find_files())
     began = time.monotonic()
     verdicts = run_all(iter(range(options.seed, options.seed + options.runs)), options.jobs, options.loud)

@@ -187,7 +187,7 @@ def strike(case: Case) -> bool:
             sign = signal.SIGKILL if case.fault is Fault.KILL else signal.SIGSTOP
             pid = find_victim(case.victim)
             if case.fault is Fault.PAUSE:
-                subprocess.Popen(["sh", "-c", f"sleep {PAUSE_S}; kill -CONT {pid}"], start_new_session=False)
+                subprocess.Popen(["sh", "-c", f"sleep {PAUSE_S}; kill -CONT {pid} 2>&-"], start_new_session=False)
             os.kill(pid, sign)
         case Fault.LEAVE | Fault.LEAVE_ALL:
             return False
