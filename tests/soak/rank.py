@@ -154,6 +154,7 @@ class Rank:
         self._cut, self._heal = cut, heal
         self._feed = Feed(rank)
         self._loader: ODBDataLoader[Any] | None = None
+        self._epoch = 0
         self._before = count_descriptors()
 
     def live(self, case: Case) -> Found:
@@ -182,9 +183,13 @@ class Rank:
         return found
 
     def _get_loader(self, case: Case) -> ODBDataLoader[Any]:
-        self._feed.case = case
+        before, self._feed.case = self._feed.case, case
         if case.is_new or self._loader is None:
-            self._loader = self._make_loader(case)
+            self._epoch, self._loader = 0, self._make_loader(case)
+            return self._loader
+        self._epoch += 1
+        if before is not None and before.fault is Fault.SAMPLER:
+            self._loader.set_epoch(self._epoch)  # the epoch before has not begun on every rank
         return self._loader
 
     def _make_loader(self, case: Case) -> ODBDataLoader[Any]:
