@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from tests.soak.case import HARMLESS, MISSABLE, Case, Fault
 from tests.soak.rank import SHARD, Found
 
 SLOW_S = 60.0
 """Whatever takes longer has waited for a timeout, unless that is what it is about."""
+FOUND_APART = {Fault.STOP, Fault.CUT}
+"""Who is on the culprit's host knows more of it than the others, or is cut off from them."""
 
 
 def judge(case: Case, found: dict[int, Found]) -> list[str]:
@@ -64,16 +68,16 @@ def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
         case.fault in (Fault.READ, Fault.COLLATE) and not case.settings.workers
     )
     trouble = []
-    texts: dict[bool, set[str]] = {True: set(), False: set()}
+    texts: dict[object, set[str]] = defaultdict(set)
     for rank, item in told.items():
         if rank == case.culprit and is_own:
             continue
-        is_with_culprit = case.places[rank] == case.places[case.culprit]
         if item.error != "JobError" or item.blamed not in _find_blamable(case, rank):
             trouble.append(f"rank {rank} raised {item.error or 'nothing'}, blaming {item.blamed}: {item.text}")
-        texts[case.fault is Fault.CUT and is_with_culprit].add(item.text)
-    if any(len(side) > 1 for side in texts.values()):
-        trouble.append(f"ranks differ: {sorted(texts[False] | texts[True])}")
+        texts[_is_with_culprit(case, rank) if case.fault in FOUND_APART else None].add(item.text)
+    for side in texts.values():
+        if len(side) > 1:
+            trouble.append(f"ranks differ: {sorted(side)}")
     if case.settings.method == "fork" and any(item.seconds > SLOW_S for item in told.values()):
         trouble.append("it took too long")
     return trouble
@@ -84,5 +88,8 @@ def _find_blamable(case: Case, rank: int) -> set[int]:
     if case.fault is not Fault.CUT:
         return {case.failing}
     # On either side of the cut it is somebody on the other.
-    here = case.places[rank] == case.places[case.culprit]
-    return {other for other, place in enumerate(case.places) if (place == case.places[case.culprit]) != here}
+    return {other for other in range(case.ranks) if _is_with_culprit(case, other) != _is_with_culprit(case, rank)}
+
+
+def _is_with_culprit(case: Case, rank: int) -> bool:
+    return case.places[rank] == case.places[case.culprit]
