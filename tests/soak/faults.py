@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,8 @@ def run(world: World) -> Verdict:
         processes = _Processes(world, lab, store)
         try:
             for case in world.cases:
-                verdict.cases += (case,)
-                processes.check(case)
+                verdict.cases += (replace(case, is_new=case.is_new or processes.is_lost),)
+                processes.check(verdict.cases[-1])
             processes.check_end()
         except _Trouble as error:
             verdict.trouble = error.args
@@ -135,6 +135,8 @@ class _Processes:
         self._ended: dict[int, int] = {}
         """Exit codes."""
         self._seen: set[int] = set()
+        self.is_lost = False
+        """True when the ranks have lost touch in the last case, be it because one has not answered a failure for long."""
         for rank in range(len(world.places)):
             ours, theirs = multiprocessing.Pipe()
             others = (*self._pipes.values(), ours)
@@ -158,6 +160,7 @@ class _Processes:
             except OSError:
                 raise _Trouble(f"rank {rank} has ended before this case") from None
         found = self._receive(case)
+        self.is_lost = any(" is lost: " in item.text for item in found.values())
         self._seen |= find_sessions(set(self._pids.values()))
         if case.fault is Fault.CUT and self._lab is not None:
             self._lab.set_link(case.places[case.culprit], is_up=True)

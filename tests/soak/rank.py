@@ -185,6 +185,8 @@ class Rank:
     def _get_loader(self, case: Case) -> ODBDataLoader[Any]:
         before, self._feed.case = self._feed.case, case
         if case.is_new or self._loader is None:
+            if self._loader is not None:
+                self._loader.close()
             self._epoch, self._loader = 0, self._make_loader(case)
             return self._loader
         self._epoch += 1
