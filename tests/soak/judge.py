@@ -10,7 +10,7 @@ from tests.soak.rank import SHARD, Found
 SLOW_S = 60.0
 """Whatever takes longer has waited for a timeout, unless that is what it is about."""
 FOUND_APART = {Fault.STOP, Fault.CUT}
-"""Who is on the culprit's host knows more of it than the others, or is cut off from them."""
+"""Who is on the culprit's host knows more of it than the others, or is cut off from them; the last agreement may not reach all."""
 
 
 def judge(case: Case, found: dict[int, Found]) -> list[str]:
@@ -72,6 +72,8 @@ def _judge_failed(case: Case, told: dict[int, Found]) -> list[str]:
     for rank, item in told.items():
         if rank == case.culprit and is_own:
             continue
+        if case.fault in FOUND_APART and not item.error and len(item.numbers) == case.sizes[rank]:
+            continue  # it had all, and each rank learns alone that another is lost (R7.5)
         if item.error != "JobError" or item.blamed not in _find_blamable(case, rank):
             trouble.append(f"rank {rank} raised {item.error or 'nothing'}, blaming {item.blamed}: {item.text}")
         texts[_is_with_culprit(case, rank) if case.fault in FOUND_APART else None].add(item.text)

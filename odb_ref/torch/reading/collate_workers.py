@@ -109,6 +109,11 @@ class CollateWorkers:
         """True when another batch can be begun at once."""
         return len(self._busy) < max(1, self._count)
 
+    @property
+    def has_lost_one(self) -> bool:
+        """True when one of the processes has ended by itself."""
+        return any(worker.process.exitcode is not None for worker in self._workers)
+
     def make(self, task: CollateTask) -> Made:
         """Makes a batch here, and remembers how long it took."""
         began = time.monotonic()
