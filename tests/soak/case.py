@@ -190,10 +190,10 @@ class World:
 def expand(seed: int, *, has_lab: bool = False) -> World:
     """The world of a seed."""
     choose = random.Random(seed)
-    ranks = choose.randint(1, 6)
+    ranks = choose.choice([1, 2, 2, 2, 3, 3, 4, 5, 6])
     is_lab = choose.random() < 0.15 and has_lab
     # A process of any other kind than a forked one loads torch for seconds.
-    method = choose.choices(["fork", "forkserver", "spawn"], [40, 6, 1])[0]
+    method = choose.choices(["fork", "forkserver", "spawn"], [85, 14, 1])[0]
     if is_lab:
         ranks, method = max(2, ranks), "fork"
     elif method == "spawn":
