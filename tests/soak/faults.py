@@ -269,9 +269,10 @@ def share_memory() -> None:
 
 def use_common_fork_server() -> None:
     """It is an aunt of this process, not its child: it runs, and need not be asked."""
-    server = multiprocessing.forkserver._forkserver
-    server._forkserver_address = os.environ[SERVER]  # type: ignore[attr-defined]
-    server.ensure_running = lambda: None  # type: ignore[method-assign]
+    if address := os.environ.get(SERVER):
+        server = multiprocessing.forkserver._forkserver
+        server._forkserver_address = address  # type: ignore[attr-defined]
+        server.ensure_running = lambda: None  # type: ignore[method-assign]
 
 
 def run_all(worlds: Iterator[World], jobs: int) -> Iterator[Verdict]:
