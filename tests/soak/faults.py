@@ -161,7 +161,8 @@ class _Processes:
                 raise _Trouble(f"rank {rank} has ended before this case") from None
         found = self._receive(case)
         self.is_lost = any(" is lost: " in item.text for item in found.values())
-        self._seen |= find_sessions(set(self._pids.values()))
+        if any(find_files()):  # it takes a while to see all processes of a machine
+            self._seen |= find_sessions(set(self._pids.values()))
         if case.fault is Fault.CUT and self._lab is not None:
             self._lab.set_link(case.places[case.culprit], is_up=True)
         for rank in case.absent:
@@ -195,7 +196,7 @@ class _Processes:
         leaders = set(self._pids.values())
         deadline = time.monotonic() + LINGER_S
         while (left := find_sessions(leaders) - leaders) and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(0.2)
         trouble = [f"process {pid} is left: {_read_name(pid)}" for pid in left]
         files = [path.name for path in find_files() if path.name.split("_")[1] in {str(pid) for pid in leaders | self._seen}]
         return trouble + ([f"files are left in /dev/shm: {files}"] if files else [])
@@ -246,6 +247,13 @@ def find_files() -> Iterator[Path]:
 
 
 # Many ------------------------------------------------------------------------------------------------------------------
+
+
+def use_large_pages() -> None:
+    """Starts this program anew with its heap in large pages: forks of it then take a third of the time."""
+    if "GLIBC_TUNABLES" not in os.environ:
+        os.environ |= {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def warm_up() -> None:
@@ -315,6 +323,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=4, help="how many at a time (default: 4)")
     parser.add_argument("--loud", action="store_true", help="print each run, not only those that go wrong")
     options = parser.parse_args()
+    use_large_pages()
     obstacle = find_obstacle()
     if obstacle:
         print(f"no links are cut: {obstacle}")
