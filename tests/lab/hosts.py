@@ -95,7 +95,22 @@ class Lab:
 
     def set_link(self, host: int, *, is_up: bool) -> None:
         """Plugs the cable of a host in or out, at the switch."""
-        run_ip("-n", self.switch, "link", "set", f"p{host}", "up" if is_up else "down")
+        run_ip(*self.make_link_command(host, is_up=is_up)[1:])
+
+    def make_link_command(self, host: int, *, is_up: bool) -> list[str]:
+        """Returns the command that does so, on whichever host."""
+        return ["ip", "-n", self.switch, "link", "set", f"p{host}", "up" if is_up else "down"]
+
+    def enter(self, host: int) -> None:
+        """Moves this process, which has one thread, to a host; it stays among the processes of this machine."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._use_network(libc, host)
+        _check(libc.unshare(CLONE_NEWUTS))
+        _check(libc.sethostname(NAME, len(NAME)))
+
+    def _use_network(self, libc: Any, host: int) -> None:
+        with Path(f"/run/netns/{self.names[host]}").open() as space:
+            _check(libc.setns(space.fileno(), CLONE_NEWNET))
 
     def run(
         self,
@@ -145,8 +160,7 @@ class Lab:
         args: Any,
     ) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        with Path(f"/run/netns/{self.names[host]}").open() as space:
-            _check(libc.setns(space.fileno(), CLONE_NEWNET))
+        self._use_network(libc, host)
         _check(libc.unshare(CLONE_NEWUTS | CLONE_NEWNS | CLONE_NEWPID))
         _check(libc.sethostname(NAME, len(NAME)))
         _check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))

@@ -1,13 +1,21 @@
-"""A run of the soak: what its seed expands to, and what must come of it."""
+"""A world of the soak: the faults its seed expands to, one after another in the same processes."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
-STOP_TIMEOUT_S = 2.0
-"""The timeouts of the loaders where a process is stopped: nothing else tells."""
+FAULTS: Final = 8
+"""So many faults has a world, unless one of them ends it."""
+COSTLY_FAULTS: Final = 2
+"""Where each process that is started loads torch."""
+SHORT_TIMEOUT_S: Final = 3.0
+"""The timeouts of the loaders where nothing else tells: a process is stopped, a link is cut."""
+LONG_TIMEOUT_S: Final = 100.0
+"""Else. Nothing is to wait for them."""
+HOSTS: Final = 3
 
 
 class Fault(StrEnum):
@@ -20,24 +28,39 @@ class Fault(StrEnum):
     """Something holds the interpreter lock for a while."""
     PAUSE = "pause"
     """A process is stopped and goes on."""
+    BLIP = "blip"
+    """The link of a host is cut and heals."""
     LEAVE_ALL = "leave all"
     READ = "read"
     COLLATE = "collate"
+    SAMPLER = "sampler"
     KILL = "kill"
     STOP = "stop"
+    CUT = "cut"
+    """The link of a host is cut for long."""
     BLOCK = "block"
     """The data set of one rank blocks for ever, another rank fails."""
     LEAVE = "leave"
     TRAINER = "trainer"
     INTERRUPT = "interrupt"
     NEVER = "never"
+    TOO_LATE = "too late"
     CONFIG = "config"
 
 
-HARMLESS = {Fault.NONE, Fault.SLOW, Fault.LATE, Fault.HOLD, Fault.PAUSE, Fault.LEAVE_ALL}
+HARMLESS = {Fault.NONE, Fault.SLOW, Fault.LATE, Fault.HOLD, Fault.PAUSE, Fault.BLIP, Fault.LEAVE_ALL}
 """Nobody raises anything."""
-MISSABLE = {Fault.KILL, Fault.STOP, Fault.LEAVE, Fault.TRAINER, Fault.INTERRUPT}
+MISSABLE = {Fault.KILL, Fault.STOP, Fault.CUT, Fault.LEAVE, Fault.TRAINER, Fault.INTERRUPT}
 """What happens after the last step is missed by nobody."""
+NEEDS_OTHERS = {Fault.CONFIG, Fault.NEVER, Fault.TOO_LATE, Fault.BLOCK, Fault.LATE}
+NEEDS_LINKS = {Fault.CUT, Fault.BLIP}
+NEEDS_NEW_LOADER = {Fault.CONFIG, Fault.NEVER, Fault.TOO_LATE, Fault.LATE, Fault.STOP, Fault.CUT}
+"""It is about how loaders meet, or about their timeouts."""
+ENDS_LOADER = NEEDS_NEW_LOADER - {Fault.LATE} | {Fault.BLOCK}
+"""The ranks have lost touch, or differ in their settings."""
+WAITED_FOR = {Fault.STOP, Fault.CUT, Fault.NEVER, Fault.TOO_LATE}
+"""Only a timeout tells."""
+
 ERRORS = (
     "ValueError",
     "SystemExit",
@@ -48,7 +71,6 @@ ERRORS = (
     "MemoryError",
     "exit",
 )
-
 OUTRIGHT = ("SystemExit", "Panic", "KeyboardInterrupt", "exit")
 """No Exception."""
 
@@ -62,36 +84,55 @@ class Victim(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One run."""
+class Settings:
+    """What a loader is made with, on all ranks."""
 
-    seed: int
+    method: str
+    workers: int
+    window: int
+    depth: int
+    transport: str
+    accumulation_steps: int
+    is_persistent: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.workers} workers ({self.method}), window {self.window}, depth {self.depth}, {self.transport}, "
+            f"accumulation {self.accumulation_steps}{', persistent' if self.is_persistent else ''}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One epoch of a world, and the fault in it."""
+
+    settings: Settings
+    is_new: bool
+    """The loader is made for it; else it is the one of the case before."""
+    is_closing: bool = True
+    """The loader is closed with it; else it stays for the next case."""
+    places: tuple[int, ...]
+    """Each rank's host."""
     fault: Fault
-    ranks: int
     culprit: int
     victim: Victim
     error: str
-    workers: int
-    method: str
     sizes: tuple[int, ...]
     sample: int
     """At which sample of the culprit's, where it is a matter of one."""
     step: int
     """At which step, else."""
-    window: int
-    depth: int
-    transport: str
-    accumulation_steps: int
     is_coupled: bool
     """The trainer has a collective in every step."""
-    is_persistent: bool
-    epochs: int
+
+    @property
+    def ranks(self) -> int:
+        return len(self.places)
 
     @property
     def timeout_s(self) -> float:
         """Of the loaders."""
-        is_waited_for = self.fault in (Fault.STOP, Fault.NEVER)
-        return STOP_TIMEOUT_S if is_waited_for else 20.0
+        return SHORT_TIMEOUT_S if self.fault in WAITED_FOR else LONG_TIMEOUT_S
 
     @property
     def failing(self) -> int:
@@ -102,68 +143,124 @@ class Case:
 
     @property
     def absent(self) -> set[int]:
-        """The ranks that end without a word, or never."""
+        """The ranks whose process is lost."""
         is_lost = self.fault in (Fault.KILL, Fault.STOP) and self.victim is Victim.RANK
-        return {self.culprit} if is_lost or self.fault is Fault.NEVER else set()
+        return {self.culprit} if is_lost else set()
+
+    @property
+    def is_last(self) -> bool:
+        """True when no other can follow: the ranks do not count the same loaders any more, or one is gone."""
+        return bool(self.absent) or self.fault is Fault.NEVER
 
     def __str__(self) -> str:
         what = {
             Fault.READ: f" ({self.error} at sample {self.sample})",
             Fault.COLLATE: f" ({self.error} at sample {self.sample})",
+            Fault.SAMPLER: f" ({self.error})",
+            Fault.TRAINER: f" ({self.error} at step {self.step})",
             Fault.BLOCK: f" (at sample {self.sample})",
+            Fault.HOLD: f" (at sample {self.sample})",
             Fault.KILL: f" the {self.victim} at step {self.step}",
             Fault.STOP: f" the {self.victim} at step {self.step}",
             Fault.PAUSE: f" the {self.victim} at step {self.step}",
         }.get(self.fault, f" at step {self.step}")
+        hosts = f" on hosts {self.places}" if any(self.places) else ""
+        loader = "a new loader" if self.is_new else "the same loader"
         return (
-            f"seed {self.seed}: {self.fault}{what} on rank {self.culprit} of {self.ranks}, {self.workers} workers "
-            f"({self.method}), sizes {self.sizes}, window {self.window}, depth {self.depth}, {self.transport}"
-            f"{', coupled' if self.is_coupled else ''}{', persistent' if self.is_persistent else ''}"
-            f"{', 2 epochs' if self.epochs > 1 else ''}"
+            f"{self.fault}{what} on rank {self.culprit} of {self.ranks}{hosts}, sizes {self.sizes}, "
+            f"{'coupled, ' if self.is_coupled else ''}{loader}: {self.settings}"
         )
 
 
-def expand(seed: int) -> Case:
-    """The run of a seed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Some processes, and what happens in them."""
+
+    seed: int
+    places: tuple[int, ...]
+    method: str
+    cases: tuple[Case, ...]
+
+    @property
+    def is_lab(self) -> bool:
+        """True when its ranks are on several hosts."""
+        return any(self.places)
+
+
+def expand(seed: int, *, has_lab: bool = False) -> World:
+    """The world of a seed."""
     choose = random.Random(seed)
-    ranks = choose.randint(1, 6)
-    fault = choose.choice(list(Fault))
-    if ranks == 1 and fault in (Fault.CONFIG, Fault.NEVER, Fault.BLOCK, Fault.LATE):
-        ranks = choose.randint(2, 6)
-    workers = choose.choice([0, 0, 1, 1, 2, 3])
-    if fault is Fault.BLOCK:
-        workers = max(1, workers)  # without, it is the trainer that reads
+    ranks = choose.choice([1, 2, 2, 2, 3, 3, 4, 5, 6])
+    is_lab = choose.random() < 0.15 and has_lab
     # A process of any other kind than a forked one loads torch for seconds.
-    method = choose.choices(["fork", "forkserver", "spawn"], [30, 1, 1])[0] if workers else "fork"
-    if method != "fork":
-        ranks, workers = min(ranks, 2), 1
-    victim = choose.choice(list(Victim)) if workers and fault in (Fault.KILL, Fault.STOP, Fault.PAUSE) else Victim.RANK
+    method = choose.choices(["fork", "forkserver", "spawn"], [85, 14, 1])[0]
+    if is_lab:
+        ranks, method = max(2, ranks), "fork"
+    elif method == "spawn":
+        ranks = min(ranks, 2)
+    # Rank 1 is never where rank 0 is, so there are at least two hosts.
+    places = tuple([0, 1, *(choose.randrange(HOSTS) for _ in range(4))][:ranks]) if is_lab else (0,) * ranks
+    cases: list[Case] = []
+    while len(cases) < (COSTLY_FAULTS if method == "spawn" else FAULTS):
+        case = _draw(choose, places, method, cases[-1] if cases else None)
+        if cases:
+            cases[-1] = replace(cases[-1], is_closing=case.is_new)
+        cases.append(case)
+        if case.is_last:
+            break
+    return World(seed=seed, places=places, method=method, cases=tuple(cases))
+
+
+def _draw(choose: random.Random, places: tuple[int, ...], method: str, before: Case | None) -> Case:
+    ranks = len(places)
+    faults = [fault for fault in Fault if ranks > 1 or fault not in NEEDS_OTHERS]
+    if not any(places):
+        faults = [fault for fault in faults if fault not in NEEDS_LINKS]
+    else:
+        faults += 2 * [Fault.CUT, Fault.BLIP]
+    fault = choose.choice(faults)
+    is_new = before is None or before.fault in ENDS_LOADER or fault in NEEDS_NEW_LOADER or choose.random() < 0.5
+    settings = _draw_settings(choose, method, fault) if is_new or before is None else before.settings
+    is_blocked = fault is Fault.BLOCK and not settings.workers  # it would be the trainer that reads
+    if is_blocked:
+        settings, is_new = replace(settings, workers=1), True
+    workers = settings.workers
+    victims = list(Victim) if workers and fault in (Fault.KILL, Fault.STOP, Fault.PAUSE) else [Victim.RANK]
+    victim = choose.choice(victims)
     culprit = choose.randrange(ranks)
     sizes = tuple(choose.randint(0, 40) + 20 * (rank == culprit) for rank in range(ranks))
     if fault is Fault.BLOCK:  # who fails then needs a sample to fail at
         sizes = tuple(max(1, size) for size in sizes)
-    is_safe = fault in (Fault.NONE, Fault.SLOW, Fault.PAUSE, Fault.READ, Fault.COLLATE, Fault.CONFIG)
     error = choose.choice(ERRORS)
+    is_safe = fault in (Fault.NONE, Fault.SLOW, Fault.PAUSE, Fault.READ, Fault.COLLATE, Fault.SAMPLER, Fault.CONFIG)
     if not workers and fault in (Fault.READ, Fault.COLLATE) and error in OUTRIGHT:
         is_safe = False  # it ends the thread that reads, which is the trainer's
     is_loaders = victim is not Victim.RANK and fault is Fault.KILL
     return Case(
-        seed=seed,
+        settings=settings,
+        is_new=is_new,
+        places=places,
         fault=fault,
-        ranks=ranks,
         culprit=culprit,
         victim=victim,
         error=error,
-        workers=workers,
-        method=method,
         sizes=sizes,
         sample=choose.randrange(sizes[culprit]),
         step=choose.randrange(6),
+        is_coupled=(is_safe or is_loaders) and choose.random() < 0.5,
+    )
+
+
+def _draw_settings(choose: random.Random, method: str, fault: Fault) -> Settings:
+    workers = choose.choice([0, 0, 1, 1, 2, 3])
+    if fault is Fault.BLOCK or method != "fork":
+        workers = max(1, workers)
+    return Settings(
+        method=method,
+        workers=1 if method == "spawn" else workers,
         window=choose.choice([4, 8, 16]),
         depth=choose.choice([1, 3, 8]),
         transport=choose.choice(["reduce", "gather"]),
         accumulation_steps=choose.choice([1, 3]),
-        is_coupled=(is_safe or is_loaders) and choose.random() < 0.5,
         is_persistent=bool(workers) and choose.random() < 0.3,
-        epochs=choose.choice([1, 1, 2]) if fault in (Fault.NONE, Fault.SLOW) else 1,
     )

@@ -1,97 +1,93 @@
 """Faults at random, in real processes: ``python -m tests.soak.faults --runs N --seed S``.
 
-Each run is what its seed expands to; what goes wrong is printed with it. No rank may hang, no sample be lost or repeated, no
-wrong rank be blamed, nothing be left behind. Runs mostly wait, so several go on at a time; every process is forked from this
-one, or from a fork server that has torch loaded.
+Each run is what its seed expands to: some ranks, and one fault after another in them, until one of them ends the world. What
+goes wrong is printed with it. No rank may hang, no sample be lost or repeated, no wrong rank be blamed, nothing be left behind.
+Runs mostly wait, so several go on at a time; every process is forked from this one, or from a fork server that has torch
+loaded. As root, some of the worlds are on several hosts, whose links are cut.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.forkserver
 import os
 import pickle
+import shlex
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # once here rather than in every process
 import torch.distributed as dist
 
-from tests.soak.case import HARMLESS, MISSABLE, Case, Fault, expand
-from tests.soak.rank import SHARD, Found, be_rank
+from tests.lab.hosts import Lab, find_obstacle
+from tests.soak.case import HOSTS, Case, Fault, World, expand
+from tests.soak.judge import judge
+from tests.soak.rank import Found, Rank
 from tests.torch.ranks import find_sessions
 
-LIMIT_S = {"fork": 45.0, "forkserver": 150.0, "spawn": 150.0}
-SLOW_S = 25.0
-"""What a run may take, where starting a process takes long."""
-LINGER_S = 8.0
+LIMIT_S = {"fork": 180.0, "forkserver": 300.0, "spawn": 300.0}
+"""Who takes longer hangs, however busy the machine is."""
+LINGER_S = 15.0
+SERVER = "ODB_SOAK_FORK_SERVER"
+"""Where the fork server of all runs is to be found: it would not tell those it has forked."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Verdict:
-    """What was wrong with a run."""
+    """What came of a run: the cases that were judged, and what was wrong with the last of them."""
 
-    case: Case
-    trouble: list[str] = field(default_factory=list)
+    world: World
     seconds: float = 0.0
-    found: list[Found | None] = field(default_factory=list)
+    cases: tuple[Case, ...] = ()
+    trouble: tuple[str, ...] = ()
 
 
-def start_forkserver() -> None:
-    """One for all runs: each would load torch for seconds."""
-    multiprocessing.set_forkserver_preload(["tests.soak.faults"])
-    multiprocessing.forkserver.ensure_running()
+class _Trouble(Exception):
+    """What was not as it must be, line by line."""
 
 
-def _run_rank(case: Case, rank: int, store: str, pipe: Connection[Any, Any]) -> None:
+# One rank --------------------------------------------------------------------------------------------------------------
+
+
+def _be_rank(world: World, rank: int, lab: Lab | None, store: str, pipe: Connection[Any, Any]) -> None:
     os.setsid()
-    # The fork server is this process's aunt, not its child: it runs, and need not be asked.
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    use_common_fork_server()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks)
+    cut = heal = ""
+    if lab is not None:
+        host = world.places[rank]
+        lab.enter(host)
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        cut, heal = (shlex.join(lab.make_link_command(host, is_up=is_up)) for is_up in (False, True))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=len(world.places))
     dist.barrier()
-    found = be_rank(case, rank)
-    pipe.send_bytes(pickle.dumps(found))
-    pipe.close()
+    me = Rank(rank, cut, heal)
+    while (case := _receive(pipe)) is not None:
+        pipe.send_bytes(pickle.dumps(me.live(case)))
 
 
-def run(case: Case) -> Verdict:
-    """Runs and judges one case."""
-    verdict, began = Verdict(case), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        pipes, pids = {}, {}
-        for rank in range(case.ranks):
-            ours, theirs = multiprocessing.Pipe(duplex=False)
-            pids[rank] = _fork(lambda rank=rank, theirs=theirs: _run_rank(case, rank, f"{folder}/store", theirs))
-            theirs.close()
-            pipes[rank] = ours
-        found = _receive(case, pipes, began + LIMIT_S[case.method], verdict)
-        seen = find_sessions(set(pids.values()))
-        for rank in case.absent:
-            if case.fault is Fault.STOP:
-                os.kill(pids[rank], signal.SIGKILL)
-        codes = _wait_all(pids, verdict)
-        _check_left(set(pids.values()), seen, verdict)
-    verdict.found = [found.get(rank) for rank in range(case.ranks)]
-    verdict.seconds = time.monotonic() - began
-    if not verdict.trouble:
-        judge(case, found, codes, verdict.trouble)
-    return verdict
+def _receive(pipe: Connection[Any, Any]) -> Any:
+    """What was sent; None when nothing comes any more."""
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except (EOFError, ConnectionResetError):
+        return None
 
 
-def _fork(function: Any) -> int:
+def _fork(function: Callable[[], object]) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -105,55 +101,148 @@ def _fork(function: Any) -> int:
         os._exit(code)
 
 
-def _receive(case: Case, pipes: dict[int, Connection[Any, Any]], deadline: float, verdict: Verdict) -> dict[int, Found]:
-    found: dict[int, Found] = {}
-    waiting = {pipe: rank for rank, pipe in pipes.items() if not (rank in case.absent and case.fault is Fault.STOP)}
-    while waiting and time.monotonic() < deadline:
-        for pipe in wait(list(waiting), max(0.0, deadline - time.monotonic())):
-            rank = waiting.pop(pipe)  # type: ignore[call-overload]
-            with contextlib.suppress(EOFError):
-                found[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
-    if waiting:
-        verdict.trouble.append(f"ranks {sorted(waiting.values())} hang")
-    if case.absent and case.fault is Fault.STOP:
-        rank = case.culprit
-        if pipes[rank].poll(0):
-            with contextlib.suppress(EOFError):
-                found[rank] = pickle.loads(pipes[rank].recv_bytes())
-    return found
+# One world -------------------------------------------------------------------------------------------------------------
 
 
-def _wait_all(pids: dict[int, int], verdict: Verdict) -> dict[int, int]:
-    """The exit codes."""
-    codes: dict[int, int] = {}
-    deadline = time.monotonic() + LINGER_S
-    while len(codes) < len(pids):
-        for rank, pid in pids.items():
-            if rank not in codes:
-                done, status = os.waitpid(pid, os.WNOHANG)
+def run(world: World) -> Verdict:
+    """Runs and judges one world."""
+    verdict, began = Verdict(world=world), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab(HOSTS)) if world.is_lab else None
+        store = f"{stack.enter_context(tempfile.TemporaryDirectory())}/store"
+        processes = _Processes(world, lab, store)
+        try:
+            for case in world.cases:
+                verdict.cases += (replace(case, is_new=case.is_new or processes.is_lost),)
+                processes.check(verdict.cases[-1])
+            processes.check_end()
+        except _Trouble as error:
+            verdict.trouble = error.args
+        finally:
+            processes.kill()
+    verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+class _Processes:
+    """The ranks of a world, as seen from outside."""
+
+    def __init__(self, world: World, lab: Lab | None, store: str) -> None:
+        self._world = world
+        self._lab = lab
+        self._pipes: dict[int, Connection[Any, Any]] = {}
+        self._pids: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        """Exit codes."""
+        self._seen: set[int] = set()
+        self.is_lost = False
+        """True when the ranks have lost touch in the last case, be it because one has not answered a failure for long."""
+        for rank in range(len(world.places)):
+            ours, theirs = multiprocessing.Pipe()
+            others = (*self._pipes.values(), ours)
+            self._pids[rank] = _fork(
+                lambda rank=rank, theirs=theirs, others=others: self._start(rank, theirs, others, store)
+            )
+            theirs.close()
+            self._pipes[rank] = ours
+
+    def _start(self, rank: int, pipe: Connection[Any, Any], others: Any, store: str) -> None:
+        for other in others:
+            other.close()
+        _be_rank(self._world, rank, self._lab, store, pipe)
+
+    def check(self, case: Case) -> None:
+        """Has the ranks live through a case.
+
+        Raises: _Trouble.
+        """
+        for rank, pipe in self._pipes.items():
+            try:
+                pipe.send_bytes(pickle.dumps(case))
+            except OSError:
+                raise _Trouble(f"rank {rank} has ended before this case") from None
+        found = self._receive(case)
+        self.is_lost = any(" is lost: " in item.text for item in found.values())
+        if any(find_files()):  # it takes a while to see all processes of a machine
+            self._seen |= find_sessions(set(self._pids.values()))
+        if case.fault is Fault.CUT and self._lab is not None:
+            self._lab.set_link(case.places[case.culprit], is_up=True)
+        for rank in case.absent:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], signal.SIGKILL)
+            self._ended[rank] = os.waitpid(self._pids[rank], 0)[1]
+        trouble = judge(case, found)
+        if case.is_closing:
+            trouble += self._find_left()
+        if trouble:
+            raise _Trouble(*trouble)
+
+    def _receive(self, case: Case) -> dict[int, Found]:
+        found: dict[int, Found] = {}
+        deadline = time.monotonic() + LIMIT_S[self._world.method]
+        waiting: dict[Any, int] = {pipe: rank for rank, pipe in self._pipes.items()}
+        stopped = case.absent if case.fault is Fault.STOP else set()
+        while set(waiting.values()) - stopped:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise _Trouble(f"ranks {sorted(waiting.values())} hang", *_describe_all(found))
+            for pipe in ready:
+                item = _receive(pipe)  # type: ignore[arg-type]
+                rank = waiting.pop(pipe)
+                if item is not None:
+                    found[rank] = item
+        return found
+
+    def _find_left(self) -> list[str]:
+        """What there is beside the ranks themselves, once their loaders are closed."""
+        leaders = set(self._pids.values())
+        deadline = time.monotonic() + LINGER_S
+        while (left := find_sessions(leaders) - leaders) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        trouble = [f"process {pid} is left: {_read_name(pid)}" for pid in left]
+        files = [
+            path.name for path in find_files() if path.name.split("_")[1] in {str(pid) for pid in leaders | self._seen}
+        ]
+        return trouble + ([f"files are left in /dev/shm: {files}"] if files else [])
+
+    def check_end(self) -> None:
+        """Has the ranks end.
+
+        Raises: _Trouble.
+        """
+        for pipe in self._pipes.values():
+            pipe.close()
+        deadline = time.monotonic() + LINGER_S
+        while waiting := set(self._pids) - set(self._ended):
+            for rank in waiting:
+                done, status = os.waitpid(self._pids[rank], os.WNOHANG)
                 if done:
-                    codes[rank] = os.waitstatus_to_exitcode(status)
+                    self._ended[rank] = status
+                    if status:
+                        raise _Trouble(f"rank {rank} ended with {os.waitstatus_to_exitcode(status)}")
                 elif time.monotonic() > deadline:
-                    if not verdict.trouble:
-                        verdict.trouble.append(f"rank {rank} has said what came of it, and does not end")
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    return codes
+                    raise _Trouble(f"rank {rank} does not end")
+            time.sleep(0.01)
+        if trouble := self._find_left():
+            raise _Trouble(*trouble)
+
+    def kill(self) -> None:
+        """Leaves nothing."""
+        for pid in find_sessions(set(self._pids.values())):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for rank in set(self._pids) - set(self._ended):
+            os.waitpid(self._pids[rank], 0)
 
 
-def _check_left(leaders: set[int], seen: set[int], verdict: Verdict) -> None:
-    deadline = time.monotonic() + LINGER_S
-    while (left := find_sessions(leaders)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for pid in left:
-        name = ""
-        with contextlib.suppress(OSError):
-            name = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80]
-            os.kill(pid, signal.SIGKILL)
-        verdict.trouble.append(f"process {pid} is left: {name}")
-    files = [path.name for path in find_files() if path.name.split("_")[1] in {str(pid) for pid in leaders | seen}]
-    if files:
-        verdict.trouble.append(f"files are left in /dev/shm: {files}")
+def _describe_all(found: dict[int, Found]) -> list[str]:
+    return [f"rank {rank}: {item.error or 'complete'}, {item.steps} steps, {item.text}" for rank, item in found.items()]
+
+
+def _read_name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80]
+    return ""
 
 
 def find_files() -> Iterator[Path]:
@@ -161,129 +250,111 @@ def find_files() -> Iterator[Path]:
     return Path("/dev/shm").glob("torch_*_*")
 
 
-def judge(case: Case, found: dict[int, Found], codes: dict[int, int], trouble: list[str]) -> None:
-    """Adds to ``trouble`` what is not as it must be."""
-    missing = set(range(case.ranks)) - set(found)
-    told = {rank: item for rank, item in found.items() if rank not in case.absent}
-    for rank, code in codes.items():
-        if code and rank not in case.absent:
-            trouble.append(f"rank {rank} ended with {code}")
-    if missing - case.absent:
-        trouble.append(f"ranks {sorted(missing - case.absent)} have ended without a word")
-    for rank, item in told.items():
-        for numbers in item.numbers:
-            if len(set(numbers)) != len(numbers):
-                trouble.append(f"rank {rank} has trained on a sample twice")
-            if set(numbers) - set(range(SHARD * rank, SHARD * rank + case.sizes[rank])):
-                trouble.append(f"rank {rank} has trained on samples of others")
-        if item.left:
-            trouble.append(f"rank {rank} has {item.left}")
-    if case.fault in HARMLESS or _is_missed(case, found):
-        _judge_complete(case, found, trouble)
-    else:
-        _judge_failed(case, told, trouble)
-
-
-def _is_missed(case: Case, found: dict[int, Found]) -> bool:
-    """True when what was to happen came after the end of the epoch, or never."""
-    others = [item for rank, item in found.items() if rank != case.culprit]
-    is_silent = not any(item.error for item in others)
-    if case.fault not in MISSABLE or not is_silent:
-        return False
-    culprit = found.get(case.culprit)
-    return bool(others) or culprit is None or not culprit.error
-
-
-def _judge_complete(case: Case, found: dict[int, Found], trouble: list[str]) -> None:
-    spared = case.fault in MISSABLE
-    for rank, item in found.items():
-        if item.error and not (spared and rank == case.culprit):
-            trouble.append(f"rank {rank} raised {item.error}: {item.text}")
-        if item.error or case.fault is Fault.LEAVE_ALL or (spared and rank == case.culprit):
-            continue
-        wanted = list(range(SHARD * rank, SHARD * rank + case.sizes[rank]))
-        if [sorted(numbers) for numbers in item.numbers] != [wanted] * case.epochs:
-            trouble.append(f"rank {rank} has not trained on every sample once: {item.numbers}")
-    steps = {item.steps for rank, item in found.items() if not (spared and rank == case.culprit)}
-    if len(steps) > 1:
-        trouble.append(f"ranks took {steps} steps")
-
-
-def _judge_failed(case: Case, told: dict[int, Found], trouble: list[str]) -> None:
-    # Whoever reads in its own thread raises what its own code raises.
-    is_own = case.fault in (Fault.LEAVE, Fault.TRAINER, Fault.INTERRUPT) or (
-        case.fault in (Fault.READ, Fault.COLLATE) and not case.workers
-    )
-    texts = set()
-    for rank, item in told.items():
-        if rank == case.culprit and is_own:
-            continue
-        if item.error != "JobError" or item.blamed != case.failing:
-            trouble.append(f"rank {rank} raised {item.error or 'nothing'}, blaming {item.blamed}: {item.text}")
-        texts.add(item.text)
-    if len(texts) > 1:
-        trouble.append(f"ranks differ: {sorted(texts)}")
-    is_prompt = case.method != "fork" or all(item.seconds < SLOW_S for item in told.values())
-    if not is_prompt:
-        trouble.append("it took too long")
-
-
 # Many ------------------------------------------------------------------------------------------------------------------
 
 
-def run_all(seeds: Iterator[int], jobs: int, is_loud: bool) -> list[Verdict]:
+def use_large_pages() -> None:
+    """Starts this program anew with its heap in large pages: forks of it then take a third of the time."""
+    if "GLIBC_TUNABLES" not in os.environ:
+        os.environ |= {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        os.execv(sys.executable, sys.orig_argv)
+
+
+def warm_up() -> None:
+    """Starts one fork server for all runs, each of which would load torch for seconds, and makes forks cheap."""
+    os.environ[SERVER] = address = multiprocessing.connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
+    arbitrary, multiprocessing.connection.arbitrary_address = (  # type: ignore[attr-defined]
+        multiprocessing.connection.arbitrary_address,  # type: ignore[attr-defined]
+        lambda family: address,
+    )
+    multiprocessing.set_forkserver_preload([__spec__.name])
+    multiprocessing.forkserver.ensure_running()
+    multiprocessing.connection.arbitrary_address = arbitrary  # type: ignore[attr-defined]
+    share_memory()
+
+
+def share_memory() -> None:
+    """A collection of garbage in a forked process would otherwise write to all that torch holds, and so copy it."""
+    gc.collect()
+    gc.freeze()
+
+
+def use_common_fork_server() -> None:
+    """It is an aunt of this process, not its child: it runs, and need not be asked."""
+    if address := os.environ.get(SERVER):
+        server = multiprocessing.forkserver._forkserver
+        server._forkserver_address = address  # type: ignore[attr-defined]
+        server.ensure_running = lambda: None  # type: ignore[method-assign]
+
+
+def run_all(worlds: Iterator[World], jobs: int) -> Iterator[Verdict]:
     """Runs them, several at a time."""
-    running: dict[int, tuple[int, Connection[Any, Any]]] = {}
-    verdicts: list[Verdict] = []
+    running: dict[Connection[Any, Any], tuple[int, World]] = {}
     is_over = False
     while running or not is_over:
         while len(running) < jobs and not is_over:
-            seed = next(seeds, None)
-            if seed is None:
+            world = next(worlds, None)
+            if world is None:
                 is_over = True
                 break
             ours, theirs = multiprocessing.Pipe(duplex=False)
-            pid = _fork(lambda seed=seed, theirs=theirs: theirs.send_bytes(pickle.dumps(run(expand(seed)))))
+            pid = _fork(lambda world=world, theirs=theirs: theirs.send_bytes(pickle.dumps(run(world))))
             theirs.close()
-            running[pid] = seed, ours
-        for pid, (seed, pipe) in list(running.items()):
-            if pipe.poll(0.02):
-                try:
-                    verdict = pickle.loads(pipe.recv_bytes())
-                except EOFError:
-                    verdict = Verdict(expand(seed), ["the run itself has failed"])
-                os.waitpid(pid, 0)
-                pipe.close()
-                del running[pid]
-                verdicts.append(verdict)
-                if verdict.trouble or is_loud:
-                    show(verdict)
-    return verdicts
+            running[ours] = pid, world
+        for pipe in wait(list(running), 1.0):
+            pid, world = running.pop(pipe)  # type: ignore[call-overload]
+            yield _receive(pipe) or Verdict(world=world, trouble=("the run itself has failed",))  # type: ignore[arg-type]
+            os.waitpid(pid, 0)
+            pipe.close()  # type: ignore[union-attr]
 
 
 def show(verdict: Verdict) -> None:
-    print(f"{'WRONG' if verdict.trouble else 'right'} in {verdict.seconds:.1f} s: {verdict.case}", flush=True)
+    """Prints a run."""
+    number = len(verdict.cases)
+    print(
+        f"{'WRONG' if verdict.trouble else 'right'} in {verdict.seconds:.1f} s: seed {verdict.world.seed}, {number} faults"
+    )
+    for case in verdict.cases:
+        print(f"    {case}")
     for line in verdict.trouble:
-        print(f"    {line}", flush=True)
+        print(f"        {line}")
+    sys.stdout.flush()
 
 
 def main() -> int:
+    """0 when all is as it must be, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.faults", description=__doc__)
-    parser.add_argument("--runs", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument("--runs", type=int, default=20, help="how many worlds of up to 8 faults each (default: 20)")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first; each further one is one higher")
     parser.add_argument("--jobs", type=int, default=4, help="how many at a time (default: 4)")
     parser.add_argument("--loud", action="store_true", help="print each run, not only those that go wrong")
     options = parser.parse_args()
-    start_forkserver()
+    use_large_pages()
+    obstacle = find_obstacle()
+    if obstacle:
+        print(f"no links are cut: {obstacle}")
+    warm_up()
     before = set(find_files())
-    began = time.monotonic()
-    verdicts = run_all(iter(range(options.seed, options.seed + options.runs)), options.jobs, options.loud)
+    began = last = time.monotonic()
+    faults: Counter[str] = Counter()
+    wrong: list[int] = []
+    runs = 0
+    worlds = (expand(seed, has_lab=not obstacle) for seed in range(options.seed, options.seed + options.runs))
+    for verdict in run_all(worlds, options.jobs):
+        runs += 1
+        faults += Counter(str(case.fault) for case in verdict.cases)
+        if verdict.trouble:
+            wrong.append(verdict.world.seed)
+        if verdict.trouble or options.loud:
+            show(verdict)
+        if time.monotonic() - last > 60:
+            last = time.monotonic()
+            print(f"{runs} runs, {faults.total()} faults in {last - began:.0f} s, {len(wrong)} wrong", flush=True)
     seconds = time.monotonic() - began
-    wrong = [verdict for verdict in verdicts if verdict.trouble]
-    counts = Counter(str(verdict.case.fault) for verdict in verdicts)
     print(
-        f"{len(verdicts)} runs in {seconds:.0f} s ({len(verdicts) / seconds:.2f} a second), {len(wrong)} wrong: {dict(counts)}"
+        f"{runs} runs, {faults.total()} faults in {seconds:.0f} s ({faults.total() / seconds:.1f} a second): {dict(faults)}"
     )
+    print(f"{len(wrong)} wrong{': seeds ' + ', '.join(map(str, sorted(wrong))) if wrong else ''}")
     left = [path.name for path in set(find_files()) - before if not Path(f"/proc/{path.name.split('_')[1]}").exists()]
     if left:
         print(f"left in /dev/shm: {left}")
@@ -292,3 +363,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+elif SERVER in os.environ and multiprocessing.parent_process() is None:  # this is the fork server
+    use_common_fork_server()
+    share_memory()

@@ -1,4 +1,4 @@
-"""One rank of a run of the soak."""
+"""One rank of a world of the soak."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,15 @@ from torch.utils.data import Dataset
 
 from odb_ref.torch import ODBDataLoader, pop_step_info
 from odb_ref.torch.exchange.process_table import find_children
-from tests.soak.case import STOP_TIMEOUT_S, Case, Fault, Victim
+from tests.soak.case import SHORT_TIMEOUT_S, Case, Fault, Victim
 from tests.torch.data import collate, make_sample
 
 SHARD = 1000
 PAUSE_S = 0.7
+BLIP_S = 1.2
+
+Key = tuple[int, str, str]
+"""A sample's number, and what goes wrong where and with which error."""
 
 
 class Panic(BaseException):
@@ -62,149 +67,200 @@ def go_wrong(error: str) -> None:
             raise ValueError("bad row")
 
 
-@dataclass
 class Samples(Dataset[Any]):
-    """The samples of one rank, told apart from those of all others by their numbers."""
+    """Samples, each as its key asks for it."""
 
-    case: Case
-    rank: int
-
-    def __len__(self) -> int:
-        return self.case.sizes[self.rank]
-
-    def __getitem__(self, index: int) -> Any:
-        case = self.case
-        # The first: one behind its window would never be asked for, while another rank's data set blocks.
-        if case.fault is Fault.BLOCK and self.rank == case.failing and index == 0:
-            raise ValueError("bad row")
-        if index == case.sample and self.rank == case.culprit:
-            if case.fault is Fault.READ:
-                go_wrong(case.error)
-            if case.fault is Fault.BLOCK:
+    def __getitem__(self, key: Key) -> Any:
+        number, what, error = key
+        match what:
+            case "read":
+                go_wrong(error)
+            case "block":
                 threading.Event().wait()
-            if case.fault is Fault.HOLD and case.step % 2:
+            case "hold":
                 ctypes.PyDLL(None).sleep(1)
-        if case.fault is Fault.SLOW and self.rank == case.culprit:
-            time.sleep(0.01)
-        return make_sample(SHARD * self.rank + index)
+            case "slow":
+                time.sleep(0.01)
+        return make_sample(number) | {"what": what, "error": error}
 
 
-@dataclass(frozen=True)
-class Combine:
-    """The collate function of one rank."""
+def combine(samples: list[Any]) -> Any:
+    """A batch, unless one of its samples asks for something else."""
+    for sample in samples:
+        if sample["what"] == "collate":
+            go_wrong(sample["error"])
+        elif sample["what"] == "hold collating":
+            ctypes.PyDLL(None).sleep(1)
+    return collate(samples)
 
-    case: Case
+
+@dataclass
+class Feed:
+    """The sampler of a rank: the keys of one case after another."""
+
     rank: int
+    case: Case | None = None
 
-    def __call__(self, samples: list[Any]) -> Any:
-        case = self.case
-        is_here = any(sample["number"] == SHARD * case.culprit + case.sample for sample in samples)
-        if is_here and self.rank == case.culprit:
-            if case.fault is Fault.COLLATE:
-                go_wrong(case.error)
-            if case.fault is Fault.HOLD and not case.step % 2:
-                ctypes.PyDLL(None).sleep(1)
-        return collate(samples)
+    def __iter__(self) -> Iterator[Key]:
+        case, rank = self.case, self.rank
+        if case is None:
+            return
+        is_mine = rank == case.culprit
+        if is_mine and case.fault is Fault.SAMPLER:
+            go_wrong(case.error)
+        for index in range(case.sizes[rank]):
+            number = SHARD * rank + index
+            # The first: one behind its window would never be asked for, while another rank's data set blocks.
+            if case.fault is Fault.BLOCK and rank == case.failing and index == 0:
+                yield number, "read", "ValueError"
+            elif is_mine and case.fault is Fault.SLOW:
+                yield number, "slow", ""
+            elif is_mine and index == case.sample:
+                yield number, _find_what(case), case.error
+            else:
+                yield number, "", ""
+
+
+def _find_what(case: Case) -> str:
+    match case.fault:
+        case Fault.READ | Fault.COLLATE | Fault.BLOCK:
+            return str(case.fault)
+        case Fault.HOLD:
+            return "hold" if case.step % 2 else "hold collating"
+        case _:
+            return ""
 
 
 @dataclass
 class Found:
-    """What came of one rank."""
+    """What came of a rank in a case."""
 
-    numbers: list[list[int]] = field(default_factory=list)
-    """Of the samples trained on, epoch by epoch."""
+    numbers: list[int] = field(default_factory=list)
+    """Of the samples trained on."""
     steps: int = 0
     error: str = ""
     text: str = ""
     blamed: int | None = None
-    is_struck: bool = False
-    """True when it has come to the step at which something was to happen."""
     left: str = ""
     seconds: float = 0.0
 
 
-def be_rank(case: Case, rank: int) -> Found:
-    """Trains, or does what it is to do wrong."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    found = Found()
-    is_mine = rank == case.culprit
-    if is_mine and case.fault is Fault.NEVER:
-        time.sleep(STOP_TIMEOUT_S + 1)  # its store is not to go with it
+class Rank:
+    """A rank, through all cases of its world. ``cut`` and ``heal`` are commands that do that to the link of its host."""
+
+    def __init__(self, rank: int, cut: str = "", heal: str = "") -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.rank = rank
+        self._cut, self._heal = cut, heal
+        self._feed = Feed(rank)
+        self._loader: ODBDataLoader[Any] | None = None
+        self._epoch = 0
+        self._before = count_descriptors()
+
+    def live(self, case: Case) -> Found:
+        """Trains, or does what it is to do wrong."""
+        found = Found()
+        is_mine = self.rank == case.culprit
+        if is_mine and case.fault is Fault.NEVER:
+            return found
+        if is_mine and case.fault in (Fault.LATE, Fault.TOO_LATE):
+            time.sleep(0.7 if case.fault is Fault.LATE else SHORT_TIMEOUT_S + 1)
+        began = time.monotonic()
+        try:
+            if case.is_closing:
+                with self._get_loader(case) as loader:
+                    self._train(loader, case, found)
+            else:
+                self._train(self._get_loader(case), case, found)
+        except BaseException as error:
+            found.error, found.blamed = type(error).__name__, getattr(error, "rank", None)
+            found.text = "" if isinstance(error, Unspeakable) else str(error)[:300]
+            del error
+        found.seconds = time.monotonic() - began
+        if case.is_closing:
+            loader = self._loader = None
+            found.left = find_left(case, self._before)
         return found
-    if is_mine and case.fault is Fault.LATE:
-        time.sleep(0.7)
-    before = count_descriptors()
-    began = time.monotonic()
-    try:
-        train(case, rank, found)
-    except BaseException as error:
-        found.error, found.blamed = type(error).__name__, getattr(error, "rank", None)
-        found.text = "" if isinstance(error, Unspeakable) else str(error)[:300]
-        del error
-    found.seconds = time.monotonic() - began
-    found.left = find_left(case, before)
-    return found
+
+    def _get_loader(self, case: Case) -> ODBDataLoader[Any]:
+        before, self._feed.case = self._feed.case, case
+        if case.is_new or self._loader is None:
+            if self._loader is not None:
+                self._loader.close()
+            self._epoch, self._loader = 0, self._make_loader(case)
+            return self._loader
+        self._epoch += 1
+        if before is not None and before.fault is Fault.SAMPLER:
+            self._loader.set_epoch(self._epoch)  # the epoch before has not begun on every rank
+        return self._loader
+
+    def _make_loader(self, case: Case) -> ODBDataLoader[Any]:
+        settings = case.settings
+        options: dict[str, Any] = {}
+        if settings.workers:
+            options = {"multiprocessing_context": settings.method, "persistent_workers": settings.is_persistent}
+        return ODBDataLoader(
+            Samples(),
+            token_budget=60 + (self.rank == case.culprit and case.fault is Fault.CONFIG),
+            window=settings.window,
+            depth=settings.depth,
+            transport=settings.transport,
+            accumulation_steps=settings.accumulation_steps,
+            num_workers=settings.workers,
+            timeout_s=case.timeout_s,
+            loader_timeout_s=case.timeout_s,
+            sampler=self._feed,
+            shard="given",
+            idle_sample=make_sample(1) | {"what": "", "error": ""},
+            collate_fn=combine,
+            **options,
+        )
+
+    def _train(self, loader: ODBDataLoader[Any], case: Case, found: Found) -> None:
+        is_mine = self.rank == case.culprit
+        for batch in loader:
+            info = pop_step_info(batch)
+            found.numbers += [] if info.is_idle else batch["numbers"]
+            found.steps += 1
+            if info.step == case.step and (is_mine or case.fault is Fault.LEAVE_ALL) and not self._strike(case):
+                break
+            if case.is_coupled:
+                dist.all_reduce(torch.zeros(1))
+            elif case.fault is Fault.SLOW and is_mine:
+                time.sleep(0.02)
+
+    def _strike(self, case: Case) -> bool:
+        """Does what this rank does at the step; False: it leaves the loop."""
+        match case.fault:
+            case Fault.KILL | Fault.STOP | Fault.PAUSE:
+                pid = find_victim(case.victim)
+                if case.fault is Fault.PAUSE:
+                    do_later(PAUSE_S, f"kill -CONT {pid} 2>&-")
+                os.kill(pid, signal.SIGKILL if case.fault is Fault.KILL else signal.SIGSTOP)
+            case Fault.CUT | Fault.BLIP:
+                if case.fault is Fault.BLIP:
+                    do_later(BLIP_S, self._heal)
+                subprocess.run(self._cut, shell=True, check=True)
+            case Fault.LEAVE | Fault.LEAVE_ALL:
+                return False
+            case Fault.TRAINER:
+                go_wrong(case.error)
+            case Fault.INTERRUPT:
+                os.kill(os.getpid(), signal.SIGINT)
+        return True
 
 
-def train(case: Case, rank: int, found: Found) -> None:
-    is_mine = rank == case.culprit
-    options: dict[str, Any] = {
-        "token_budget": 60 + (is_mine and case.fault is Fault.CONFIG),
-        "window": case.window,
-        "depth": case.depth,
-        "transport": case.transport,
-        "accumulation_steps": case.accumulation_steps,
-        "num_workers": case.workers,
-        "timeout_s": case.timeout_s,
-        "loader_timeout_s": STOP_TIMEOUT_S if case.fault is Fault.STOP else 20.0,
-        "shard": "given",
-        "idle_sample": make_sample(1),
-        "collate_fn": Combine(case, rank),
-    }
-    if case.workers:
-        options |= {"multiprocessing_context": case.method, "persistent_workers": case.is_persistent}
-    with ODBDataLoader(Samples(case, rank), **options) as loader:
-        for _ in range(case.epochs):
-            found.numbers.append([])
-            for batch in loader:
-                info = pop_step_info(batch)
-                found.numbers[-1] += [] if info.is_idle else batch["numbers"]
-                found.steps += 1
-                if info.step == case.step and (is_mine or case.fault is Fault.LEAVE_ALL):
-                    found.is_struck = True
-                    if not strike(case):
-                        break
-                if case.is_coupled:
-                    dist.all_reduce(torch.zeros(1))
-                elif case.fault is Fault.SLOW and is_mine:
-                    time.sleep(0.02)
-
-
-def strike(case: Case) -> bool:
-    """What this rank does at the step; False: it leaves the loop."""
-    match case.fault:
-        case Fault.KILL | Fault.STOP | Fault.PAUSE:
-            sign = signal.SIGKILL if case.fault is Fault.KILL else signal.SIGSTOP
-            pid = find_victim(case.victim)
-            if case.fault is Fault.PAUSE:
-                subprocess.Popen(["sh", "-c", f"sleep {PAUSE_S}; kill -CONT {pid}"], start_new_session=False)
-            os.kill(pid, sign)
-        case Fault.LEAVE | Fault.LEAVE_ALL:
-            return False
-        case Fault.TRAINER:
-            go_wrong(case.error)
-        case Fault.INTERRUPT:
-            os.kill(os.getpid(), signal.SIGINT)
-    return True
+def do_later(delay_s: float, command: str) -> None:
+    subprocess.Popen(["sh", "-c", f"sleep {delay_s}; {command}"])
 
 
 def find_victim(victim: Victim) -> int:
     """The process; where there is no such any more, one above it."""
-    loader = next((child for child in multiprocessing.active_children() if child.name == "odb-loader"), None)
     if victim is Victim.RANK:
         return os.getpid()
+    loader = next((child for child in multiprocessing.active_children() if child.name == "odb-loader"), None)
     if loader is None or loader.pid is None:
-        return subprocess.Popen(["sleep", "30"]).pid  # the loader has done its part: nobody misses it
+        return subprocess.Popen(["sleep", "3"]).pid  # the loader has done its part: nobody misses it
     workers = find_children(loader.pid) if victim is Victim.WORKER else []
     return workers[0] if workers else loader.pid
 
@@ -216,8 +272,8 @@ def count_descriptors() -> int:
 def find_left(case: Case, before: int) -> str:
     """What this rank still has of its loader, once it is closed."""
     # What multiprocessing keeps for other ways to start a process is not ours.
-    allowance = before + (0 if case.method == "fork" else 4)
-    deadline = time.monotonic() + 5
+    allowance = before + (0 if case.settings.method == "fork" else 4)
+    deadline = time.monotonic() + 10
     while True:
         gc.collect()
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith("odb-")]

@@ -32,6 +32,7 @@ from odb_ref.torch.backend.messages import Listener, Update  # noqa: E402
 from odb_ref.torch.backend.notes import StepNote, make_round_note  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
+from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
 from odb_ref.torch.trainer.trainer_side import TrainerSide  # noqa: E402
 from odb_ref.trace.reading import read_trace  # noqa: E402
@@ -295,6 +296,26 @@ def test_between_an_answer_of_the_exchange_and_the_machines_word_nothing_is_hand
     assert [type(event) for event in backend.events] == [Collated, StepTaken, Agreed]
 
 
+def test_an_answer_that_comes_when_a_step_was_just_available_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks: STOP. Not an epoch without an outcome: found by the soak, where all ranks left at once."""
+    trainer_side, backend, _ = begin()
+    work, answers = trainer_side._work, []
+
+    def work_and_answer() -> None:
+        work()
+        if not answers:
+            answers.append(start(trainer_side.on_answer, Agreed(AGREEMENT)))
+            while not isinstance(backend.events[-1], Agreed):
+                time.sleep(0.001)
+
+    monkeypatch.setattr(trainer_side, "_work", work_and_answer)
+    taken = start(trainer_side.take)
+    assert not wait([taken], 0.1).done
+    trainer_side.on_update(Update(replace(OFFERING, phase=Phase.COUNT, delivered_steps=4), is_answer=True))
+    step = taken.result(5)
+    assert step is not None and step.batch == "batch 0"
+
+
 def test_a_stand_in_answers_what_the_lost_machine_has_not() -> None:
     """Checks: ABORT, RELEASE. It takes part in the round that is agreed, and says in the next that this rank has failed."""
     trainer_side, _, wire = begin()
@@ -420,3 +441,37 @@ def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None
         with pytest.raises(JobError, match="exited unexpectedly"):
             list(loader)
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
+
+
+def collate_slowly(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    time.sleep(0.01)
+    return collate(samples)
+
+
+def test_workers_that_die_between_two_epochs_are_replaced() -> None:
+    """Nobody misses them: all that they were to read and to collate in their epoch was done."""
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
+    with ODBDataLoader(Numbers(0, 300), **SETTINGS | options) as loader:
+        assert len([number for batch in loader for number in batch["numbers"]]) == 300
+        (process,) = (child for child in multiprocessing.active_children() if child.name == "odb-loader")
+        workers = find_children(process.pid or 0)
+        assert len(workers) == 4, "two that read, two that collate"
+        for worker in workers[::2]:
+            os.kill(worker, signal.SIGKILL)
+            while (look := look_at(worker)) is not None and not look.is_ended:
+                time.sleep(0.01)
+        for _ in range(2):
+            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
+        assert process.is_alive()
+        assert not set(workers) & set(find_children(process.pid or 0)), "the others were left to themselves"
+
+
+def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_backend, "JOIN_S", 0.0)
+    before = len(os.listdir("/proc/self/fd"))
+    with ODBDataLoader(Numbers(0, 400), num_workers=1, **SETTINGS) as loader:
+        next(iter(loader))
+    deadline = time.monotonic() + 20
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(os.listdir("/proc/self/fd")) <= before

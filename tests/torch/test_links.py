@@ -179,6 +179,37 @@ def test_a_message_that_is_not_read_in_time_ends_the_exchange() -> None:
         assert "has not read what was sent to it" in end.cause
 
 
+def test_links_that_close_while_an_end_is_told_wait_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or who is told last would take this process for the one that is gone."""
+    one, other = socket.socketpair()
+    two, last = socket.socketpair()
+    links = Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, 5.0)
+    tell = links._tell
+
+    def tell_slowly(link: Link, kind: Kind, payload: bytes, wait_s: float) -> bool:
+        if kind is Kind.END and link.rank == 2:
+            time.sleep(0.3)  # as on a busy machine
+        return tell(link, kind, payload, wait_s)
+
+    monkeypatch.setattr(links, "_tell", tell_slowly)
+    with contextlib.closing(other), contextlib.closing(Links(2, {0: Link(0, last, None)}, 5.0)) as peer:
+        telling = threading.Thread(target=links.end, args=(PeerLost(1, "it fell"),))
+        telling.start()
+        time.sleep(0.1)
+        links.close()
+        telling.join()
+        assert find_end(peer, 0) == PeerLost(1, "it fell")
+
+
+def test_one_that_reads_hears_of_an_end_at_once() -> None:
+    links, stuck, other = make_stuck(60.0)
+    with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
+        threading.Thread(target=links.end, args=(PeerLost(0, "over"),)).start()
+        other.settimeout(links_module.TELL_S / 2)
+        while other.recv(1 << 16)[0] != Kind.END:
+            pass
+
+
 def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when no descriptor is left to look with."""
     look = look_at(os.getpid())

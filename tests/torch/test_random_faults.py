@@ -1,6 +1,6 @@
-"""A slice of the soak: faults at random, in real processes. See tests/soak/faults.py.
+"""A slice of the soak: faults at random, in real processes; and that it is able to fail. See tests/soak/faults.py.
 
-``ODB_FAULT_RUNS`` sets how many runs.
+``ODB_FAULT_RUNS`` sets how many worlds of up to eight faults.
 """
 
 from __future__ import annotations
@@ -8,20 +8,157 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("torch")
 
+from tests.soak import faults  # noqa: E402
+from tests.soak.case import Case, Fault, Victim, World, expand  # noqa: E402
+from tests.soak.judge import judge  # noqa: E402
+from tests.soak.rank import SHARD, Found, Rank  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
-RUNS = int(os.environ.get("ODB_FAULT_RUNS", "24"))
+RUNS = int(os.environ.get("ODB_FAULT_RUNS", "10"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 20 * RUNS)
+@pytest.mark.timeout(900)
 def test_nobody_hangs_and_the_survivors_agree() -> None:
     """In a process of its own: it forks, and starts a fork server."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.soak.faults", "--runs", str(RUNS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_seed_expands_to_the_same_world_again() -> None:
+    assert expand(7, has_lab=True) == expand(7, has_lab=True) != expand(8, has_lab=True)
+
+
+def test_the_seeds_reach_everything() -> None:
+    worlds = [expand(seed, has_lab=True) for seed in range(1000)]
+    cases = [case for world in worlds for case in world.cases]
+    assert {case.fault for case in cases} == set(Fault)
+    assert {case.ranks for case in cases} == set(range(1, 7))
+    assert {case.settings.workers for case in cases} == set(range(4))
+    assert {case.settings.method for case in cases} == {"fork", "forkserver", "spawn"}
+    assert {(case.fault, case.victim) for case in cases} >= {(Fault.KILL, victim) for victim in Victim}
+    assert {len(set(case.places)) for case in cases} >= {1, 2, 3}
+    assert not any(world.is_lab for world in map(expand, range(1000)))
+
+
+# That it is able to fail ------------------------------------------------------------------------------------------------
+
+
+def find_case(fault: Fault, *, workers: bool = True) -> Case:
+    """A case of two ranks, of which the second is the culprit."""
+    cases = (case for seed in range(10_000) for case in expand(seed).cases)
+    found = next(
+        case
+        for case in cases
+        if case.fault is fault and case.ranks == 2 and case.culprit == 1 and bool(case.settings.workers) == workers
+    )
+    return replace(found, sizes=(2, 3))
+
+
+def make_complete() -> dict[int, Found]:
+    return {0: Found(numbers=[0, 1], steps=2), 1: Found(numbers=[SHARD, SHARD + 1, SHARD + 2], steps=2)}
+
+
+def make_failed(blamed: int = 1) -> dict[int, Found]:
+    return {rank: Found(error="JobError", text="it fell", blamed=blamed) for rank in range(2)}
+
+
+def test_what_is_as_it_must_be_is_right() -> None:
+    assert judge(find_case(Fault.NONE), make_complete()) == []
+    assert judge(find_case(Fault.READ), make_failed()) == []
+
+
+def lose(found: dict[int, Found]) -> None:
+    found[0].numbers.pop()
+
+
+def repeat(found: dict[int, Found]) -> None:
+    found[0].numbers.append(0)
+
+
+def swap(found: dict[int, Found]) -> None:
+    found[0].numbers[0] = SHARD
+
+
+def go_further(found: dict[int, Found]) -> None:
+    found[0].steps += 1
+
+
+def raise_error(found: dict[int, Found]) -> None:
+    found[0].error = "OdbError"
+
+
+def keep(found: dict[int, Found]) -> None:
+    found[0].left = "threads ['odb-read'], 0 descriptors"
+
+
+def vanish(found: dict[int, Found]) -> None:
+    del found[0]
+
+
+@pytest.mark.parametrize("spoil", [lose, repeat, swap, go_further, raise_error, keep, vanish])
+def test_what_is_wrong_with_a_complete_epoch_is_found(spoil: Callable[[dict[int, Found]], None]) -> None:
+    found = make_complete()
+    spoil(found)
+    assert judge(find_case(Fault.NONE), found)
+
+
+def differ(found: dict[int, Found]) -> None:
+    found[0].text = "it stumbled"
+
+
+def finish(found: dict[int, Found]) -> None:
+    found[0] = Found()
+
+
+def dawdle(found: dict[int, Found]) -> None:
+    found[0].seconds = 90.0
+
+
+@pytest.mark.parametrize("spoil", [differ, finish, raise_error, keep, vanish, dawdle])
+def test_what_is_wrong_with_a_failed_epoch_is_found(spoil: Callable[[dict[int, Found]], None]) -> None:
+    found = make_failed()
+    spoil(found)
+    assert judge(find_case(Fault.READ), found)
+
+
+def test_a_wrong_rank_is_not_to_be_blamed() -> None:
+    assert judge(find_case(Fault.READ), make_failed(blamed=0))
+
+
+def hang(rank: Rank, case: Case) -> Found:
+    time.sleep(60)
+    return Found()
+
+
+def leave_a_process(rank: Rank, case: Case) -> Found:
+    subprocess.Popen(["sleep", "60"])
+    return make_complete()[rank.rank]
+
+
+def die(rank: Rank, case: Case) -> Found:
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("live", "trouble"), [(hang, "ranks [0, 1] hang"), (leave_a_process, "is left: sleep"), (die, "without a word")]
+)
+def test_what_is_seen_from_outside_is_found(
+    monkeypatch: pytest.MonkeyPatch, live: Callable[[Rank, Case], Found], trouble: str
+) -> None:
+    monkeypatch.setattr(Rank, "live", live)
+    monkeypatch.setattr(faults, "LIMIT_S", {"fork": 2.0})
+    monkeypatch.setattr(faults, "LINGER_S", 1.0)
+    case = replace(find_case(Fault.NONE), is_new=True, is_closing=True)
+    verdict = faults.run(World(seed=0, places=(0, 0), method="fork", cases=(case,)))
+    assert trouble in str(verdict.trouble)

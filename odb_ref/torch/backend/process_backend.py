@@ -208,6 +208,8 @@ class ProcessBackend:
             receiver.join(JOIN_S)
         if process is not None:
             process.join(JOIN_S)
+            if process.exitcode is None:  # on a busy machine; one that waits for a dead device may take for ever
+                threading.Thread(target=process.join, name="odb-reap", daemon=True).start()
         if connection is not None:
             connection.close()
 

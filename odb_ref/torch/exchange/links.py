@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -32,6 +32,8 @@ PING_S: Final = 0.5
 """How often a rank says over each link that it is there."""
 QUIET_S: Final = 2.0
 """A link over which nothing has come for so long is said to be silent."""
+TELL_S: Final = 1.0
+"""How long a message under way over a link may keep it from being told of an end."""
 CLOSE_S: Final = 0.3
 """How long closing a link waits for its other end to read what was sent."""
 
@@ -137,6 +139,8 @@ class Links:
         self._news: Word | None = None
         self._beats = 0
         self._describe: Callable[[], str] = str
+        self._told = threading.Event()
+        """Set when all have been told of the end."""
         self._is_closed = False
         self._closing = threading.Event()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -275,13 +279,19 @@ class Links:
             if self._end is not None:
                 return
             self._end = end
+        try:
+            self._tell_all(end, [link for rank, link in self._links.items() if rank != but])
+        finally:
+            self._told.set()
+
+    def _tell_all(self, end: PeerLost, links: Iterable[Link]) -> None:
         payload = _encode_word((-1 if end.rank is None else end.rank, end.cause, 0))
-        deadline = time.monotonic() + CLOSE_S
-        for rank, link in self._links.items():
-            if rank != but and not self._tell(link, Kind.END, payload, max(0.0, deadline - time.monotonic())):
-                with contextlib.suppress(
-                    OSError
-                ):  # ends a message that is under way, and with it whoever waits for that
+        # Whoever reads is not to wait for one that does not.
+        busy = [link for link in links if not self._tell(link, Kind.END, payload, 0.0)]
+        deadline = time.monotonic() + TELL_S
+        for link in busy:
+            if not self._tell(link, Kind.END, payload, max(0.0, deadline - time.monotonic())):
+                with contextlib.suppress(OSError):  # ends a message under way, and with it whoever waits for that
                     link.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -290,7 +300,12 @@ class Links:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._end = self._end or PeerLost(self.rank, "its links are closed")
+            if self._end is None:
+                self._end = PeerLost(self.rank, "its links are closed")
+                self._told.set()
+        self._told.wait(
+            self._timeout_s
+        )  # a link that ends before its word has come would say that this process is gone
         self._closing.set()
         with contextlib.suppress(OSError):
             self._wake_out.send(b"!")

@@ -122,6 +122,11 @@ class CollateWorkers:
         """True when another batch can be begun before one is collected."""
         return self.pending < (self._count if self._are_worth_it else 1)
 
+    @property
+    def has_lost_one(self) -> bool:
+        """True when one of the processes that wait for work has ended by itself."""
+        return any(worker.process.exitcode is not None for worker in self._idle)
+
     def prepare(self) -> None:
         """Starts a process for the first batches, where it must be started before ``collate_fn`` is called here.
 
@@ -187,9 +192,7 @@ class CollateWorkers:
             return self._idle.pop() if self._idle else None
         try:
             return self._start()
-        except (
-            Exception
-        ) as error:  # a collate_fn that cannot be sent, now that it has been called; a limit of the system
+        except Exception as error:  # a collate_fn that cannot be sent, now that it was called; a limit of the system
             self._count = len(self._busy)
             self._are_worth_it = self._count > 0
             self._doubts = (

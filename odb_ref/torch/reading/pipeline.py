@@ -58,9 +58,8 @@ class ReadPipeline:
     """Reads and collates, for one epoch at a time: in two threads of its own, or with `work`, in the caller's."""
 
     def __init__(self, spec: PipelineSpec, *, is_inline: bool) -> None:
-        is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
-        measure = GuardedMeasure(spec.measure) if is_guarded else spec.measure
-        self._source = Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
+        self._spec = spec
+        self._source = _make_source(spec)
         self._collator = Collator(spec.on_idle, _make_idle_source(spec), _ignore)
         self._workers = CollateWorkers(
             BatchMaker(spec.collate_fn, spec.label_check),
@@ -77,6 +76,12 @@ class ReadPipeline:
     def begin(self, plan: ReadPlan, listener: PipelineListener, read_ahead: int) -> None:
         """Starts an epoch; nothing is reported before the first `read`."""
         self.end()
+        # What outlives an epoch may have died since.
+        if self.find_dead_worker() is not None:
+            self._kill_workers()
+            self._source = _make_source(self._spec)
+        if self._workers.has_lost_one:
+            self._workers.close()
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
         reader = _Reader(self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead)
@@ -130,11 +135,14 @@ class ReadPipeline:
         epoch.end()
         self._left = tuple(thread for thread in (*self._left, *epoch.threads) if thread.is_alive())
         if self._left and not self._is_inline:
-            for worker in self._source.workers:  # this process's children, and one of them does not answer
-                worker.kill()
+            self._kill_workers()  # one of them does not answer
         self._collator = self._collator.renew(0, _ignore)
         if self._workers.pending:
             self._workers.close()  # they would answer into the next epoch
+
+    def _kill_workers(self) -> None:
+        for worker in self._source.workers:  # this process's children
+            worker.kill()
 
     def close(self) -> None:
         """Ends the epoch, and the processes that collate."""
@@ -149,6 +157,12 @@ class ReadPipeline:
 
 def _ignore(text: str) -> None:
     """Listens between two epochs, to nothing."""
+
+
+def _make_source(spec: PipelineSpec) -> Source:
+    is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
+    measure = GuardedMeasure(spec.measure) if is_guarded else spec.measure
+    return Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
 
 
 def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:

@@ -225,12 +225,16 @@ class TrainerSide:
         began_s = time.monotonic()
         self._is_asking = True
         try:
-            self._work()
-            with self._condition:
-                if self._is_available():
-                    now_s = time.monotonic()
-                    self.metrics.note_wait(began_s, now_s)
-                    return self._take(now_s)
+            while True:
+                self._work()
+                with self._condition:
+                    if self._is_available():
+                        now_s = time.monotonic()
+                        self.metrics.note_wait(began_s, now_s)
+                        return self._take(now_s)
+                    if self._is_over():
+                        break
+                # An answer of the exchange came in between, which may lower the limit: the machine has to say.
         finally:
             self._is_asking = False
         self._check_ending()
