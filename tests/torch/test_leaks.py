@@ -48,8 +48,8 @@ def list_shared() -> set[str]:
 
 
 def settle(limit: dict[str, int]) -> dict[str, int]:
-    """What is there once it is no more than ``limit``, or after ten seconds."""
-    deadline = time.monotonic() + 10
+    """What is there once it is no more than ``limit``, or after half a minute: dropped loaders are closed one by one."""
+    deadline = time.monotonic() + 30
     while True:
         stock = take_stock()
         if time.monotonic() > deadline or all(stock[key] <= limit[key] for key in limit):

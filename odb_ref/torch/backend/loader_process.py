@@ -203,6 +203,9 @@ def serve(task: Task) -> None:
         task.other_end.close()
     connection, forked_from, spec = task.connection, task.forked_from, task.spec
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a plain DataLoader there has left what raises here when a worker dies
     torch.set_num_threads(1)
     sender = _Sender(connection)
     watch = partial(_start_watch, None if forked_from is None else os.getpid())

@@ -127,12 +127,17 @@ class CollateWorkers:
         """True when one of the processes that wait for work has ended by itself."""
         return any(worker.process.exitcode is not None for worker in self._idle)
 
+    @property
+    def is_forking(self) -> bool:
+        """True when processes begin with what this one has."""
+        return self._context.get_start_method() == "fork"  # type: ignore[no-any-return]
+
     def prepare(self) -> None:
         """Starts a process for the first batches, where it must be started before ``collate_fn`` is called here.
 
         Raises: what starting one raises.
         """
-        if self._are_worth_it is None and self._context.get_start_method() == "fork" and not self._idle:
+        if self._are_worth_it is None and self.is_forking and not self._idle:
             self._idle.append(self._start())
 
     def begin(self, number: int, task: CollateTask) -> None:

@@ -88,7 +88,7 @@ class ReadPipeline:
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
         self._epoch = _Epoch(reader, maker, self._left, is_inline=self._is_inline)
         if not self._is_inline:
-            self._epoch.start()
+            self._epoch.start(is_forking=self._workers.is_forking)
 
     def read(self, count: int) -> None:
         """Asks for samples; does not wait."""
@@ -304,14 +304,14 @@ class _Epoch:
         self._is_open = True
         self.threads: tuple[threading.Thread, ...] = ()
 
-    def start(self) -> None:
-        """Starts the threads, and before them the processes, if no thread is left that may be in the way.
+    def start(self, *, is_forking: bool) -> None:
+        """Starts the threads; before them the processes that are forked, if no thread is left that may be in the way.
 
         What a data set has opened may belong to the user's thread, as a connection of SQLite does: workers forked by the thread
         that was itself forked from that one can use it.
         """
         parts = (self._reader, self._maker)
-        if not any(thread.is_alive() for thread in self._after):
+        if is_forking and not any(thread.is_alive() for thread in self._after):
             for part in parts:
                 self._do(part, part.prepare)
         self.threads = tuple(
