@@ -330,7 +330,7 @@ def test_a_leave_that_nobody_takes_note_of_ends_with_the_users_exception(tmp_pat
     command = [sys.executable, "-c", LEAVER, str(tmp_path / "store")]
     ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
-        _, text = ranks[0].communicate(timeout=40)
+        _, text = ranks[0].communicate(timeout=100)
         assert ranks[0].returncode == 1, text
         assert text.rstrip().endswith("ValueError: the user's own")
     finally:
