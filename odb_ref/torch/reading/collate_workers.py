@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sys
 import time
 import traceback
 from collections import deque
@@ -27,9 +26,6 @@ import torch
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, pack
-
-if sys.platform == "linux":
-    from resource import RUSAGE_THREAD, getrusage
 
 SLOW_S: Final = 0.004
 """A ``collate_fn`` that takes longer than this on average is worth processes of its own."""
@@ -237,16 +233,19 @@ def _lose(worker: _Worker) -> CollateWorkerError:
 
 
 def _make_timed(make: Callable[[CollateTask], Made], task: CollateTask) -> Made:
-    """Returns the batch, and the time it took; without the time for which others had the processor, where that can be told."""
-    began_s, used_s, preemptions = time.monotonic(), time.thread_time(), _count_preemptions()
+    """Returns the batch, and the time it took; without what this thread has waited for a processor, where that can be told."""
+    began_s, waited_s = time.monotonic(), _read_waited_s()
     made = make(task)
-    is_preempted = _count_preemptions() != preemptions
-    return replace(made, seconds=time.thread_time() - used_s if is_preempted else time.monotonic() - began_s)
+    return replace(made, seconds=time.monotonic() - began_s - (_read_waited_s() - waited_s))
 
 
-def _count_preemptions() -> int:
-    """Returns how often this thread has lost the processor against its will; always 0 where that cannot be told."""
-    return getrusage(RUSAGE_THREAD).ru_nivcsw if sys.platform == "linux" else 0
+def _read_waited_s() -> float:
+    """Returns for how long this thread, ready to run, has waited for a processor; always 0 where that cannot be told."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Link) -> None:
