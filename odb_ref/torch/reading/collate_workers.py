@@ -126,7 +126,7 @@ class CollateWorkers:
     @property
     def is_forking(self) -> bool:
         """True when processes begin with what this one has."""
-        return self._context.get_start_method() == "fork"  # type: ignore[no-any-return]
+        return self._context.get_start_method() == "fork"
 
     def prepare(self) -> None:
         """Starts a process for the first batches, where it must be started before ``collate_fn`` is called here.
