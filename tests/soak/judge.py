@@ -10,7 +10,9 @@ from tests.soak.rank import SHARD, Found
 SLOW_S = 60.0
 """Whatever takes longer has waited for a timeout, unless that is what it is about."""
 FOUND_APART = {Fault.STOP, Fault.CUT}
-"""Who is on the culprit's host knows more of it than the others, or is cut off from them; the last agreement may not reach all."""
+"""Who is on the culprit's host knows more of it than the others, or is cut off from them; the last agreement may not reach
+all.
+"""
 
 
 def judge(case: Case, found: dict[int, Found]) -> list[str]:

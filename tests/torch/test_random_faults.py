@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.soak import faults  # noqa: E402
-from tests.soak.case import Case, Fault, Victim, World, expand  # noqa: E402
-from tests.soak.judge import judge  # noqa: E402
-from tests.soak.rank import SHARD, Found, Rank  # noqa: E402
+from tests.soak import faults
+from tests.soak.case import Case, Fault, Victim, World, expand
+from tests.soak.judge import judge
+from tests.soak.rank import SHARD, Found, Rank
 
 pytestmark = pytest.mark.torch
 
