@@ -78,8 +78,8 @@ PLANTED = (
     _core(
         "a ramp of more than 8 rounds has the fingerprint of 8",
         "config",
-        '"ramp_rounds": self.ramp_rounds,',
-        '"ramp_rounds": min(self.ramp_rounds, 8),',
+        "            item.name: value\n",
+        '            item.name: min(value, 8) if item.name == "ramp_rounds" else value\n',
     ),
     _core(
         "the position read last counts as taken",

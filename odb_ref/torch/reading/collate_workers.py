@@ -1,10 +1,10 @@
 """Makes batches: here, or where one process would not keep up, in several, each of which makes one at a time.
 
 A DataLoader's workers collate too, each its own batches. Here a batch is made of samples that several workers have read, so it
-is sent, as the bytes it came in, to a process that only collates. It is no worker: ``worker_init_fn`` is not called there, and
-``get_worker_info()`` is None, as where the machine is. A quick ``collate_fn`` is not worth the way, so the first batches are
-timed. What a ``collate_fn`` opens when it is first called must not be forked into several processes; so where processes are
-forked, they are made while this one has not called it, and a process of its own makes the first batches too.
+is sent, as the bytes it came in, to a process that only collates. It is not a worker: ``worker_init_fn`` is not called there,
+and ``get_worker_info()`` is None, as where the machine is. A quick ``collate_fn`` is not worth the way, so the first batches
+are timed. What a ``collate_fn`` opens when it is first called must not be forked into several processes; so where processes
+are forked, they are made while this one has not called it, and a process of its own makes the first batches too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ranks that are alike: worlds that differ only in which of them is which are one. Spec: properties.md, "Why fewer worlds are
-enough".
+"""Ranks that are alike: worlds that differ only in which of them is which are one. The argument is in the spec
+(properties.md, "Why fewer worlds are enough").
 
 That the core treats ranks alike is not taken on trust. Each time it runs for one rank, or an exchange answers, the same is
 done with the ranks in each other order, and the results are compared; where they differ `Asymmetry` is raised.
