@@ -330,15 +330,20 @@ Proof.
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
 Qed.
 
+Lemma step_keeps_second : forall s l t, invariant s -> second s -> step s l t -> invariant t /\ second t.
+Proof.
+  intros s l t I S St. assert (I' : invariant t) by (destruct ok; eapply every_step_keeps_the_invariant; eauto). split; [exact I'|].
+  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
+  - apply (rank_step_keeps_second s r e t _ I I' S H M E); reflexivity.
+  - apply exchange_keeps_second; assumption.
+  - destruct S. constructor; assumption.
+Qed.
+
 Lemma reachable_second : forall s, reachable s -> invariant s /\ second s.
 Proof.
   induction 1 as [|s l t R [I S] St].
   - split; [destruct ok; eapply initial_invariant; eauto|apply second_start].
-  - assert (I' : invariant t) by (destruct ok; eapply every_step_keeps_the_invariant; eauto). split; [exact I'|].
-    destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
-    + apply (rank_step_keeps_second s r e t _ I I' S H M E); reflexivity.
-    + apply exchange_keeps_second; assumption.
-    + destruct S. constructor; assumption.
+  - eapply step_keeps_second; eauto.
 Qed.
 
 End Keeps.

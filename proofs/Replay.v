@@ -224,14 +224,15 @@ Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s
 
 Section Run.
 Variable depth : nat -> nat.
-Notation reachable := (System.reachable N cfg depth input).
+Notation invariant := (System.invariant N cfg depth input).
+Notation second := (Keeps.second N cfg).
 Notation step := (System.step N cfg depth input).
 
-Lemma read_keeps_image : forall s r xs en t, reachable s -> r < N -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
+Lemma read_keeps_image : forall s r xs en t, invariant s -> r < N -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
   transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
   forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
 Proof.
-  intros s r xs en t R H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
+  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
   destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
   constructor; [rewrite P2; exact I1| | | |apply post_fair, I5].
@@ -239,7 +240,7 @@ Proof.
   - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 A).
   - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
     assert (Lxs : length xs <= length (input r) - read u) by (rewrite M1, firstn_length, skipn_length; lia).
-    pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H)) as Kr. fold u in Kr.
+    pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Kr. fold u in Kr.
     exists (x ++ xs). simpl. rewrite app_length. split; [rewrite Wx, app_assoc; reflexivity|]. split; [lia|]. split.
     { rewrite <- firstn_more, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx, skipn_more. reflexivity. }
     destruct (v_ended v); [destruct C as [_ [_ C]]; contradiction|]. destruct (ended u); [destruct C as [C _]; contradiction|]. destruct C as [C D].
@@ -260,11 +261,11 @@ Proof.
   - intros X. contradiction.
 Qed.
 
-Lemma answer_keeps_image : forall s r x t, reachable s -> r < N -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
+Lemma answer_keeps_image : forall s r x t, invariant s -> second s -> r < N -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
   image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) (h_step c h x) (next_view c (eager r) (input r) h v x) t.
 Proof.
-  intros s r x t R H M E h v Im. destruct (reachable_second N cfg depth input ok s R) as [I Sec]. pose proof (may_admissible N cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H M) as Ad.
+  intros s r x t I Sec H M E h v Im. pose proof (may_admissible N cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H M) as Ad.
   destruct (got_current N cfg depth input ok s r x I H M) as [_ [_ [Wh _]]]. change (System.hist_of cfg s r) with h in Wh.
   pose proof (g_core _ _ _ _ _ I r H) as K. change (System.hist_of cfg s r) with h in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
   set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
@@ -333,14 +334,14 @@ Proof.
   intros _ _. exists []. simpl. repeat split; auto; try lia.
 Qed.
 
-Lemma step_keeps_images : forall s l t, reachable s -> step s l t -> ends_alike s l -> images s -> images t.
+Lemma step_keeps_images : forall s l t, invariant s -> second s -> step s l t -> ends_alike s l -> images s -> images t.
 Proof.
-  intros s l t R St Al Im r H. pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
+  intros s l t I Sec St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
   - specialize (Im r H). unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
     + rewrite update_same. destruct e as [xs en| |x| | |cause|].
       * eapply read_keeps_image; eauto.
       * destruct (own_part c i (depth i) _ Collated t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t R Hi M E Im).
+      * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Sec Hi M E Im).
       * destruct (own_part c i (depth i) _ StepTaken t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ ConsumerStopped t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ (LocalFailed cause) t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
@@ -352,10 +353,10 @@ Proof.
 Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
-Lemma exchange_says : forall s t, reachable s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
+Lemma exchange_says : forall s t, invariant s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
   forall r m, nth_error (messages N s) r = Some m -> message_of c (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
-  intros s t R Im St Al r m Hm. pose proof (invariant_of N cfg depth input ok s R) as I. inversion St as [|s' x P Rd|]; subst.
+  intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd|]; subst.
   assert (H : r < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
   destruct (pending_current N cfg depth input s r I H (P r H)) as [Wh [G W]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
   pose proof (Im r H) as Ir. rewrite (seen_current s r G) in Ir. change (history (results s)) with (whole cfg s) in Ir. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
@@ -386,9 +387,9 @@ Proof.
   - rewrite Kk. exact Logic.I.
 Qed.
 
-Lemma step_keeps_log_says : forall s l t, reachable s -> step s l t -> images s -> log_says s -> log_says t.
+Lemma step_keeps_log_says : forall s l t, invariant s -> step s l t -> images s -> log_says s -> log_says t.
 Proof.
-  intros s l t R St Im L. pose proof St as St0. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact L| |exact L].
+  intros s l t I St Im L. pose proof St as St0. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact L| |exact L].
   intros i ms y Hi Al r m Hm. match type of Al with plain _ (history (firstn _ (results ?z))) => assert (Er : results z = results s ++ [x]) by (unfold results; simpl; apply map_app) end.
   rewrite Er in *. simpl in Hi. assert (Ln : length (results s) = length (log s)) by (unfold results; apply map_length).
   assert (F : forall n, n <= length (log s) -> firstn n (results s ++ [x]) = firstn n (results s)).
@@ -397,14 +398,54 @@ Proof.
   - rewrite nth_error_app1 in Hi by exact Li. rewrite !F in Al by lia. rewrite F by lia. apply (L i ms y Hi Al r m Hm).
   - assert (X : i = length (log s)) by (apply Nat.le_antisymm; [|exact Li]; assert (Y : i < length (log s ++ [(messages N s, x)])) by (apply nth_error_Some; congruence); rewrite app_length in Y; simpl in Y; lia). subst i.
     rewrite nth_error_app2, Nat.sub_diag in Hi by lia. injection Hi as <- <-. rewrite (F (length (log s)) (le_n _)) in *. rewrite (firstn_all2 (n := S (length (log s)))) in Al by (rewrite app_length; simpl; lia).
-    rewrite firstn_all2 in * by lia. refine (exchange_says s _ R Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
+    rewrite firstn_all2 in * by lia. refine (exchange_says s _ I Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
 Qed.
 
-Lemma replays_say : forall s, replays depth s -> images s /\ log_says s.
+(** A run that is complete was alive up to its last exchange. *)
+Definition complete_at_last (s : sys) : Prop := forall l, h_kind (whole cfg s) = NClosed Complete l ->
+  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer.
+
+Lemma step_keeps_complete_at_last : forall s l t, invariant s -> step s l t -> complete_at_last s -> complete_at_last t.
 Proof.
-  induction 1 as [|s l t Rp [Im L] St Al]; [split; [apply start_images|]|].
+  intros s lb t I St IH l Hk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
+  unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
+  change (h_kind (whole cfg s) = NOffer). unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [reflexivity| | |]; exfalso.
+  - destruct x; simpl in Hk; congruence.
+  - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
+  - pose proof (some_rank _ _ ok) as SR. destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W [_ Wt]].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as Kk. rewrite W in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
+Qed.
+
+(** What every run of the epoch keeps, and all that the rest of this file needs of one. *)
+Record tells (s : sys) : Prop := {
+  tell_invariant : invariant s;
+  tell_second : second s;
+  tell_images : images s;
+  tell_log : log_says s;
+  tell_tail : complete_at_last s }.
+
+Lemma step_keeps_tells : forall s l t, tells s -> step s l t -> ends_alike s l -> tells t.
+Proof.
+  intros s l t [I S Im L C] St Al. destruct (step_keeps_second N cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'| | |].
+  - apply (step_keeps_images s l t I S St Al Im).
+  - apply (step_keeps_log_says s l t I St Im L).
+  - apply (step_keeps_complete_at_last s l t I St C).
+Qed.
+
+Lemma replays_tell : forall s, replays depth s -> tells s.
+Proof.
+  induction 1 as [|s l t Rp Ts St Al]; [|eapply step_keeps_tells; eauto]. destruct (reachable_second N cfg depth input ok (start cfg) (reach_start _ _ _ _)) as [I S].
+  constructor; [exact I|exact S|apply start_images| |].
   - intros i ms x Hi. destruct i; discriminate.
-  - pose proof (replays_reachable depth s Rp) as R. split; [eapply step_keeps_images; eauto|eapply step_keeps_log_says; eauto].
+  - intros l Hk. discriminate.
+Qed.
+
+Lemma ended_tells : forall s r, tells s -> r < N -> is_ending (rank_of s r) = true ->
+  got s r = length (log s) /\ exists o l, h_kind (whole cfg s) = NClosed o l /\ ended_as (rank_of s r) = Some o.
+Proof.
+  intros s r Ts H E. pose proof (tell_invariant s Ts) as I. destruct (hist_cases N cfg depth input s r I H) as [[G W]|[_ [_ [W _]]]].
+  - split; [exact G|]. rewrite <- W. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
+  - exfalso. unfold is_ending, is_waiting in *. destruct (at_phase (rank_of s r)); discriminate.
 Qed.
 
 End Run.
@@ -480,13 +521,12 @@ Qed.
 Lemma alive_before : forall rs n m, n <= m -> alive (history (firstn m rs)) -> alive (history (firstn n rs)).
 Proof. intros rs n m L A. destruct (alive_or_not (history (firstn n rs))) as [B|B]; [exact B|]. exfalso. apply (dead_after rs n m L B A). Qed.
 
-Lemma same_next : forall d d' s s' n, replays d s -> replays d' s' -> n < length (log s) -> n < length (log s') -> firstn n (results s) = firstn n (results s') ->
+Lemma same_next : forall d d' s s' n, tells d s -> tells d' s' -> n < length (log s) -> n < length (log s') -> firstn n (results s) = firstn n (results s') ->
   alive (history (firstn n (results s'))) ->
   plain (history (firstn n (results s))) (history (firstn (S n) (results s))) -> plain (history (firstn n (results s'))) (history (firstn (S n) (results s'))) ->
   firstn (S n) (results s) = firstn (S n) (results s').
 Proof.
-  intros d d' s s' n Rp Rp' Ln Ln' Same B' A A'. destruct (replays_say d s Rp) as [_ L]. destruct (replays_say d' s' Rp') as [_ L'].
-  pose proof (invariant_of N cfg d input ok s (replays_reachable d s Rp)) as I. pose proof (invariant_of N cfg d' input ok s' (replays_reachable d' s' Rp')) as I'.
+  intros d d' s s' n [I _ _ L _] [I' _ _ L' _] Ln Ln' Same B' A A'.
   destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
   pose proof (results_nth _ _ _ E) as Ex. pose proof (results_nth _ _ _ E') as Ex'. simpl in Ex, Ex'.
   rewrite (firstn_snoc _ _ _ _ Ex), (firstn_snoc _ _ _ _ Ex'), Same. f_equal. f_equal.
@@ -499,7 +539,7 @@ Proof.
   subst ms'. congruence.
 Qed.
 
-Lemma same_results : forall d d' s s', replays d s -> replays d' s' -> forall n, n <= length (log s) -> n <= length (log s') ->
+Lemma same_results : forall d d' s s', tells d s -> tells d' s' -> forall n, n <= length (log s) -> n <= length (log s') ->
   alive (history (firstn n (results s))) -> alive (history (firstn n (results s'))) -> firstn n (results s) = firstn n (results s').
 Proof.
   intros d d' s s' Rp Rp'. induction n as [|n IH]; intros Ln Ln' A A'; [reflexivity|].
@@ -507,14 +547,12 @@ Proof.
   apply (same_next d d' s s' n Rp Rp' Ln Ln' (IH ltac:(lia) ltac:(lia) B B') B'); left; assumption.
 Qed.
 
-(** REPLAY. Two runs on the same samples with the same configuration and world size: whatever their schedules, depths and splits of
-    reads, and whatever fails or stops in them, the steps planned on a rank in one are the first of those planned in the other. *)
-Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+Lemma what_two_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < N ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof.
-  intros d d' s s' r Rp Rp' H. destruct (replays_say d s Rp) as [Im _]. destruct (replays_say d' s' Rp') as [Im' _].
+  intros d d' s s' r Rp Rp' H. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
   rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen.
-  pose proof (invariant_of N cfg d input ok s (replays_reachable d s Rp)) as I. pose proof (invariant_of N cfg d' input ok s' (replays_reachable d' s' Rp')) as I'.
+  pose proof (tell_invariant d s Rp) as I. pose proof (tell_invariant d' s' Rp') as I'.
   assert (G : got s r <= length (log s)) by (destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia).
   assert (G' : got s' r <= length (log s')) by (destruct (g_sync _ _ _ _ _ I' r H) as [[_ [G' _]]|[[_ [G' _]]|[_ [G' _]]]]; lia).
   assert (X : forall k, k <= got s r -> k <= got s' r ->
@@ -542,30 +580,22 @@ Proof.
     + right. eapply prefix_trans; [exact P|apply (prefix_later r (results s) _ _ L)].
 Qed.
 
-(** A run that is complete was alive up to its last exchange. *)
-Lemma complete_tail : forall d s l, reachable N cfg d input s -> h_kind (whole cfg s) = NClosed Complete l ->
-  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer.
-Proof.
-  intros d s l R. revert l. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of N cfg d input ok s R) as I.
-  destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
-  unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
-  change (h_kind (whole cfg s) = NOffer). unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [reflexivity| | |]; exfalso.
-  - destruct x; simpl in Hk; congruence.
-  - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
-  - pose proof (some_rank _ _ ok) as SR. destruct (pending_current N cfg d input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W [_ Wt]].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as Kk. rewrite W in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
-Qed.
+(** REPLAY. Two runs on the same samples with the same configuration and world size: whatever their schedules, depths and splits of
+    reads, and whatever fails or stops in them, the steps planned on a rank in one are the first of those planned in the other. *)
+Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Proof. intros d d' s s' r Rp Rp' H. apply (what_two_runs_tell d d'); auto using replays_tell. Qed.
 
-Lemma no_longer : forall d d' s s' n n' l, replays d s -> replays d' s' -> length (log s) = S n -> length (log s') = S n' ->
+Lemma no_longer : forall d d' s s' n n' l, tells d s -> tells d' s' -> length (log s) = S n -> length (log s') = S n' ->
   h_kind (whole cfg s) = NClosed Complete l -> h_kind (history (firstn n (results s))) = NOffer -> h_kind (history (firstn n' (results s'))) = NOffer -> ~ n < n'.
 Proof.
   intros d d' s s' n n' l Rp Rp' Ln Ln' Hk K K' Lt.
   assert (A : alive (history (firstn n (results s)))) by (unfold alive; rewrite K; exact Logic.I). assert (A' : alive (history (firstn n' (results s')))) by (unfold alive; rewrite K'; exact Logic.I).
   pose proof (alive_before _ n n' ltac:(lia) A') as B'. pose proof (alive_before _ (S n) n' ltac:(lia) A') as C'.
-  pose proof (same_results d d' s s' Rp Rp' n ltac:(lia) ltac:(lia) A B') as Same. destruct (replays_say d' s' Rp') as [_ L'].
+  pose proof (same_results d d' s s' Rp Rp' n ltac:(lia) ltac:(lia) A B') as Same. pose proof (tell_log d' s' Rp') as L'.
   assert (Wh : history (firstn (S n) (results s)) = whole cfg s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
-  pose proof (invariant_of N cfg d' input ok s' (replays_reachable d' s' Rp')) as I'. destruct (log_entry N cfg d' input s' n _ I' E') as [Lm' _]. simpl in Lm'.
+  pose proof (tell_invariant d' s' Rp') as I'. destruct (log_entry N cfg d' input s' n _ I' E') as [Lm' _]. simpl in Lm'.
   destruct (nth_error ms' 0) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; pose proof (some_rank _ _ ok); lia].
   pose proof (L' n ms' x' E' (or_introl C') 0 m' Hm') as X. unfold message_of in X. rewrite <- Same, K in X. destruct X as [Q _].
   assert (Y : firstn (S n) (results s) = firstn (S n) (results s')).
@@ -573,21 +603,24 @@ Proof.
   rewrite <- Y, Wh in C'. unfold alive in C'. rewrite Hk in C'. exact C'.
 Qed.
 
-(** REPLAY, for runs that are complete: they have planned the same steps. *)
-Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+Lemma what_two_complete_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < N ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
   steps_of (rank_of s r) = steps_of (rank_of s' r).
 Proof.
-  intros d d' s s' r Rp Rp' H E E' O O'. pose proof (replays_reachable d s Rp) as R. pose proof (replays_reachable d' s' Rp') as R'.
-  destruct (replays_say d s Rp) as [Im _]. destruct (replays_say d' s' Rp') as [Im' _].
-  destruct (ended_outcome N cfg d input ok s r R H E) as [o [l [Hk X]]]. rewrite O in X. injection X as <-. destruct (ended_outcome N cfg d' input ok s' r R' H E') as [o' [l' [Hk' X']]]. rewrite O' in X'. injection X' as <-.
-  destruct (ended_current N cfg d input ok s r R H E) as [_ G]. destruct (ended_current N cfg d' input ok s' r R' H E') as [_ G'].
-  destruct (complete_tail d s l R Hk) as [n [Ln K]]. destruct (complete_tail d' s' l' R' Hk') as [n' [Ln' K']].
+  intros d d' s s' r Rp Rp' H E E' O O'. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
+  destruct (ended_tells d s r Rp H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (ended_tells d' s' r Rp' H E') as [G' [o' [l' [Hk' X']]]]. rewrite O' in X'. injection X' as <-.
+  destruct (tell_tail d s Rp l Hk) as [n [Ln K]]. destruct (tell_tail d' s' Rp' l' Hk') as [n' [Ln' K']].
   pose proof (no_longer d d' s s' n n' l Rp Rp' Ln Ln' Hk K K') as X1. pose proof (no_longer d' d s' s n' n l' Rp' Rp Ln' Ln Hk' K' K) as X2. assert (n' = n) by lia. subst n'.
   rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen. rewrite G, G', Ln, Ln'.
   assert (D : ~ alive (history (firstn (S n) (results s)))) by (rewrite firstn_all2 by (unfold results; rewrite map_length; lia); change (~ alive (whole cfg s)); unfold alive; rewrite Hk; auto).
   assert (D' : ~ alive (history (firstn (S n) (results s')))) by (rewrite firstn_all2 by (unfold results; rewrite map_length; lia); change (~ alive (whole cfg s')); unfold alive; rewrite Hk'; auto).
   rewrite (dead_next r _ n D), (dead_next r _ n D'). do 2 f_equal. apply (same_results d d' s s' Rp Rp' n); try lia; unfold alive; [rewrite K|rewrite K']; exact Logic.I.
 Qed.
+
+(** REPLAY, for runs that are complete: they have planned the same steps. *)
+Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
+  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Proof. intros d d' s s' r Rp Rp'. apply (what_two_complete_runs_tell d d'); auto using replays_tell. Qed.
 
 End Replay.

@@ -1,7 +1,7 @@
 (** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
     that configurations differ, and lose a rank. Each is computed by [perform]. *)
-Require Import List Arith Lia.
-From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Instance Loss Run.
+Require Import List Arith Lia Bool.
+From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Instance Loss Replay Rest Resume Run.
 Import ListNotations.
 
 (** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
@@ -94,3 +94,46 @@ Proof. exists (run odd 0 [] []). split; [apply run_reachable; reflexivity|vm_com
 Theorem a_run_loses_a_rank : exists s, lossy_reachable 2 (fun _ => join) deep shards s /\
   ends s = [(DONE, Some (Lost None 8), [(0, [1]); (1, [5])]); (DONE, Some (Lost (Some 0) 9), [(0, [2])])].
 Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). split; [apply run_lossy|vm_compute; reflexivity]. Qed.
+
+(** A run for REPLAY and RESUME, whose sources say with their last sample that they have ended. *)
+Definition is_alike (s : sys) (c : choice) : bool :=
+  match c with CRead r n en => Bool.eqb en (read (rank_of s r) + length (firstn n (skipn (read (rank_of s r)) (shards r))) =? length (shards r)) | _ => true end.
+
+Fixpoint replay (cs : list choice) (s : sys) : option sys :=
+  match cs with
+  | [] => Some s
+  | c :: later => if is_loss c || negb (is_alike s c) then None else match perform 2 (fun _ => join) deep shards s c with Some t => replay later t | None => None end
+  end.
+
+Lemma replay_replays : forall cs s t, replay cs s = Some t -> replays 2 join (fun _ => true) shards deep s -> replays 2 join (fun _ => true) shards deep t.
+Proof.
+  induction cs as [|c cs IH]; intros s t E R; simpl in E; [injection E as <-; exact R|]. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
+  destruct (perform 2 (fun _ => join) deep shards s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply orb_false_iff in A as [L A]. apply negb_false_iff in A.
+  assert (X : forall r e, event_of shards s c = Some (r, e) -> ends_alike (fun _ => true) shards s (LRank r e)).
+  { intros r e Ev. destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate.
+    - destruct (_ && _); [|discriminate]. injection Ev as <- <-. apply Bool.eqb_prop in A. exact A.
+    - injection Ev as <- <-. exact I.
+    - destruct (pending s i); [discriminate|]. destruct (nth_error _ _); [|discriminate]. injection Ev as <- <-. exact I.
+    - destruct (running s i); [discriminate|]. injection Ev as <- <-. exact I.
+    - destruct (stopped _); [discriminate|]. destruct (at_phase _); try discriminate; injection Ev as <- <-; exact I.
+    - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I.
+    - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I. }
+  assert (Move : forall r e, event_of shards s c = Some (r, e) -> rank_moves 2 (fun _ => join) deep s r e = Some u -> replays 2 join (fun _ => true) shards deep u).
+  { intros r e Ev Mv. eapply replay_step; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
+  destruct (perform_step 2 (fun _ => join) deep shards s c u L P) as [l St].
+  destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; try discriminate;
+    try (unfold perform in P; destruct (event_of shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
+  - clear St. unfold perform in P. destruct (all_ranks _ _) eqn:Al; [|discriminate]. destruct (reduce _) as [x|] eqn:Rd; [|discriminate]. injection P as <-.
+    eapply replay_step; [exact R|apply StepExchange; [|exact Rd]|exact I]. intros r H. apply (proj1 (all_ranks_spec _ _) Al r H).
+  - clear St. unfold perform in P. destruct (_ && _) eqn:C; [|discriminate]. injection P as <-. apply andb_true_iff in C as [C Al]. apply andb_true_iff in C as [C1 C2]. apply Nat.ltb_lt in C1.
+    eapply replay_step; [exact R|apply StepTrained; [exact C1|exact C2|]|exact I]. intros q H. pose proof (proj1 (all_ranks_spec _ _) Al q H) as Y. apply Nat.leb_le, Y.
+Qed.
+
+(** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
+Theorem a_rank_saves : exists s, saves 2 join (fun _ => true) shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 /\ read (rank_of s 0) = 2.
+Proof.
+  destruct (replay [CRead 0 1 false; CRead 1 1 false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false] (start (fun _ => join))) as [s|] eqn:E;
+    [|vm_compute in E; discriminate].
+  exists s. assert (R : replays 2 join (fun _ => true) shards deep s) by (eapply replay_replays; [exact E|constructor]).
+  vm_compute in E. injection E as <-. split; [constructor; [exact R|lia|left; reflexivity|reflexivity]|]. split; reflexivity.
+Qed.

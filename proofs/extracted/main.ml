@@ -175,7 +175,14 @@ let run_system () =
         flush stdout; go () in
   flush stdout; go ()
 
+let checkpoint () =
+  let k_read_samples = int () in let k_carried = list int in let k_taken = list int in
+  { k_read_samples; k_carried; k_taken }
+
 let answer = function
+  | "rest" ->
+      let base = list (fun () -> list checkpoint) in
+      print_endline (show_list show_int (rest_of base (list int)))
   | "groups" ->
       let budget = int () in let limits = list int in
       print_endline (show_list show_group (compute_groups budget limits (list sample)))

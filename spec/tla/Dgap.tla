@@ -31,6 +31,9 @@ VARIABLES
 
 vars == <<rank, answer, owed, failures, stops, losses, ops>>
 
+\* How many ranks may lose their machine, so that a stand-in goes on (R7.6). A configuration may say `MaxStandIns <- One`.
+MaxStandIns == 0
+
 Ranks == 1..Len(Shard)
 None == 1000000000
 NoPost == [kind |-> "none"]
@@ -113,7 +116,7 @@ Fresh(r) ==
      aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
      reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
-     lost |-> FALSE, gone |-> FALSE, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
+     lost |-> FALSE, gone |-> FALSE, stood |-> None, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
     LET isReady == s.collated /\ s.wanted = 0
@@ -191,8 +194,9 @@ AfterCounted(r, before, a) ==
     LET n == IF Quota > 0 THEN StepsToQuota(before.global, a.sizes) ELSE Len(a.sizes)
         plan == SubSeq(before.aligned, 1, n)
     IN PostWhenReady(r, [before EXCEPT !.post = NoPost, !.phase = "fill", !.round = @ + 1, !.aligned = <<>>,
-            !.held = @ + Sum(before.aligned) - Sum(plan), !.plan = plan, !.collated = FALSE,
-            !.collating = before.round, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
+            !.held = @ + Sum(before.aligned) - Sum(plan), !.plan = plan,
+            !.collated = Variant = "ready_stand_in" /\ before.stood # None,
+            !.collating = IF before.stood = None THEN before.round ELSE None, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
 
 AfterReported(r, before, a) ==
     DrainTo(r, [before EXCEPT !.post = NoPost], Outcome("failed", a.first), before.planned - Len(before.plan))
@@ -214,6 +218,17 @@ AfterFailure(r, s, cause) ==
        ELSE IF Variant = "no_failure_agreement"
             THEN [noted EXCEPT !.failed = TRUE, !.phase = "done", !.limit = s.taken, !.outcome = Outcome("failed", r)]
        ELSE PostWhenReady(r, [noted EXCEPT !.failed = TRUE])
+
+\* R7.6: a machine without samples at the same place. What was posted stays posted; what is delivered was handed over before.
+\* A collation goes on where the batches had come: then its answer was not handled yet. Else there is none any more.
+Idle(sizes) == Repeat(0, Len(sizes))
+AfterStandIn(r, s, isCollatedYet) ==
+    LET empty == [s EXCEPT !.stood = s.planned, !.read = Shard[r], !.ended = TRUE, !.wanted = 0, !.reading = 0, !.held = 0,
+                           !.marks = <<>>, !.aligned = Idle(@), !.plan = Idle(@), !.outbox = Idle(@), !.queue = Idle(@),
+                           !.collating = IF isCollatedYet THEN @ ELSE None]
+    IN IF Variant = "silent_stand_in" THEN PostWhenReady(r, empty)
+       ELSE IF Variant = "ready_stand_in" THEN PostWhenReady(r, [empty EXCEPT !.collated = TRUE, !.collating = None])
+       ELSE AfterFailure(r, empty, <<"lost", r>>)
 
 AfterUrge(r, s) ==
     LET told == [s EXCEPT !.told = TRUE]
@@ -323,6 +338,10 @@ Die(r) ==
 Lose(r) ==
     /\ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
     /\ Become(r, AfterLoss(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
+StandIn(r) ==
+    /\ IsLive(r) /\ rank[r].stood = None /\ Cardinality({o \in Ranks : rank[o].stood # None}) < MaxStandIns
+    /\ \E isCollatedYet \in {rank[r].collating # None, FALSE} : Become(r, AfterStandIn(r, rank[r], isCollatedYet))
+    /\ UNCHANGED <<failures, stops, losses>>
 PostEarly(r) ==
     /\ Variant \in {"idle_uses_slot", "windows_by_time"}
     /\ rank[r].phase = "fill" /\ rank[r].collated /\ rank[r].wanted > 0 /\ rank[r].outbox = <<>>
@@ -358,6 +377,7 @@ Next ==
     \/ \E r \in Ranks : FailCollate(r)
     \/ \E r \in Ranks : Die(r)
     \/ \E r \in Ranks : Lose(r)
+    \/ \E r \in Ranks : StandIn(r)
     \/ \E r \in Ranks : PostEarly(r)
     \/ Reduce
     \/ End
@@ -372,7 +392,9 @@ CanGoOn ==
         \/ IsShared /\ \A o \in Ranks : ops[o] # <<>> /\ Head(ops[o]) = "model"
         \/ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
 \* Weak fairness of all that CanGoOn speaks of, written out: TLC evaluates ENABLED far more slowly.
-GoesOn == <<failures, stops, losses>>' = <<failures, stops, losses>> /\ rank' # rank
+GoesOn ==
+    /\ <<failures, stops, losses>>' = <<failures, stops, losses>> /\ rank' # rank
+    /\ \A r \in Ranks : rank'[r].stood = rank[r].stood
 FairSpec == Spec /\ ([]<>~CanGoOn \/ []<><<GoesOn>>_vars)
 
 (* ---- Properties, by the ids of properties.md ----------------------------------------------------------------------- *)
@@ -390,7 +412,8 @@ StepsAgree ==
         /\ rank[r].round = rank[o].round => rank[r].planned = rank[o].planned /\ rank[r].global = rank[o].global
 Lockstep == \A r, o \in Ranks : rank[r].taken - rank[o].taken \in {-1, 0, 1}
 Numbered == \A r \in Ranks : rank[r].planned = rank[r].taken + Len(Steps(rank[r]))
-Conserve == \A r \in Ranks : rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
+\* A stand-in has no samples: what its machine held is lost.
+Conserve == \A r \in Ranks : rank[r].stood = None => rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
 Cover ==
     \A r \in Ranks : Mode = "join" /\ rank[r].outcome.kind = "complete" => rank[r].read = Shard[r] /\ rank[r].held = 0
 QuotaEnd ==
@@ -403,6 +426,8 @@ ReleaseTogether == \A r, o \in Ranks : Released(rank[r]) <= Ready(rank[o])
 Abort ==
     LET told == {rank[r].outcome : r \in Ranks} \ {NoOutcome, Outcome("lost", None)}
     IN Cardinality(told) <= 1
+\* R7.6: what a stand-in only counts, as nothing, is released on no rank.
+NotTrainedOn == \A r, o \in Ranks : rank[r].stood # None => Released(rank[o]) <= rank[r].stood
 Bounded == \A r \in Ranks : Len(rank[r].queue) <= Depth[r]
 Budget == \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] <= Cap
 \* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
@@ -423,7 +448,7 @@ RankMeasure(r) ==
     LET s == rank[r]
     IN (IF Weight(s.phase) > 0 THEN 5 * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
        + (Total - s.taken) + (Shard[r] - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
-       + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone)
+       + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone) + Flag(s.stood = None)
 Measure == Sum([r \in Ranks |-> RankMeasure(r)])
 Falls == [][0 <= Measure' /\ Measure' < Measure]_vars
 
