@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from odb_ref.torch.info import StepInfo, pop_step_info
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.reading.costs import count_patches
+    from odb_ref.torch.reading.flattening import FlattenSamples
     from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadSampleWarning",
+    "FlattenSamples",
     "JobError",
     "JobState",
     "ODBDataLoader",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from itertools import chain
 
-from odb_ref.core.types import Group, compute_padded_tokens
+from odb_ref.core.layouts import Layout
+from odb_ref.core.types import Group
 
 
 def is_due(group: Group, due_before: int) -> bool:
@@ -17,41 +18,43 @@ def is_due(group: Group, due_before: int) -> bool:
     return due_before > 0 and any([sample.position < due_before for sample in group])
 
 
-def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tuple[Group, ...], Group]:
+def align(
+    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout = Layout.PADDED
+) -> tuple[tuple[Group, ...], Group]:
     """Returns exactly ``target`` groups to emit, fullest first and idle (empty) last, and the samples carried, by position.
 
-    Due groups are emitted before any other, then the fullest (most padded tokens); ties fall to the order of ``groups``.
+    Due groups are emitted before any other, then the fullest (most tokens); ties fall to the order of ``groups``.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
     """
     if len(groups) > target:
         order = sorted(
             range(len(groups)),
-            key=lambda i: (not is_due(groups[i], due_before), -compute_padded_tokens(groups[i]), i),
+            key=lambda i: (not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i),
         )
         chosen = [groups[i] for i in order[:target]]
         carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)
-        return _fullest_first(chosen), tuple(carried)
-    return _fullest_first(_split(groups, target)) + ((),) * max(0, target - sum(map(len, groups))), ()
+        return _fullest_first(chosen, layout), tuple(carried)
+    return _fullest_first(_split(groups, target, layout), layout) + ((),) * max(0, target - sum(map(len, groups))), ()
 
 
-def _fullest_first(groups: list[Group]) -> tuple[Group, ...]:
+def _fullest_first(groups: list[Group], layout: Layout) -> tuple[Group, ...]:
     # The same order on every rank pairs full groups with full ones, so that a step waits for no straggler.
-    return tuple(sorted(groups, key=compute_padded_tokens, reverse=True))
+    return tuple(sorted(groups, key=layout.compute_tokens, reverse=True))
 
 
-def _split(groups: tuple[Group, ...], target: int) -> list[Group]:
-    """Halves the group with the most padded tokens until there are ``target`` groups, or only singles."""
-    heap = [(-_compute_splittable_tokens(group), order, group) for order, group in enumerate(groups)]
+def _split(groups: tuple[Group, ...], target: int, layout: Layout) -> list[Group]:
+    """Halves the group with the most tokens until there are ``target`` groups, or only singles."""
+    heap = [(-_compute_splittable_tokens(group, layout), order, group) for order, group in enumerate(groups)]
     heapq.heapify(heap)
     order = len(heap)
     while heap and len(heap) < target and heap[0][0]:
         _, _, group = heapq.heappop(heap)
-        middle = (len(group) + 1) // 2
+        middle = layout.find_middle(group)
         for half in (group[:middle], group[middle:]):
-            heapq.heappush(heap, (-_compute_splittable_tokens(half), order, half))
+            heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), order, half))
             order += 1
     return [group for _, _, group in heap]
 
 
-def _compute_splittable_tokens(group: Group) -> int:
-    return compute_padded_tokens(group) if len(group) > 1 else 0
+def _compute_splittable_tokens(group: Group, layout: Layout) -> int:
+    return layout.compute_tokens(group) if len(group) > 1 else 0

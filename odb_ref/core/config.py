@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeVar
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.rules import OdbRule, TargetRule
 from odb_ref.core.types import Mode, Sample
 
@@ -26,11 +27,19 @@ class Terms:
     metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and ``is_optional`` if the header
     leaves it out while it has its default, as it must whatever came after the first trace format.
 
-    ``limits`` bounds, beside the padded tokens, what a batch may use of each further resource (``Sample.costs``).
+    ``layout`` says how samples share a batch, and so what its tokens are. ``limits`` bounds, beside them, what a batch may
+    use of each further resource (``Sample.costs``).
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """
 
+    layout: Layout = field(
+        default=Layout.PADDED,
+        metadata={
+            "is_optional": True,
+            "help": "how samples share a batch. padded: a row for each; packed: one row, laid end to end",
+        },
+    )
     limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "is_optional": True})
     mode: Mode = field(
         default=Mode.JOIN, metadata={"help": "join: to the last sample of every rank; quota: to --quota samples"}

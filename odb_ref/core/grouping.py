@@ -1,17 +1,22 @@
 """Local grouping: a window of samples into few groups, each within the token budget and all further limits. Spec: R2.
 
-Padding makes a group cost ``len(group) * longest``. Sorted by length, any run of samples that fits also fits without some
-of them, so a greedy sweep over the sorted samples uses the fewest groups (FEWEST; proved in `proofs/`). The sweep starts at
+**Padded.** A group costs ``len(group) * longest``. Sorted by length, any run of samples that fits also fits without some of
+them, so a greedy sweep over the sorted samples uses the fewest groups (FEWEST; proved in `proofs/`). The sweep starts at
 the shortest: the one group that may be far from full then holds the longest samples, which cost least to carry.
 
 Further resources are summed, not padded, and no order suits all of them: with limits the same sweep still keeps them, but
 may use more groups than would do (NP21).
+
+**Packed.** Laid end to end, samples cost their sum. A sample begins a group only where it fits into none (best fit, longest
+first), so no two groups fit together (ANY-FIT) and there are fewer than twice the fewest; finding the fewest is bin packing,
+which is NP-hard (NP22).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
-from operator import attrgetter, gt, sub
+from operator import attrgetter, gt, le, sub
 
 from odb_ref.core.types import Group, Sample
 
@@ -42,3 +47,33 @@ def compute_groups(samples: Iterable[Sample], budget_tokens: int, limits: tuple[
     if ordered:
         groups.append(tuple(ordered[begin:][::-1]))
     return tuple(groups)
+
+
+def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Group, ...]:
+    """Returns the samples as groups of at most ``budget_tokens`` tokens in sum that use no more of any resource than
+    ``limits`` say.
+
+    A sample that exceeds one of these by itself is a group of its own. Groups come in the order in which they were begun;
+    inside a group the longest sample is first. Ties in length fall to the position, ties in room to the group begun first.
+
+    Spec: R2.5. Preserves: BUDGET.
+    """
+    groups: list[list[Sample]] = []
+    rests: list[tuple[int, ...]] = []  # what is left of each limit, by group
+    rooms: list[tuple[int, int]] = []  # tokens left, and the group's number; in order
+    by_position = sorted(samples, key=attrgetter("position"))
+    for sample in sorted(by_position, key=attrgetter("length"), reverse=True):
+        place = bisect_left(rooms, (sample.length, 0))
+        while limits and place < len(rooms) and not all(map(le, sample.costs, rests[rooms[place][1]])):
+            place += 1
+        if place < len(rooms):
+            room, number = rooms.pop(place)
+        else:
+            room, number = budget_tokens, len(groups)
+            groups.append([])
+            rests.append(limits)
+        groups[number].append(sample)
+        if limits:
+            rests[number] = tuple(map(sub, rests[number], sample.costs))
+        insort(rooms, (room - sample.length, number))
+    return tuple(map(tuple, groups))

@@ -10,7 +10,7 @@ from typing import Final
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import Group, Mode, Step, compute_padded_tokens
+from odb_ref.core.types import Group, Mode, Step
 
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 Moved = tuple[tuple[Step, ...], tuple[Step, ...]]
@@ -95,7 +95,7 @@ def _is_released_after_commit(_config: Config, before: State, after: State, _mov
 
 def _is_within_budget(config: Config, before: State, after: State, _moved: Moved) -> bool:
     def fits(group: Group) -> bool:
-        return len(group) <= 1 or compute_padded_tokens(group) <= config.budget_tokens
+        return len(group) <= 1 or config.layout.compute_tokens(group) <= config.budget_tokens
 
     def is_within_limits(group: Group) -> bool:
         used = [sum(costs) for costs in zip(*(sample.costs for sample in group), strict=True)]

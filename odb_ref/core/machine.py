@@ -178,7 +178,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     released = replace(state, groups=(), outbox=state.outbox + state.plan, plan=())
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
-    aligned, carried = align(state.groups, target, compute_due_before(config, released))
+    aligned, carried = align(state.groups, target, compute_due_before(config, released), config.layout)
     wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)
     counting = replace(
         released,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from odb_ref.core.alignment import is_due
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, PostOffer
-from odb_ref.core.grouping import compute_groups
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rules import compute_checked_target
 from odb_ref.core.state import Phase, State, replace
@@ -30,7 +29,7 @@ def post_when_ready(config: Config, state: State) -> Transition:
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()
-    groups = compute_groups(state.window, config.budget_tokens, config.limits)
+    groups = config.layout.compute_groups(state.window, config.budget_tokens, config.limits)
     offer = _compute_offer(config, state, groups, is_ready)
     return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
 

@@ -6,10 +6,12 @@ from odb_ref.torch.from_dataloader import apply
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.reading.costs import count_patches
+from odb_ref.torch.reading.flattening import FlattenSamples
 from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 __all__ = [
     "BadSampleWarning",
+    "FlattenSamples",
     "JobError",
     "JobState",
     "ODBDataLoader",

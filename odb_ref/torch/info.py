@@ -112,7 +112,7 @@ class StepInfo:
     local_tokens: int
     local_supervised: int
     padded_tokens: int
-    """Tokens of the local batch, padding included, if it is padded to its longest sample."""
+    """Tokens of the local batch, padding included, if it is padded to its longest sample, or packed."""
     global_samples: int
     global_tokens: int
     global_supervised: int

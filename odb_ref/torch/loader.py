@@ -12,10 +12,11 @@ from typing import Final, Generic, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
 from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.layouts import Layout
 from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
@@ -28,7 +29,7 @@ from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import check_len_bound, choose, compute_trace_path, make_order
+from odb_ref.torch.options import check_len_bound, choose, choose_collate, compute_trace_path, make_order
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.start import EpochStart
@@ -68,7 +69,8 @@ class ODBDataLoader(Generic[Batch]):
     Batches are the same for the same seed, data and world size, whatever the timing and the number of workers
     (REPLAY).
 
-    **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. ``window`` is how many
+    **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. With ``layout="packed"`` a
+    batch is one row of samples laid end to end (`odb_ref.torch.FlattenSamples`), and the budget bounds their sum. ``window`` is how many
     samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
     ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that
     carry loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries
@@ -136,6 +138,7 @@ class ODBDataLoader(Generic[Batch]):
         dataset: Dataset[Element],
         *,
         token_budget: int,
+        layout: str = "padded",
         max_patches: int | None = None,
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
@@ -183,13 +186,15 @@ class ODBDataLoader(Generic[Batch]):
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
         # What the data set yields is what these functions take: past this point samples are opaque.
-        self.collate_fn = cast(CollateFn, collate_fn or default_collate)
+        self._layout = choose(Layout, layout, "layout")
+        self.collate_fn = cast(CollateFn, collate_fn or choose_collate(self._layout, causal_shift=causal_shift))
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.token_budget = check_integer(token_budget, "token_budget", 1)
         self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
         self._window = check_integer(window, "window", 1)
         self._terms = Terms(
+            layout=self._layout,
             limits=self._resources.limits,
             max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.layouts import Layout
 from odb_ref.torch.plan.order import Order
+from odb_ref.torch.reading.collator import CollateFn
+from odb_ref.torch.reading.flattening import FlattenSamples
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -28,6 +31,11 @@ def choose(kind: type[Choice], value: str, name: str) -> Choice:
         return kind(value)
     except ValueError:
         raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
+
+
+def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:
+    """Returns what makes batches where the user gives no ``collate_fn``."""
+    return FlattenSamples(causal_shift) if layout is Layout.PACKED else default_collate
 
 
 def make_order(

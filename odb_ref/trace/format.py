@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
@@ -34,6 +35,7 @@ from odb_ref.core.events import (
     StepTaken,
     Urged,
 )
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.core.rules import TargetRule, get_rule
@@ -167,11 +169,14 @@ def _flag(data: JsonObject, key: str) -> bool:
     raise TraceError(f"expected true or false in {key!r}, got {value!r}")
 
 
-def _mode(data: JsonObject, key: str) -> Mode:
-    value = _text(data, key)
-    if value in tuple(Mode):
-        return Mode(value)
-    raise TraceError(f"expected one of {', '.join(Mode)} in {key!r}, got {value!r}")
+def _choice(kind: type[StrEnum]) -> Callable[[JsonObject, str], StrEnum]:
+    def decode(data: JsonObject, key: str) -> StrEnum:
+        value = _text(data, key)
+        if value in tuple(kind):
+            return kind(value)
+        raise TraceError(f"expected one of {', '.join(kind)} in {key!r}, got {value!r}")
+
+    return decode
 
 
 _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
@@ -180,7 +185,8 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
     int | None: lambda data, key: None if data.get(key) is None else _integer(data, key),
     str: _text,
     tuple[int, ...]: lambda data, key: _integers(data.get(key)),
-    Mode: _mode,
+    Mode: _choice(Mode),
+    Layout: _choice(Layout),
 }
 """How a field is read, by its declared type: a new field needs a line here only if its type is new."""
 

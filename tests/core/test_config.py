@@ -10,6 +10,7 @@ import pytest
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.rules import get_rule
 from odb_ref.core.types import Mode, Sample
 
@@ -41,6 +42,7 @@ def test_a_value_that_makes_no_sense_is_refused(changes: dict[str, Any], message
 CHANGES: dict[str, Any] = {
     "world_size": 5,
     "budget_tokens": 101,
+    "layout": Layout.PACKED,
     "limits": (7,),
     "window_samples": 17,
     "mode": Mode.QUOTA,
@@ -70,6 +72,12 @@ def test_what_a_rank_may_choose_for_itself_is_not(name: str) -> None:
 def test_every_field_is_either_shared_or_local() -> None:
     given = {item.name for item in fields(Config) if item.init}
     assert given == CHANGES.keys() | LOCAL.keys() | {"quota_samples"}
+
+
+def test_the_padded_layout_is_not_spoken_of() -> None:
+    """So that fingerprints and traces from before there were layouts stay what they are."""
+    assert "layout" not in json.loads(Config(**GOOD).shared_json)
+    assert json.loads(Config(**GOOD, layout=Layout.PACKED).shared_json)["layout"] == "packed"
 
 
 def test_without_limits_the_shared_configuration_does_not_speak_of_them() -> None:

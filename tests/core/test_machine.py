@@ -435,7 +435,7 @@ def test_a_broken_invariant_names_its_id_and_leaves_the_state(monkeypatch: pytes
     machine = in_offer()
     before = machine.state
 
-    def lossy(groups: Any, target: int, due_before: int) -> Any:
+    def lossy(groups: Any, target: int, due_before: int, layout: Any) -> Any:
         return (groups[0][1:],), ()
 
     monkeypatch.setattr("odb_ref.core.machine.align", lossy)

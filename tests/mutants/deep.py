@@ -16,7 +16,7 @@ from tests.proofs.worlds import find_difference, run_world
 AT_ONCE = 40
 MOST_WORLDS = 600
 _ANYWHERE = Bounds(lengths=((1,),))
-_PADDED = "compute_padded_tokens(groups[i])"
+_TOKENS = "layout.compute_tokens(groups[i])"
 
 
 def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutant:
@@ -26,12 +26,12 @@ def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutan
 DEEP = (
     _mutant("failed_rank % 16", "rounds", "failed_rank=config.rank if", "failed_rank=config.rank % 16 if", "ABORT"),
     _mutant("stop_rank % 16", "rounds", "stop_rank=config.rank if", "stop_rank=config.rank % 16 if", "STOP"),
-    _mutant("padded tokens of 16 bits choose", "alignment", f"-{_PADDED}", f"-({_PADDED} & 0xFFFF)", "REPLAY"),
+    _mutant("padded tokens of 16 bits choose", "alignment", f"-{_TOKENS}", f"-({_TOKENS} & 0xFFFF)", "REPLAY"),
     _mutant(
         "padded tokens of 16 bits order the steps",
         "alignment",
-        "sorted(groups, key=compute_padded_tokens, reverse=True)",
-        "sorted(groups, key=lambda group: compute_padded_tokens(group) & 0xFFFF, reverse=True)",
+        "sorted(groups, key=layout.compute_tokens, reverse=True)",
+        "sorted(groups, key=lambda group: layout.compute_tokens(group) & 0xFFFF, reverse=True)",
         "REPLAY",
     ),
     _mutant(
@@ -167,13 +167,13 @@ DEEP = (
         "min(2, config.depth_steps) - len(state.queue)",
         "FREE",
     ),
-    _mutant("equal groups: the last first", "alignment", f"-{_PADDED}, i)", f"-{_PADDED}, -i)", "REPLAY"),
-    _mutant("the smaller half first", "alignment", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
+    _mutant("equal groups: the last first", "alignment", f"-{_TOKENS}, i)", f"-{_TOKENS}, -i)", "REPLAY"),
+    _mutant("the smaller half first", "layouts", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
     _mutant(
         "an equal part that was made last is split first",
         "alignment",
-        "heapq.heappush(heap, (-_compute_splittable_tokens(half), order, half))",
-        "heapq.heappush(heap, (-_compute_splittable_tokens(half), -order, half))",
+        "heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), order, half))",
+        "heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), -order, half))",
         "REPLAY",
     ),
     _mutant(

@@ -19,7 +19,18 @@ from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import State
 
-REBUILT = ("offer", "alignment", "grouping", "rules", "rounds", "resume", "machine", "summary")
+REBUILT = (
+    "offer",
+    "grouping",
+    "batching.packing",
+    "batching.layouts",
+    "alignment",
+    "rules",
+    "rounds",
+    "resume",
+    "machine",
+    "summary",
+)
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()
@@ -51,7 +62,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["rules"]
-        summary = modules["summary"]
+        summary, layouts = modules["summary"], modules["layouts"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -66,7 +77,8 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
 
         check = check_transition if has_invariants else accept
         core = Core(machine.start, machine.transition, check, reduce, stand_in)
-        bounds = replace(mutant.bounds, rule=rules.RULES[mutant.bounds.rule.name])
+        rule, layout = rules.RULES[mutant.bounds.rule.name], layouts.Layout(str(mutant.bounds.layout))
+        bounds = replace(mutant.bounds, rule=rule, layout=layout)
         yield core, bounds
     finally:
         for name in REBUILT:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from odb_sim.explore.bounds import Bounds, compute_lengths
 
+from odb_ref.core.layouts import Layout
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant
@@ -44,6 +45,9 @@ CARRY = Bounds(lengths=((4,) * 5, (1,) * 8), budget_tokens=4, window_samples=3, 
 AGED = Bounds(lengths=((1, 9, 9, 9), (1,) * 8), budget_tokens=9, window_samples=2, max_age_rounds=1)
 # Samples use 0, 1, 2, 0 ... of the one further resource.
 LIMITS = Bounds(lengths=((1, 1, 1), (1,)), limits=(2,), window_samples=3)
+ROWS = Bounds(lengths=((3, 1, 2, 2, 1, 3), (2, 3)), layout=Layout.PACKED, window_samples=4)
+# The longest sample leaves the least room and uses the resource up: the shortest fits into the second row only.
+ROW_LIMITS = Bounds(lengths=((5, 1, 6), (1, 2)), budget_tokens=8, layout=Layout.PACKED, limits=(2,), window_samples=3)
 LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
@@ -107,10 +111,74 @@ MUTANTS = (
         bounds=PLAIN,
     ),
     Mutant(
+        name="a row takes a token more than it has room for",
+        module="grouping",
+        old="bisect_left(rooms, (sample.length, 0))",
+        new="bisect_left(rooms, (sample.length - 1, 0))",
+        property="BUDGET",
+        bounds=ROWS,
+    ),
+    Mutant(
+        name="a row that was joined keeps its room",
+        module="grouping",
+        old="insort(rooms, (room - sample.length, number))",
+        new="insort(rooms, (room, number))",
+        property="BUDGET",
+        bounds=ROWS,
+    ),
+    Mutant(
+        name="only the last row is looked at",
+        module="grouping",
+        old="        if place < len(rooms):\n",
+        new="        if place < len(rooms) and rooms[place][1] == len(groups) - 1:\n",
+        property="ANY-FIT",
+        bounds=ROWS,
+    ),
+    Mutant(
+        name="a row's limits are not looked at",
+        module="grouping",
+        old="while limits and place",
+        new="while False and place",
+        property="BUDGET",
+        bounds=ROW_LIMITS,
+    ),
+    Mutant(
+        name="a row over a limit ends the search",
+        module="grouping",
+        old="            place += 1\n",
+        new="            place = len(rooms)\n",
+        property="ANY-FIT",
+        bounds=ROW_LIMITS,
+    ),
+    Mutant(
+        name="what a row has used of a limit is not counted",
+        module="grouping",
+        old="tuple(map(sub, rests[number], sample.costs))",
+        new="limits",
+        property="BUDGET",
+        bounds=ROW_LIMITS,
+    ),
+    Mutant(
+        name="packed groups are formed as padded ones",
+        module="layouts",
+        old="return compute_rows(samples, budget_tokens, limits)",
+        new="return compute_groups(samples, budget_tokens, limits)",
+        property="ANY-FIT",
+        bounds=ROWS,
+    ),
+    Mutant(
+        name="packed groups are packed by a larger budget",
+        module="layouts",
+        old="return compute_rows(samples, budget_tokens, limits)",
+        new="return compute_rows(samples, 2 * budget_tokens, limits)",
+        property="BUDGET",
+        bounds=ROWS,
+    ),
+    Mutant(
         name="what is carried is dropped",
         module="alignment",
-        old="return _fullest_first(chosen), tuple(carried)",
-        new="return _fullest_first(chosen), ()",
+        old="return _fullest_first(chosen, layout), tuple(carried)",
+        new="return _fullest_first(chosen, layout), ()",
         property="CONSERVE",
         bounds=CARRY,
     ),
@@ -141,8 +209,8 @@ MUTANTS = (
     Mutant(
         name="what is due by age does not go first",
         module="alignment",
-        old="(not is_due(groups[i], due_before), -compute_padded_tokens(groups[i]), i)",
-        new="(-compute_padded_tokens(groups[i]), i)",
+        old="(not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i)",
+        new="(-layout.compute_tokens(groups[i]), i)",
         property="AGE",
         bounds=AGED,
     ),
@@ -158,8 +226,8 @@ MUTANTS = (
     Mutant(
         name="ties are broken by how often the rank has been asked",
         module="alignment",
-        old="-compute_padded_tokens(groups[i]), i)",
-        new="-compute_padded_tokens(groups[i]), -i if _calls % 3 else i)",
+        old="-layout.compute_tokens(groups[i]), i)",
+        new="-layout.compute_tokens(groups[i]), -i if _calls % 3 else i)",
         prelude="""
 _original, _calls = align, 0
 

@@ -30,6 +30,7 @@ from odb_sim.studies.runs import Driver, Result, Run, run
 
 from odb_ref.core.errors import RuleError, UsageError
 from odb_ref.core.events import Counted, Event
+from odb_ref.core.layouts import Layout
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
@@ -137,6 +138,7 @@ def draw_run(draw: st.DrawFn) -> Run:
         policy="odb",
         rule=draw(st.sampled_from(RULES)),
         budget_tokens=draw(st.integers(1, 80)),
+        layout=draw(st.sampled_from([Layout.PADDED, Layout.PACKED])),
         limits=limits,
         window_samples=draw(st.integers(1, 24)),
         depth_steps=draw(st.integers(1, 9)),

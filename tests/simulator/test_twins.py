@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -18,13 +19,15 @@ from odb_sim.engine.twins import (
     count_groups,
     encode_samples,
     find_due,
+    pack_windows,
     sort_windows,
 )
 
 from odb_ref.core.alignment import align, is_due
 from odb_ref.core.config import Config
 from odb_ref.core.effects import PostOffer
-from odb_ref.core.grouping import compute_groups
+from odb_ref.core.grouping import compute_groups, compute_rows
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.rounds import compute_due_before, compute_wanted_samples, is_quota_met, post_when_ready
 from odb_ref.core.state import State
@@ -102,6 +105,35 @@ def test_groups_with_limits(windows: list[Group], budget: int, limits: tuple[int
         edges = bounds[row, : len(groups) + 1].tolist()
         assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
         assert count_groups(bounds)[row] == len(groups)
+
+
+@given(draw_windows(resources=2), st.integers(1, 200), st.tuples(st.integers(1, 12), st.integers(1, 12)))
+def test_packed_groups(windows: list[Group], budget: int, limits: tuple[int, int]) -> None:
+    arrays = make_arrays(windows)
+    for bounding in ((), limits) if arrays.used else ((),):
+        held = arrays if bounding else replace(arrays, used=())
+        packed, bounds = pack_windows(held, budget, bounding)
+        for row, window in enumerate(windows):
+            groups = compute_rows(window, budget, bounding)
+            edges = bounds[row, : len(groups) + 1].tolist()
+            assert read_runs(packed, row, edges[:-1], edges[1:]) == list_positions(groups)
+            assert count_groups(bounds)[row] == len(groups)
+
+
+@given(draw_windows(), st.integers(1, 120), st.integers(1, 30), st.lists(st.integers(0, 60), min_size=4, max_size=4))
+def test_alignment_of_packed_groups(windows: list[Group], budget: int, target: int, ages: list[int]) -> None:
+    arrays, bounds = pack_windows(make_arrays(windows), budget)
+    due = find_due(arrays, bounds, np.array(ages[: len(windows)]))
+    runs = align_windows(arrays, bounds, target, due, Layout.PACKED)
+    tokens = runs.compute_tokens(arrays, Layout.PACKED)
+    for row, window in enumerate(windows):
+        groups = compute_rows(window, budget)
+        assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
+        steps, carried = align(groups, target, ages[row], Layout.PACKED)
+        assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
+        emitted = {sample.position for step in steps for sample in step}
+        assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
+        assert tokens[row].tolist() == [Layout.PACKED.compute_tokens(step) for step in steps]
 
 
 @given(draw_windows(), st.integers(1, 120), st.integers(1, 30), st.lists(st.integers(0, 60), min_size=4, max_size=4))

@@ -11,6 +11,7 @@ from odb_ref.core.alignment import align
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import Agreed, LocalFailed, PeerLost, SamplesRead
 from odb_ref.core.grouping import compute_groups
+from odb_ref.core.layouts import Layout
 from odb_ref.core.machine import Machine
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import Phase
@@ -192,6 +193,15 @@ def test_with_limits_a_window_may_make_more_groups_than_needed() -> None:
     assert [[sample.costs[0] for sample in group] for group in groups] == [[2], [3], [1, 2]]
     two = (samples[0], samples[2]), (samples[1], samples[3])
     assert all(compute_padded_tokens(group) <= 4 and sum(sample.costs[0] for sample in group) <= 4 for group in two)
+
+
+def test_a_packed_window_may_make_more_groups_than_needed() -> None:
+    """NP22. Checks: FEWEST."""
+    samples = make_shard([4, 3, 3, 2, 2, 2])
+    groups = Layout.PACKED.compute_groups(samples, 8, ())
+    assert [[sample.length for sample in group] for group in groups] == [[4, 3], [3, 2, 2], [2]]
+    two = (samples[0], samples[3], samples[4]), (samples[1], samples[2], samples[5])
+    assert all(sum(sample.length for sample in group) <= 8 for group in two)
 
 
 def test_an_empty_epoch_still_takes_a_round() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.effects import Read
 from odb_ref.core.grouping import compute_groups
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Sample, compute_padded_tokens
 from tests.helpers.world import World, make_config, make_shard, run
 
@@ -117,3 +118,32 @@ def test_what_is_carried_counts_towards_the_window() -> None:
     reads = [effect.count for _, effects in world.nodes[0].events for effect in effects if isinstance(effect, Read)]
     # Rank 1 makes one group of each window, so rank 0 emits one and carries three; age then makes it emit more.
     assert reads[:3] == [1, 1, 1]
+
+
+@given(LENGTHS, st.integers(1, 20))
+def test_a_packed_group_fits_the_budget_in_sum_and_no_two_fit_together(lengths: list[int], budget: int) -> None:
+    """Spec: R2.4, R2.5. Checks: BUDGET, FEWEST. The lemma ANY-FIT."""
+    layout = Layout.PACKED
+    groups = layout.compute_groups(make_shard(lengths), budget, ())
+    assert sorted(sample.position for group in groups for sample in group) == list(range(len(lengths)))
+    for group in groups:
+        assert layout.compute_tokens(group) == sum(sample.length for sample in group)
+        assert len(group) == 1 or layout.compute_tokens(group) <= budget
+    assert not any(layout.compute_tokens(a + b) <= budget for a, b in combinations(groups, 2))
+
+
+def test_a_packed_sample_joins_the_fullest_group_that_it_fits() -> None:
+    """Spec: R2.5."""
+    groups = Layout.PACKED.compute_groups(make_shard([1, 5, 6, 3, 2, 4]), 8, ())
+    assert [[sample.length for sample in group] for group in groups] == [[6, 2], [5, 3], [4, 1]]
+
+
+def test_a_packed_epoch_emits_every_sample_once() -> None:
+    """Spec: R2.4, R4.1, R4.2. Checks: COVER, ALIGN."""
+    lengths = [[5, 1, 3, 8, 2, 2, 9, 4, 1], [1, 1], [7, 7, 7, 1, 2]]
+    world = run(lengths, make_config(window_samples=4, layout=Layout.PACKED))
+    for rank, shard in enumerate(lengths):
+        groups = world.get_groups(rank)
+        assert sorted(sample.position for group in groups for sample in group) == list(range(len(shard)))
+        assert all(len(group) <= 1 or sum(sample.length for sample in group) <= 8 for group in groups)
+    assert len({len(world.get_groups(rank)) for rank in range(3)}) == 1

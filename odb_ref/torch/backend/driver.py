@@ -191,8 +191,8 @@ class Driver:
         begun, self._round_start = self._round_start, compute_round_start(self._machine.state)
         with self._lock:
             known_places = self._quarantine.get_known(self._round_start.read_samples, begun.is_ended)
-        resources = len(self._config.limits)
-        return make_round_note(steps, self._round_start, resources=resources, known_places=known_places)
+        layout, resources = self._config.layout, len(self._config.limits)
+        return make_round_note(steps, self._round_start, layout=layout, resources=resources, known_places=known_places)
 
     # Effects ---------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from odb_ref.core.layouts import Layout
 from odb_ref.core.resume import RoundStart
-from odb_ref.core.types import Step, StepCounts, compute_counts, compute_padded_tokens
+from odb_ref.core.types import Step, StepCounts, compute_counts
 from odb_ref.torch.reading.costs import compute_costs
 
 
@@ -74,14 +75,19 @@ class RoundNote:
 
 
 def make_round_note(
-    steps: Sequence[Step], next_start: RoundStart, *, resources: int = 0, known_places: int = 0
+    steps: Sequence[Step],
+    next_start: RoundStart,
+    *,
+    layout: Layout = Layout.PADDED,
+    resources: int = 0,
+    known_places: int = 0,
 ) -> RoundNote:
     """Returns what the trainer's side needs to know of a round; ``resources`` counts the further costs of each sample."""
     first = next_start.planned_steps - len(steps)
     positions, rows = array("q"), array("q")
     for step in steps:
         local, total = compute_counts(step.group), step.global_counts
-        rows.extend((len(positions), local.samples, local.tokens, local.supervised, compute_padded_tokens(step.group)))
+        rows.extend((len(positions), local.samples, local.tokens, local.supervised, layout.compute_tokens(step.group)))
         rows.extend((total.samples, total.tokens, total.supervised))
         rows.extend(compute_costs(step.group) or (0,) * resources)
         positions.extend(sample.position for sample in step.group)

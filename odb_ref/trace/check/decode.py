@@ -216,6 +216,8 @@ class Settings:
     """What the checker needs of a header's configuration."""
 
     budget_tokens: int
+    is_packed: bool
+    """True for the packed layout. Spec: R2.4."""
     limits: tuple[int, ...]
     window_samples: int
     ramp_rounds: int
@@ -248,6 +250,9 @@ def decode_settings(header: Header) -> Settings:
     mode = config.get("mode")
     if mode not in tuple(Mode):
         raise TraceError(f"the header's config has the mode {mode!r:.80}")
+    layout = config.get("layout", "padded")
+    if layout not in ("padded", "packed"):
+        raise TraceError(f"the header's config has the layout {layout!r:.80}")
     limits = config.get("limits", [])
     if not _is_integers(limits) or min(limits, default=1) < 1:
         raise TraceError(f"the header's config has the limits {shorten(limits)}")
@@ -255,6 +260,7 @@ def decode_settings(header: Header) -> Settings:
         raise TraceError(f"the header's config is of {config['world_size']} ranks, the header of {header.world_size}")
     return Settings(
         budget_tokens=_get_setting(config, "budget_tokens"),
+        is_packed=layout == "packed",
         limits=tuple(limits),
         window_samples=_get_setting(config, "window_samples"),
         ramp_rounds=_get_setting(config, "ramp_rounds", least=0),

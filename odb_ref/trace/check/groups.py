@@ -1,7 +1,7 @@
-"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2.
+"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2, R2.5.
 
-The grouping differs from the core's: where there are no limits it counts from the longest sample down, and forms
-groups only to see which of them are due.
+The grouping differs from the core's: where there are no limits it counts padded groups from the longest sample down, and
+forms them only to see which are due; for packed ones it looks at every group's contents, and keeps no books of their rooms.
 """
 
 from __future__ import annotations
@@ -26,8 +26,30 @@ def compute_fewest_groups(lengths: list[int], budget_tokens: int) -> int:
     return groups
 
 
+def _list_packed(rows: Rows, settings: Settings) -> list[Rows]:
+    """Returns the packed groups of a window: a sample goes where, of the groups that keep all bounds, it leaves least room."""
+    bounds = (settings.budget_tokens, *settings.limits)
+    groups: list[Rows] = []
+    sums: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: (-row[2], row[1])):
+        uses = [row[2], *row[4:]]
+        best: list[int] | None = None
+        place = 0
+        for number, used in enumerate(sums):
+            fits = all(have + more <= most for have, more, most in zip(used, uses, bounds, strict=False))
+            if fits and (best is None or used[0] > best[0]):
+                best, place = used, number
+        if best is None:
+            groups.append([row])
+            sums.append(uses)
+        else:
+            groups[place].append(row)
+            sums[place] = [have + more for have, more in zip(best, uses, strict=False)]
+    return groups
+
+
 def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
-    """Yields the groups of a window, in the order of R2.1."""
+    """Yields the padded groups of a window, in the order of R2.1."""
     group: Rows = []
     used = [0] * len(settings.limits)
     for row in sorted(rows, key=itemgetter(2, 1)):
@@ -47,8 +69,8 @@ def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
 def count_groups(rows: Rows, settings: Settings, due_before: int) -> tuple[int, int]:
     """Returns how many groups a window makes, and how many of them hold a sample from before ``due_before``."""
     is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
-    if settings.limits or is_due:
-        groups = list(_iterate_groups(rows, settings))
+    if settings.is_packed or settings.limits or is_due:
+        groups = _list_packed(rows, settings) if settings.is_packed else list(_iterate_groups(rows, settings))
         return len(groups), sum(any(row[1] < due_before for row in group) for group in groups)
     return compute_fewest_groups([row[2] for row in rows], settings.budget_tokens), 0
 
@@ -57,9 +79,11 @@ def list_excesses(group: Rows, settings: Settings) -> Iterator[str]:
     """Yields how a group of two samples or more goes beyond the budget and the limits."""
     if len(group) < 2:
         return
-    padded = len(group) * max(row[2] for row in group)
-    if padded > settings.budget_tokens:
-        yield f"{len(group)} samples, {padded} padded tokens, over {settings.budget_tokens}"
+    lengths = [row[2] for row in group]
+    tokens = sum(lengths) if settings.is_packed else len(group) * max(lengths)
+    if tokens > settings.budget_tokens:
+        kind = "packed" if settings.is_packed else "padded"
+        yield f"{len(group)} samples, {tokens} {kind} tokens, over {settings.budget_tokens}"
     for place, limit in enumerate(settings.limits, 4):
         used = sum(row[place] for row in group if place < len(row))
         if used > limit:

@@ -281,6 +281,8 @@ class Job:
             reasons.update(dict.fromkeys(_BY_CONFIGURATION, "the ranks have different configurations"))
         if self._streams[0].settings.limits:
             reasons[Property.FEWEST] = "several resources"
+        if self._streams[0].settings.is_packed:
+            reasons[Property.FEWEST] = "packed layout"
         if self._streams[0].settings.is_quota:
             reasons[Property.COVER] = "quota mode"
         else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Final, get_type_hints
+from typing import Final
 
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Mode
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
@@ -125,7 +127,6 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
 
     Its name is the field's without the unit: ``--max-age`` of ``max_age_rounds``.
     """
-    types = get_type_hints(Terms)
     defaults = {item.name: item.default for item in fields(kind)}
     for item in fields(Terms):
         default = defaults[item.name]
@@ -134,8 +135,8 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
         name, _, unit = item.name.rpartition("_")
         flag = "--" + (name or unit).replace("_", "-")
         text = item.metadata["help"] + ("" if default is None else f" ({default})")
-        if types[item.name] is Mode:
-            parser.add_argument(flag, choices=list(map(str, Mode)), default=str(default), help=text)
+        if issubclass(type(default), StrEnum):
+            parser.add_argument(flag, choices=list(map(str, type(default))), default=str(default), help=text)
         else:
             parser.add_argument(flag, dest=item.name, type=int, default=default, metavar=unit[0].upper(), help=text)
 
@@ -174,6 +175,8 @@ def build_terms(options: argparse.Namespace) -> Terms:
     given = {item.name: getattr(options, item.name) for item in fields(Terms) if item.name in options}
     if "limit" in options:
         given["limits"] = tuple(parse_limits(options.limit).values())
+    if "layout" in given:
+        given["layout"] = Layout(given["layout"])
     if "mode" in given:
         given["mode"] = Mode(given["mode"])
         if given["quota_samples"] is not None and given["mode"] is not Mode.QUOTA:

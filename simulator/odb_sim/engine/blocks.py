@@ -14,6 +14,7 @@ import numpy as np
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart, resume
 from odb_ref.core.state import State
@@ -33,6 +34,7 @@ from odb_sim.engine.twins import (
     decode_positions,
     encode_samples,
     find_due,
+    pack_windows,
     sort_windows,
 )
 from odb_sim.inputs.conditions import Conditions
@@ -84,6 +86,7 @@ class Block:
         "_held",
         "_held_counts",
         "_is_ended",
+        "_is_packed",
         "_loader_factors",
         "_marks",
         "_offsets",
@@ -111,6 +114,7 @@ class Block:
         seen: Booleans,
     ) -> None:
         self._config = config
+        self._is_packed = config.layout is Layout.PACKED
         self._workload = workload
         self._costs = costs
         self._seen = seen
@@ -153,7 +157,11 @@ class Block:
         self._is_ended = self._is_ended | ((self._wanted > 0) & (self._read == self._shards))
         windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, positions), counts))
         self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
-        self._bounds = compute_group_bounds(self._windows, self._config.budget_tokens, self._config.limits)
+        budget_tokens, limits = self._config.budget_tokens, self._config.limits
+        if self._is_packed:
+            self._windows, self._bounds = pack_windows(self._windows, budget_tokens, limits)
+        else:
+            self._bounds = compute_group_bounds(self._windows, budget_tokens, limits)
         return float(answers_s.max())
 
     def _count_wanted(self) -> Integers:
@@ -189,7 +197,7 @@ class Block:
 
     def align(self, round_: int, target: int) -> Integers:
         """Forms ``target`` steps on each rank, and says how many samples all its ranks have in each."""
-        self._runs = align_windows(self._windows, self._bounds, target, self._due)
+        self._runs = align_windows(self._windows, self._bounds, target, self._due, self._config.layout)
         self._marks = [*self._marks, self._read][-self._config.max_age_rounds :]
         sizes = self._runs.sizes
         self._wanted = compute_wanted(
@@ -205,14 +213,13 @@ class Block:
         """
         windows = self._windows
         runs = Runs(self._runs.begins[:, :steps], self._runs.ends[:, :steps])
-        sizes, longest = runs.sizes, runs.compute_longest(windows)
-        padded = sizes * longest
-        real = np.take_along_axis(windows.sums, runs.ends, axis=1) - np.take_along_axis(
-            windows.sums, runs.begins, axis=1
-        )
+        sizes, real = runs.sizes, runs.compute_sums(windows.sums)
+        padded = runs.compute_tokens(windows, self._config.layout)
         self._keep_others(runs, sizes)
         self.rank_tokens += real.sum(axis=1)
-        compute_s = self._costs.compute_batches_s(padded, longest) * self._trainer_factors[:, None]
+        pairs = runs.compute_sums(accumulate_rows(windows.lengths * windows.lengths)) if self._is_packed else real
+        compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
+        compute_s *= self._trainer_factors[:, None]
         collate_s = self._costs.loader.compute_collate_s(
             np.full(len(padded), float(steps)),
             padded.sum(axis=1).astype(np.float64),

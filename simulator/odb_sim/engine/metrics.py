@@ -14,6 +14,7 @@ import numpy as np
 
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Group
 from odb_sim.inputs.lengths import Integers
 
@@ -52,6 +53,7 @@ class Settings:
     policy: str
     mode: str
     shards: str
+    layout: str
     ranks: int
     window: int
     depth: int
@@ -109,23 +111,27 @@ class Batches:
     real: Integers
     padded: Integers
     longest: Integers
+    pairs: Integers
+    """Squared lengths of the samples, summed."""
     ids: Integers
 
 
-def count_batches(groups: Sequence[Group]) -> Batches:
+def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Batches:
     """Returns what is in ``groups``, a rank's each."""
     counts = np.array([len(group) for group in groups])
     samples = list(chain.from_iterable(groups))
     lengths = np.array([sample.length for sample in samples], dtype=np.int64)
     ids = np.array([sample.id for sample in samples], dtype=np.int64)
-    real, longest = np.zeros_like(counts), np.zeros_like(counts)
+    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
     filled = np.flatnonzero(counts)
     if len(filled):
         begins = (np.cumsum(counts) - counts)[filled]
         real[filled] = np.add.reduceat(lengths, begins)
+        pairs[filled] = np.add.reduceat(lengths * lengths, begins)
         # The longest is looked for, not assumed first: a wrong grouping must show here.
         longest[filled] = np.maximum.reduceat(lengths, begins)
-    return Batches(counts, real, counts * longest, longest, ids)
+    padded = real if layout is Layout.PACKED else counts * longest
+    return Batches(counts, real, padded, longest, pairs, ids)
 
 
 class Recorder:

@@ -22,7 +22,7 @@ from odb_ref.core.effects import (
 from odb_ref.core.events import Collated, Event, LocalFailed, SamplesRead
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
-from odb_ref.core.types import Step, compute_padded_tokens
+from odb_ref.core.types import Step
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.loading import WindowReader
 from odb_sim.engine.stage import Stage
@@ -141,8 +141,8 @@ class Rank:
 
     def _collate(self, effect: Collate) -> Process:
         stage, start_s = self._stage, self._stage.env.now
-        padded = sum([compute_padded_tokens(step.group) for step in effect.steps])
-        seconds = stage.costs.loader.compute_collate_s(len(effect.steps), padded, self._receiving) * self._slowness
+        tokens = sum([self.machine.config.layout.compute_tokens(step.group) for step in effect.steps])
+        seconds = stage.costs.loader.compute_collate_s(len(effect.steps), tokens, self._receiving) * self._slowness
         yield stage.env.timeout(stage.stretch(seconds))
         if stage.timeline is not None:
             stage.timeline.add(self.number, "collator", "collate", start_s, stage.env.now)

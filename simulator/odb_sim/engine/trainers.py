@@ -11,6 +11,7 @@ import simpy
 
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Step
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.metrics import Batches, count_batches
@@ -72,6 +73,10 @@ class Trainers:
         self._queued_steps = 0
         self._takes: list[_Take] = []
 
+    @property
+    def _layout(self) -> Layout:
+        return self._ranks[0].machine.config.layout
+
     def notice(self, rank: int) -> None:
         """A step was delivered to ``rank``, or its epoch is over."""
         if rank in self._waiting:
@@ -94,7 +99,7 @@ class Trainers:
             self._queued_steps = 0
             self._takes = []
             leavers = yield from self._take_all(number)
-            batches = count_batches([take.step.group for take in self._takes])
+            batches = count_batches([take.step.group for take in self._takes], self._layout)
             computing = self._compute(batches, start_s)
             if self._departed:
                 return  # whoever has taken the step waits in its collective for one that has left
@@ -173,7 +178,9 @@ class Trainers:
         """Returns how long the ranks that have taken the step compute it."""
         taken_s = np.array([take.time_s for take in self._takes])
         factors = np.array([take.slowness for take in self._takes])
-        compute_s = self._stage.costs.compute_batches_s(batches.padded, batches.longest) * factors
+        compute_s = (
+            self._stage.costs.compute_layout_s(self._layout, batches.padded, batches.longest, batches.pairs) * factors
+        )
         ready_s = taken_s + compute_s
         if (timeline := self._stage.timeline) is not None:
             for take, end_s in zip(self._takes, ready_s.tolist(), strict=True):

@@ -4,20 +4,24 @@ A twin decides nothing of its own: each names the function whose answer it gives
 windows. `odb_ref.core` stays the only authority; what it computes from an agreement alone is called, not copied.
 
 A window is a row of integers, a sample each: its length in the high bits, its position in the low ones. Sorting a row sorts
-by length, then position (R2.1), and a group is a run of the sorted row.
+by length, then position (R2.1), and a padded group is a run of the sorted row. For packed groups the row is put in another
+order, in which they are runs too. Either way the longest sample of a run is the last.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import gt, sub
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.config import Config
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import NONE, Offer
 from odb_sim.inputs.lengths import Integers
 
@@ -132,6 +136,49 @@ def _find_ends(windows: Windows, begins: Integers, budget_tokens: int, limits: t
         low[rows] = np.where(is_over, low[rows], middle + 1)
 
 
+def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Windows, Integers]:
+    """Returns the windows in an order in which packed groups are runs, and where these begin and end.
+
+    Twin of `odb_ref.core.grouping.compute_rows`; the bounds are as `compute_group_bounds` has them.
+    """
+    samples = windows.samples.copy()
+    bounds: list[list[int]] = []
+    for row, count in enumerate(windows.counts.tolist()):
+        costs = [np.diff(used[row, : count + 1]).tolist() for used in windows.used]
+        rows = _pack_row(windows.lengths[row, :count].tolist(), costs, budget_tokens, limits)
+        samples[row, :count] = windows.samples[row, [place for group in rows for place in reversed(group)]]
+        bounds.append([0, *accumulate(map(len, rows))])
+    most = max(map(len, bounds), default=1)
+    lengths = samples >> _POSITION_BITS
+    packed = Windows(samples, windows.counts, lengths, accumulate_rows(lengths))
+    return packed, np.array([ends + ends[-1:] * (most - len(ends)) for ends in bounds], dtype=np.int64)
+
+
+def _pack_row(
+    lengths: list[int], costs: list[list[int]], budget_tokens: int, limits: tuple[int, ...]
+) -> list[list[int]]:
+    """Returns the groups of a sorted window, as places in it, in the order of R2.5."""
+    groups: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []
+    rests: list[list[int]] = []
+    # Equal lengths stand by rising position, as they are to join: longest first, the run of equals in its own order.
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        amounts = [amount[place] for amount in costs]
+        found = bisect_left(rooms, (lengths[place], 0))
+        while found < len(rooms) and any(map(gt, amounts, rests[rooms[found][1]])):
+            found += 1
+        if found < len(rooms):
+            room, number = rooms.pop(found)
+        else:
+            room, number = budget_tokens, len(groups)
+            groups.append([])
+            rests.append(list(limits))
+        groups[number].append(place)
+        rests[number] = list(map(sub, rests[number], amounts))
+        insort(rooms, (room - lengths[place], number))
+    return groups
+
+
 def count_groups(bounds: Integers) -> Integers:
     """Returns how many groups each row has."""
     counts: Integers = (bounds[:, 1:] > bounds[:, :-1]).sum(axis=1)
@@ -191,57 +238,82 @@ class Runs:
         """Samples of each step."""
         return self.ends - self.begins
 
+    def compute_tokens(self, windows: Windows, layout: Layout) -> Integers:
+        """Returns the tokens of each step's batch. Twin of `odb_ref.core.layouts.Layout.compute_tokens`."""
+        if layout is Layout.PACKED:
+            return self.compute_sums(windows.sums)
+        return self.sizes * self.compute_longest(windows)
+
+    def compute_sums(self, sums: Integers) -> Integers:
+        """Returns the sum over each step of what ``sums`` accumulates."""
+        return np.take_along_axis(sums, self.ends, axis=1) - np.take_along_axis(sums, self.begins, axis=1)
+
     def compute_longest(self, windows: Windows) -> Integers:
         """Returns the longest sample of each step, 0 where it is idle."""
         last = np.take_along_axis(windows.lengths, np.maximum(0, self.ends - 1), axis=1)
         return np.where(self.ends > self.begins, last, 0)
 
 
-def align_windows(windows: Windows, bounds: Integers, target: int, due: Booleans) -> Runs:
+def align_windows(
+    windows: Windows, bounds: Integers, target: int, due: Booleans, layout: Layout = Layout.PADDED
+) -> Runs:
     """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
 
     Twin of `odb_ref.core.alignment.align`.
     """
     groups = Runs(bounds[:, :-1], bounds[:, 1:])
     count = count_groups(bounds)
-    padded = groups.sizes * groups.compute_longest(windows)
+    tokens = groups.compute_tokens(windows, layout)
     # A sort of many columns at once keeps the order of what is equal, as the core's sorts do.
-    chosen = np.lexsort((-padded, ~due), axis=-1)[:, :target]
-    chosen_padded = np.take_along_axis(padded, chosen, axis=1)
-    order = np.argsort(-chosen_padded, axis=1, kind="stable")
-    chosen_padded = np.take_along_axis(chosen_padded, order, axis=1)
+    chosen = np.lexsort((-tokens, ~due), axis=-1)[:, :target]
+    chosen_tokens = np.take_along_axis(tokens, chosen, axis=1)
+    order = np.argsort(-chosen_tokens, axis=1, kind="stable")
+    chosen_tokens = np.take_along_axis(chosen_tokens, order, axis=1)
     chosen = np.take_along_axis(chosen, order, axis=1)
     shape = (len(bounds), target)
     runs = Runs(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
     runs.begins[:, : chosen.shape[1]] = np.take_along_axis(groups.begins, chosen, axis=1)
     runs.ends[:, : chosen.shape[1]] = np.take_along_axis(groups.ends, chosen, axis=1)
     # Where nothing is carried, groups stand in the order of a heap: it shows where groups are split, or equally full.
-    is_tied = ((chosen_padded[:, 1:] == chosen_padded[:, :-1]) & (chosen_padded[:, 1:] > 0)).any(axis=1)
+    is_tied = ((chosen_tokens[:, 1:] == chosen_tokens[:, :-1]) & (chosen_tokens[:, 1:] > 0)).any(axis=1)
     is_split = (count < target) & (count < windows.counts)
     for row in np.flatnonzero((count <= target) & (is_tied | is_split)).tolist():
-        split = split_runs(bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target)
+        split = split_runs(bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target, layout)
         runs.begins[row, : len(split)] = [begin for begin, _ in split]
         runs.ends[row, : len(split)] = [end for _, end in split]
     return runs
 
 
-def split_runs(bounds: list[int], lengths: list[int], target: int) -> list[tuple[int, int]]:
+def split_runs(
+    bounds: list[int], lengths: list[int], target: int, layout: Layout = Layout.PADDED
+) -> list[tuple[int, int]]:
     """Returns the groups of a window, split until there are ``target`` or only singles, fullest first. Spec: R4.2.
 
     A group lies in the window the other way round: its first half is the end of its run.
     """
 
+    is_packed = layout is Layout.PACKED
+
+    def compute_tokens(begin: int, end: int) -> int:
+        return sum(lengths[begin:end]) if is_packed else (end - begin) * lengths[end - 1]
+
     def compute_key(begin: int, end: int) -> int:
-        return (begin - end) * lengths[end - 1] if end - begin > 1 else 0
+        return -compute_tokens(begin, end) if end - begin > 1 else 0
+
+    def find_middle(begin: int, end: int) -> int:
+        if not is_packed:
+            return end - (end - begin + 1) // 2
+        half = compute_tokens(begin, end) - compute_tokens(begin, end) // 2
+        return end - next(size for size, held in enumerate(accumulate(lengths[begin:end][::-1]), 1) if held >= half)
 
     heap = [(compute_key(begin, end), order, begin, end) for order, (begin, end) in enumerate(pairwise(bounds))]
     heapq.heapify(heap)
     order = len(heap)
     while heap and len(heap) < target and heap[0][0]:
         _, _, begin, end = heapq.heappop(heap)
-        middle = end - (end - begin + 1) // 2
+        middle = find_middle(begin, end)
         heapq.heappush(heap, (compute_key(middle, end), order, middle, end))
         heapq.heappush(heap, (compute_key(begin, middle), order + 1, begin, middle))
         order += 2
     runs = [(begin, end) for _, _, begin, end in heap]
-    return sorted(runs, key=lambda run: (run[1] - run[0]) * lengths[run[1] - 1], reverse=True)
+    return sorted(runs, key=lambda run: compute_tokens(*run), reverse=True)

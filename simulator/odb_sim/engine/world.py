@@ -66,7 +66,9 @@ class World:
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.recorder = Recorder(
-            ranks=workload.ranks, samples_total=workload.samples_total, budget_tokens=config.budget_tokens
+            ranks=workload.ranks,
+            samples_total=workload.samples_total,
+            budget_tokens=config.budget_tokens,
         )
         self.stage = Stage(
             workload, costs, conditions, recorder=self.recorder, seed=seed, starts=starts, timeline=timeline

@@ -9,11 +9,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import combinations
 from operator import gt
 from typing import Final
 
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
@@ -118,17 +120,27 @@ class RankChecks:
         if agreed is not None and agreed != (step.round, step.global_counts):
             detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
             raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
-        tokens = len(step.group) * max((sample.length for sample in step.group), default=0)
-        if len(step.group) > 1 and tokens > config.budget_tokens:
-            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {tokens} padded tokens in {_name(step)}")
+        lengths = [sample.length for sample in step.group]
+        tokens = _compute_tokens(config, lengths)
+        if len(lengths) > 1 and tokens > config.budget_tokens:
+            kind = f"{tokens} {config.layout} tokens"
+            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
         if len(step.group) > 1 and any(map(gt, used, config.limits)):
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
 
     def _check_fewest(self, config: Config, rank: Rank) -> None:
+        groups = rank.state.groups
+        if config.layout == Layout.PACKED:
+            for pair in combinations(groups, 2):
+                both = pair[0] + pair[1]
+                used = [sum(costs) for costs in zip(*(sample.costs for sample in both), strict=True)]
+                tokens = sum(sample.length for sample in both)
+                if tokens <= config.budget_tokens and not any(map(gt, used, config.limits)):
+                    raise Violation("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
+            return
         if config.limits:
             return
-        groups = rank.state.groups
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, config.budget_tokens):
             raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
@@ -140,6 +152,12 @@ class RankChecks:
                 if step.round - arrival > config.max_age_rounds:
                     detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
                     raise Violation("AGE", f"rank {config.rank}: {detail}")
+
+
+def _compute_tokens(config: Config, lengths: Sequence[int]) -> int:
+    if config.layout == Layout.PACKED:
+        return sum(lengths)
+    return len(lengths) * max(lengths, default=0)
 
 
 def _name(step: Step) -> str:

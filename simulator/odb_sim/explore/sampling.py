@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from odb_ref.core.layouts import Layout
 from odb_ref.core.rules import TargetRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds
@@ -70,6 +71,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         is_uneven_depth=draw.random() < 0.3,
         odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.03 else None,
         lost_loaders=faults * draw.choice((0, 0, 1, 2)),
+        layout=draw.choice((Layout.PADDED, Layout.PADDED, *Layout)),
     )
 
 
@@ -146,6 +148,7 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
         for size in sorted({0, len(shard) // 2, len(shard) - 1} - {len(shard), -1}):
             yield replace(bounds, lengths=(*lengths[:i], shard[:size], *lengths[i + 1 :]))
     yield replace(bounds, limits=())
+    yield replace(bounds, layout=Layout.PADDED)
     yield replace(bounds, window_samples=max(1, bounds.window_samples - 1))
     yield replace(bounds, depth_steps=1, ramp_rounds=0)
     yield replace(bounds, is_single_reads=False, is_eager_end=False, is_urged_freely=False)

@@ -50,6 +50,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
             **{item.name: getattr(bounds, item.name) for item in fields(Bounds)},
             "lengths": [list(shard) for shard in bounds.lengths],
             "limits": list(bounds.limits),
+            "layout": str(bounds.layout),
             "mode": str(bounds.mode),
             "rule": scenario.rule,
         },

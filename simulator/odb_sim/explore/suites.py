@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from odb_ref.core.layouts import Layout
 from odb_ref.core.rules import PaperRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds, compute_lengths
@@ -34,6 +35,24 @@ SMALL: Final[dict[str, Bounds]] = {
     "paper's rule": Bounds(lengths=compute_lengths((5, 2), _MIXED), rule=PaperRule(), failures=1, stops=1),
     "several resources": Bounds(
         lengths=compute_lengths((5, 3), _MIXED), budget_tokens=6, limits=(2, 2), window_samples=4, failures=1, stops=1
+    ),
+    "packed": Bounds(
+        lengths=compute_lengths((6, 3), _MIXED), layout=Layout.PACKED, window_samples=4, failures=1, stops=1
+    ),
+    "packed, several resources": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED),
+        layout=Layout.PACKED,
+        budget_tokens=6,
+        limits=(2, 2),
+        window_samples=4,
+        stops=1,
+    ),
+    "packed, paper's rule": Bounds(
+        lengths=((1, 1, 1, 1), (4, 4, 4, 4)),
+        layout=Layout.PACKED,
+        window_samples=4,
+        rule=PaperRule(),
+        stops=1,
     ),
     "ramp": Bounds(lengths=compute_lengths((5, 4), _MIXED), window_samples=4, ramp_rounds=2, failures=1, stops=1),
     "reads in parts": Bounds(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import WIRE_SIZE
 
 Seconds = NDArray[np.float64]
@@ -256,6 +257,16 @@ class Costs:
         if not self.step_table.rows:
             return self.gpu.compute_batch_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
         return self.compute_steps_s(padded_tokens, padded_tokens)
+
+    def compute_layout_s(
+        self, layout: Layout, tokens: NDArray[np.int64], longest: NDArray[np.int64], pairs: NDArray[np.int64]
+    ) -> Seconds:
+        """Returns the seconds for many batches of a layout; ``pairs`` sums the squared lengths of their samples, which attend
+        to themselves only where they are packed.
+        """
+        if layout is Layout.PACKED:
+            return self.compute_steps_s(tokens, pairs)
+        return self.compute_batches_s(tokens, longest)
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
         """Returns the seconds for many batches at once; ``row_pairs`` as in `GpuCost.compute_steps_s`."""

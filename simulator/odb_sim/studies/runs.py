@@ -10,6 +10,7 @@ from typing import Final
 
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
 from odb_ref.core.errors import UsageError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.rules import RULES, TargetRule
 from odb_sim.baselines.figures import simulate_plan
@@ -130,6 +131,9 @@ class Run(Terms):
         return self.apply(config)
 
 
+PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
+"""The layouts of baselines that do not pad."""
+
 JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
 
@@ -220,6 +224,7 @@ def run(
         policy=policy,
         mode=str(what.mode),
         shards=str(what.sharding),
+        layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
         ranks=what.workload.ranks,
         window=what.window_samples,
         depth=what.depth_steps,

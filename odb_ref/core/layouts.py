@@ -1,0 +1,55 @@
+"""Layouts: how the samples of a group share a batch, and so what a group costs. Spec: R2.4.
+
+A layout is a parameter, as the target rule is: the machine asks it for groups, for their tokens, and where to halve one.
+What the properties need of it: a group of two or more fits the budget and every limit, and so does each part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from itertools import accumulate
+
+from odb_ref.core.grouping import compute_groups, compute_rows
+from odb_ref.core.types import Group, Sample, compute_padded_tokens, compute_real_tokens
+
+
+class Layout(StrEnum):
+    """How samples share a batch; its name enters the fingerprint, so ranks with different layouts refuse to start."""
+
+    PADDED = "padded"
+    """A row for each sample, all as long as the longest. Spec: R2.1."""
+    PACKED = "packed"
+    """One row, in which the samples are laid end to end. Spec: R2.5."""
+
+    def compute_groups(
+        self, samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = ()
+    ) -> tuple[Group, ...]:
+        """Returns the samples as groups; one of two or more fits the budget and every limit. Preserves: BUDGET, CONSERVE."""
+        match self:
+            case Layout.PADDED:
+                return compute_groups(samples, budget_tokens, limits)
+            case Layout.PACKED:
+                return compute_rows(samples, budget_tokens, limits)
+
+    def compute_tokens(self, group: Group) -> int:
+        """Returns the tokens of the collated batch: rows times longest, or the sum of the lengths; 0 for an idle step."""
+        match self:
+            case Layout.PADDED:
+                return compute_padded_tokens(group)
+            case Layout.PACKED:
+                return compute_real_tokens(group)
+
+    def find_middle(self, group: Group) -> int:
+        """Returns how many samples of a group of two or more its first half has. Spec: R4.2.
+
+        Half of a padded group's samples: the longer ones, so that the shorter ones are padded less. Of a packed group the
+        fewest first samples that hold half of the tokens: never all, for the longest come first.
+        """
+        match self:
+            case Layout.PADDED:
+                return (len(group) + 1) // 2
+            case Layout.PACKED:
+                half = (compute_real_tokens(group) + 1) // 2
+                sums = accumulate(sample.length for sample in group)
+                return next(size for size, tokens in enumerate(sums, 1) if tokens >= half)

@@ -1,0 +1,90 @@
+"""The collate_fn of the packed layout: samples laid end to end in one row, as padding-free training takes them. Spec: R2.4.
+
+The fields are named as transformers' ``DataCollatorWithFlattening`` names them. Attention that knows of them (variable-length
+kernels, or the masks that transformers derives from positions which begin again) keeps the samples of a row apart. What
+transformers derives needs ``use_cache=False``, in the model's configuration or the call, as its Trainer sets it: with a cache
+it looks for no samples in a row, and says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import torch
+
+from odb_ref.torch.reading.measure import IGNORE_INDEX, SampleError
+
+_OWN: Final = ("input_ids", "labels", "attention_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenSamples:
+    """Makes one row of samples that are mappings with ``input_ids``, and ``labels`` unless every token is one.
+
+    ``input_ids``, ``labels``, ``position_ids`` (from 0 in each sample, unless it has its own) and whatever else has a value
+    for each token are of shape [1, tokens]; ``cu_seq_lens_q`` and ``_k`` hold where samples begin and end, ``max_length_q`` and
+    ``_k`` the longest. There is no ``attention_mask``: it would have to be of tokens by tokens.
+
+    With ``is_shifted`` the first label of each sample becomes -100, since the token before it is another sample's: no label
+    reaches across samples, and what carries loss is what was counted (WEIGHT).
+    """
+
+    is_shifted: bool = True
+
+    def __call__(self, samples: Sequence[object]) -> dict[str, object]:
+        """Returns the batch.
+
+        Raises: SampleError when a sample has no ``input_ids``, or a field that cannot be laid end to end.
+        """
+        rows = [_read(sample) for sample in samples]
+        names = dict.fromkeys(rows[0])
+        for row in rows:
+            if row.keys() != names.keys():
+                raise SampleError(f"samples of one batch have the fields {', '.join(names)} and {', '.join(row)}")
+            if self.is_shifted:
+                row["labels"] = row["labels"].clone()
+                row["labels"][:1] = IGNORE_INDEX
+        sizes = [len(row["input_ids"]) for row in rows]
+        ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32)
+        batch: dict[str, object] = {name: torch.cat([row[name] for row in rows])[None] for name in names}
+        return batch | {
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": max(sizes),
+            "max_length_k": max(sizes),
+        }
+
+
+def _read(sample: object) -> dict[str, torch.Tensor]:
+    """Returns the fields of a sample that have a value for each token."""
+    if not isinstance(sample, Mapping) or sample.get("input_ids") is None:
+        raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids to lay end to end; pass collate_fn=")
+    ids = _flatten(sample["input_ids"], "input_ids")
+    mask = sample.get("attention_mask")
+    if mask is not None and not _flatten(mask, "attention_mask").all():
+        raise SampleError(
+            "a sample's attention_mask hides tokens, and a packed row has none: leave these out of the sample"
+        )
+    labels = sample.get("labels")
+    fields = {"input_ids": ids, "labels": ids if labels is None else _flatten(labels, "labels")}
+    fields["position_ids"] = torch.arange(len(ids))
+    fields |= {str(name): _flatten(value, str(name)) for name, value in sample.items() if name not in _OWN}
+    for name, field in fields.items():
+        if len(field) != len(ids):
+            raise SampleError(
+                f"{name} of a sample has {len(field)} values for {len(ids)} tokens: pass collate_fn= to pack it"
+            )
+    return fields
+
+
+def _flatten(value: object, name: str) -> torch.Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SampleError(f"{name} of a sample has no value for each token: pass collate_fn= to pack it") from error
+    if tensor.ndim == 0 or tensor.numel() != tensor.shape[-1]:
+        raise SampleError(f"{name} of a sample has the shape {list(tensor.shape)}: pass collate_fn= to pack it")
+    return tensor.reshape(-1)

@@ -1,0 +1,238 @@
+"""The packed layout: rows as transformers names their fields, exact weights, a model that trains as on single samples."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import Dataset  # noqa: E402
+
+from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError  # noqa: E402
+from odb_ref.torch.reading.measure import SampleError  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.torch.data import make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "layout": "packed", "window": 12, "timeout_s": 20}
+SIZES = [23, 8]
+TOLERANCE = 1e-6
+"""transformers computes attention and loss in float32, whatever the model is in."""
+
+
+class Texts(Dataset[Any]):
+    """Ids and labels, with masked prompts."""
+
+    def __init__(self, start: int, count: int) -> None:
+        self.start, self.count = start, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = make_sample(self.start + index)
+        return {"input_ids": sample["input_ids"], "labels": sample["labels"]}
+
+
+SAMPLES = [Texts(0, 7)[i] for i in range(7)]
+
+
+def make_model(attention: str = "sdpa") -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        attn_implementation=attention,
+        use_cache=False,  # with a cache transformers does not look for samples in a row
+    )
+    return transformers.LlamaForCausalLM(config).double()
+
+
+def get_gradient(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def compute_single_gradient(samples: list[dict[str, Any]], model: Any) -> torch.Tensor:
+    """Of the mean loss over the supervised tokens of all samples, each by itself."""
+    model.zero_grad()
+    supervised = sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)
+    for sample in samples:
+        own = int((sample["labels"][1:] != -100).sum())
+        if own:
+            loss = model(input_ids=sample["input_ids"][None], labels=sample["labels"][None]).loss
+            (loss * own / supervised).backward()
+    return get_gradient(model)
+
+
+@pytest.mark.parametrize("has_labels", [True, False])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_row_is_what_transformers_makes_of_the_samples(has_labels: bool, is_list: bool) -> None:
+    """Spec: R2.4."""
+    transformers = pytest.importorskip("transformers")
+    samples = [
+        {name: value.tolist() if is_list else value for name, value in sample.items() if has_labels or name != "labels"}
+        for sample in SAMPLES
+    ]
+    theirs = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(samples)
+    ours = FlattenSamples()(samples)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            assert ours[name].dtype == value.dtype and torch.equal(ours[name], value), name
+        else:
+            assert ours[name] == value and type(ours[name]) is type(value), name
+
+
+def test_a_label_of_its_own_token_stays_and_samples_stay_as_they_were() -> None:
+    before = [sample["labels"].clone() for sample in SAMPLES]
+    row = FlattenSamples(is_shifted=False)(SAMPLES)
+    assert torch.equal(row["labels"][0], torch.cat(before))
+    FlattenSamples()(SAMPLES)
+    assert all(torch.equal(sample["labels"], labels) for sample, labels in zip(SAMPLES, before, strict=True))
+
+
+def test_further_fields_with_a_value_for_each_token_are_laid_end_to_end_too() -> None:
+    samples = [
+        {"input_ids": [1, 2], "token_type_ids": [0, 1], "attention_mask": [1, 1], "position_ids": [2, 3]},
+        {"input_ids": [3], "token_type_ids": [5], "attention_mask": [1], "position_ids": [2]},
+    ]
+    row = FlattenSamples()(samples)
+    assert row["token_type_ids"].tolist() == [[0, 1, 5]]
+    assert row["position_ids"].tolist() == [[2, 3, 2]]
+    assert "attention_mask" not in row
+
+
+@pytest.mark.parametrize(
+    ("sample", "what"),
+    [
+        ({"input_ids": [1, 2], "number": 3}, r"number of a sample has the shape \[\]"),
+        ({"input_ids": [1, 2], "text": "ab"}, "text of a sample has no value for each token"),
+        ({"input_ids": [1, 2], "pixels": [[1, 2], [3, 4]]}, r"pixels of a sample has the shape \[2, 2\]"),
+        ({"input_ids": [1, 2], "labels": [1, 2, 3]}, "labels of a sample has 3 values for 2 tokens"),
+        ({"input_ids": [1, 0], "attention_mask": [1, 0]}, "attention_mask hides tokens"),
+        ({"pixels": [1]}, "no input_ids"),
+        ([1, 2], "no input_ids"),
+    ],
+)
+def test_what_cannot_be_laid_end_to_end_is_refused(sample: object, what: str) -> None:
+    with pytest.raises(SampleError, match=what):
+        FlattenSamples()([sample])
+
+
+def test_samples_of_different_fields_are_refused() -> None:
+    with pytest.raises(SampleError, match="fields"):
+        FlattenSamples()([{"input_ids": [1], "weights": [1.0]}, {"input_ids": [2]}])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_keep_the_budget_and_hold_every_sample_once(num_workers: int, tmp_path: Path) -> None:
+    """Checks: BUDGET, COVER."""
+    path = tmp_path / "trace.ndjson"
+    with ODBDataLoader(Texts(0, 40), num_workers=num_workers, trace=path, **SETTINGS) as loader:
+        rows = [(batch, info) for batch, info in loader.steps()]
+        metrics = loader.metrics()
+    samples: list[list[int]] = []
+    for batch, info in rows:
+        ends = batch["cu_seq_lens_q"].tolist()
+        assert batch["input_ids"].shape == (1, ends[-1]) == (1, info.padded_tokens)
+        assert info.local_tokens == info.padded_tokens <= 60
+        samples += [batch["input_ids"][0, begin:end].tolist() for begin, end in pairwise(ends)]
+        assert batch["max_length_q"] == max(end - begin for begin, end in pairwise(ends))
+    assert sorted(samples) == sorted(Texts(0, 40)[i]["input_ids"].tolist() for i in range(40))
+    assert metrics["odb/padding_ratio"] == 0
+    (job,) = check_traces([path]).jobs
+    assert not job.violations, job
+
+
+def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> None:
+    """Checks: WEIGHT. Labels that reach across samples are loss that was not counted."""
+
+    def pack(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: torch.cat([sample[name] for sample in samples])[None] for name in ("input_ids", "labels")}
+
+    transformers = pytest.importorskip("transformers")
+    with ODBDataLoader(Texts(0, 12), collate_fn=transformers.DataCollatorWithFlattening(), **SETTINGS) as loader:
+        assert sum(info.local_samples for _, info in loader.steps()) == 12
+    with (
+        ODBDataLoader(Texts(0, 12), collate_fn=pack, **SETTINGS) as loader,
+        pytest.raises(JobError, match="carry loss"),
+    ):
+        list(loader)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with pytest.raises(UsageError, match="layout must be one of padded, packed, got 'rows'"):
+        ODBDataLoader(Texts(0, 2), token_budget=8, layout="rows")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_model_sees_every_sample_of_a_row_by_itself(attention: str) -> None:
+    """Checks: WEIGHT. Logits, so losses, of every token, and the gradient of their mean."""
+    model = make_model(attention)
+    row = FlattenSamples()(SAMPLES)
+    out = model(**row)
+    alone = torch.cat([model(input_ids=sample["input_ids"][None]).logits[0] for sample in SAMPLES])
+    assert torch.allclose(out.logits[0], alone, atol=TOLERANCE)
+    out.loss.backward()
+    packed = get_gradient(model)
+    assert torch.allclose(packed, compute_single_gradient(SAMPLES, model), atol=TOLERANCE)
+    # The check can fail: without positions that begin again each sample would see those before it.
+    model.config.use_cache = True
+    assert not torch.allclose(model(**row).logits[0], alone, atol=1e-3)
+    model.config.use_cache = False
+    row["position_ids"] = torch.arange(row["input_ids"].shape[1])[None]
+    assert not torch.allclose(model(**row).logits[0], alone, atol=1e-3)
+
+
+def list_samples(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """As lists, which can leave the process that made them."""
+    ends = row["cu_seq_lens_q"].tolist()
+    spans = [slice(begin, end) for begin, end in pairwise(ends)]
+    return [{name: row[name][0, span].tolist() for name in ("input_ids", "labels")} for span in spans]
+
+
+def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
+    """Of each accumulation window, the samples of this rank, and the gradient."""
+    model = make_model()
+    wrapped = DistributedDataParallel(model)
+    shard = Texts(sum(SIZES[:rank]), SIZES[rank])
+    windows = []
+    samples: list[dict[str, Any]] = []
+    with ODBDataLoader(shard, shard="given", accumulation_steps=2, **SETTINGS) as loader:
+        for batch, info in loader.steps():
+            info.scale(wrapped(**batch).loss).backward()
+            samples += [] if info.is_idle else list_samples(batch)
+            if info.is_window_end:
+                windows.append((samples, get_gradient(model).tolist()))
+                samples = []
+                wrapped.zero_grad()
+    return windows
+
+
+def test_two_ranks_of_uneven_shards_get_the_gradient_of_single_samples() -> None:
+    """Checks: WEIGHT, ALIGN, COVER."""
+    results = run_ranks(2, train, timeout_s=120)
+    assert not any(result.error for result in results), results
+    model = make_model()
+    seen = 0
+    for (samples, gradient), (others, same) in zip(results[0].value, results[1].value, strict=True):
+        both = [{name: torch.tensor(ids) for name, ids in sample.items()} for sample in samples + others]
+        expected = compute_single_gradient(both, model)
+        for found in (gradient, same):
+            assert torch.linalg.norm(
+                torch.tensor(found, dtype=torch.float64) - expected
+            ) <= TOLERANCE * torch.linalg.norm(expected)
+        seen += len(both)
+    assert seen == sum(SIZES) and len(results[0].value) > 2
