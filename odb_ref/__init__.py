@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from odb_ref.core.errors import JobError, OdbError, UsageError
     from odb_ref.torch.checkpoint import JobState
+    from odb_ref.torch.flattening import FlattenSamples
     from odb_ref.torch.from_dataloader import apply
     from odb_ref.torch.info import StepInfo, pop_step_info
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.reading.costs import count_patches
-    from odb_ref.torch.reading.flattening import FlattenSamples
     from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 __version__ = "0.1.0"

@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, default_collate
 
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.layouts import Layout
+from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.collator import CollateFn
-from odb_ref.torch.reading.flattening import FlattenSamples
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -135,8 +135,10 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
         name, _, unit = item.name.rpartition("_")
         flag = "--" + (name or unit).replace("_", "-")
         text = item.metadata["help"] + ("" if default is None else f" ({default})")
-        if issubclass(type(default), StrEnum):
-            parser.add_argument(flag, choices=list(map(str, type(default))), default=str(default), help=text)
+        if isinstance(default, StrEnum):
+            parser.add_argument(
+                flag, choices=[str(choice) for choice in type(default)], default=str(default), help=text
+            )
         else:
             parser.add_argument(flag, dest=item.name, type=int, default=default, metavar=unit[0].upper(), help=text)
 
