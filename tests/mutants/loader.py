@@ -19,18 +19,7 @@ from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import State
 
-REBUILT = (
-    "offer",
-    "grouping",
-    "batching.packing",
-    "batching.layouts",
-    "alignment",
-    "rules",
-    "rounds",
-    "resume",
-    "machine",
-    "summary",
-)
+REBUILT = ("offer", "grouping", "layouts", "alignment", "rules", "rounds", "resume", "machine", "summary")
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()

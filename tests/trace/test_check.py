@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from odb_sim.cli.main import main
 
 from odb_ref.core.errors import UsageError
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.check.groups import compute_fewest_groups
@@ -110,6 +111,33 @@ def test_fewest_does_not_apply_where_there_are_limits(tmp_path: Path) -> None:
     assert (fewest.status, fewest.reason) == (Status.NOT_APPLICABLE, "several resources")
     assert job.get_status(Property.BUDGET) is Status.HOLDS
     assert check_traces(run(tmp_path / "u")).jobs[0].get_status(Property.FEWEST) is Status.HOLDS
+
+
+def test_a_packed_trace_is_judged_by_its_sums(tmp_path: Path) -> None:
+    """Spec: R2.4, R2.5. Checks: BUDGET."""
+    (path,) = run(tmp_path / "t", layout=Layout.PACKED)
+    job = check_traces([path], is_replayed=True).jobs[0]
+    assert job.is_ok
+    (fewest,) = (item for item in job.properties if item.property is Property.FEWEST)
+    assert (fewest.status, fewest.reason) == (Status.NOT_APPLICABLE, "packed layout")
+    assert job.get_status(Property.BUDGET) is Status.HOLDS
+
+    def find(old: str, new: str) -> set[str]:
+        text = path.read_text()
+        assert old in text
+        changed = tmp_path / "changed"
+        changed.write_text(text.replace(old, new))
+        return {str(item.property) for item in check_traces([changed]).violations}
+
+    assert "BUDGET" in find('"layout":"packed",', ""), "as padded groups they are over the budget"
+    assert "FEWEST" in find('"groups_max":3', '"groups_max":2')
+
+
+def test_a_layout_that_is_none_makes_a_trace_malformed(tmp_path: Path) -> None:
+    (path,) = run(tmp_path / "t", layout=Layout.PACKED)
+    path.write_text(path.read_text().replace('"layout":"packed"', '"layout":"stacked"', 1))
+    with pytest.raises(TraceError, match="the layout 'stacked'"):
+        check_traces([path])
 
 
 def test_ranks_with_different_limits_end_in_a_mismatch_that_the_checker_accepts(tmp_path: Path) -> None:
