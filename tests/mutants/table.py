@@ -232,10 +232,12 @@ MUTANTS = (
 _original, _calls = align, 0
 
 
-def align(groups: tuple[Group, ...], target: int, due_before: int) -> tuple[tuple[Group, ...], Group]:
+def align(
+    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout
+) -> tuple[tuple[Group, ...], Group]:
     global _calls
     _calls += 1
-    return _original(groups, target, due_before)
+    return _original(groups, target, due_before, layout)
 """,
         property="REPLAY",
         bounds=replace(CARRY, lengths=((4,) * 8, (1,) * 16), max_age_rounds=4),
