@@ -186,6 +186,9 @@ let answer = function
   | "groups" ->
       let budget = int () in let limits = list int in
       print_endline (show_list show_group (compute_groups budget limits (list sample)))
+  | "rows" ->
+      let budget = int () in let limits = list int in
+      print_endline (show_list show_group (compute_rows budget limits (list sample)))
   | "align" ->
       let target = int () in let due = int () in
       let emitted, carried = align (list (fun () -> list sample)) target due in

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from odb_sim.explore.rank import Core
 
 from odb_ref.core.alignment import align
-from odb_ref.core.grouping import compute_groups
+from odb_ref.core.grouping import compute_groups, compute_rows
 from odb_ref.core.offer import NONE, Offer, combine
 from odb_ref.core.rules import RULES
 from tests.mutants.deep import DEEP
@@ -53,6 +53,18 @@ def test_the_model_groups_as_the_python_does(model: Model, cases: list[tuple[int
         samples = make_samples(items, len(limits))
         asked.append(f"groups {budget} {write_integers(limits)} {write_samples(samples)}")
         expected.append(show_groups(compute_groups(samples, budget, limits)))
+    assert model(" ".join(asked)) == expected
+
+
+@SETTINGS
+@given(st.lists(st.tuples(st.integers(0, 120), some_limits, lengths), min_size=20, max_size=20))
+def test_the_model_packs_as_the_python_does(model: Model, cases: list[tuple[int, tuple[int, ...], list[int]]]) -> None:
+    """Spec: R2.5. Checks: BUDGET (the link from proof to code)."""
+    asked, expected = [], []
+    for budget, limits, items in cases:
+        samples = make_samples(items, len(limits))
+        asked.append(f"rows {budget} {write_integers(limits)} {write_samples(samples)}")
+        expected.append(show_groups(compute_rows(samples, budget, limits)))
     assert model(" ".join(asked)) == expected
 
 

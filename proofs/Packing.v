@@ -1,0 +1,251 @@
+(** The executable [compute_rows] of odb_ref/core/grouping.py, packed grouping: BUDGET for it, and that no two of its groups fit
+    together (ANY-FIT), so that there are at most twice as many as needed. Spec: R2.5. *)
+Require Import List Arith Lia Permutation Bool.
+From ODB Require Import Types.
+Import ListNotations.
+Arguments Nat.eqb : simpl never.
+Arguments Nat.leb : simpl never.
+
+(** ** The model *)
+
+(** Tokens of a row: its samples are laid end to end. *)
+Fixpoint total (g : group) : nat := match g with [] => 0 | x :: r => len x + total r end.
+
+Definition is_roomy (budget : nat) (limits : list nat) (g : group) : bool := (total g <=? budget) && is_within limits g.
+
+(** BUDGET: a row of more than one sample fits the budget and keeps every limit; a single sample may exceed them. *)
+Definition fits_packed (budget : nat) (limits : list nat) (g : group) : Prop :=
+  length g <= 1 \/ is_roomy budget limits g = true.
+
+Definition longer (x y : sample) : bool := (len y <? len x) || ((len x =? len y) && (pos x <=? pos y)).
+
+Fixpoint insert_longest (x : sample) (l : list sample) : list sample :=
+  match l with
+  | [] => [x]
+  | y :: r => if longer x y then x :: l else y :: insert_longest x r
+  end.
+
+(** By falling length, ties by position. *)
+Definition sort_longest (l : list sample) : list sample := fold_right insert_longest [] l.
+
+Section Packing.
+Variables (budget : nat) (limits : list nat).
+
+(** [x] fits into the row [g]. *)
+Definition is_open (x : sample) (g : group) : bool := is_roomy budget limits (g ++ [x]).
+
+(** One more than the most tokens of a row into which [x] fits; 0 when there is none. *)
+Definition fullest (x : sample) (gs : list group) : nat :=
+  fold_right (fun g most => if is_open x g then Nat.max (S (total g)) most else most) 0 gs.
+
+(** [x] joins the first row with so many tokens less one into which it fits, or begins a row. *)
+Fixpoint put (x : sample) (most : nat) (gs : list group) : list group :=
+  match gs with
+  | [] => [[x]]
+  | g :: r => if is_open x g && (S (total g) =? most) then (g ++ [x]) :: r else g :: put x most r
+  end.
+
+Definition place (gs : list group) (x : sample) : list group := put x (fullest x gs) gs.
+
+Definition compute_rows (window : list sample) : list group := fold_left place (sort_longest window) [].
+
+(** ** Nothing is lost *)
+
+Lemma insert_longest_perm : forall x l, Permutation (insert_longest x l) (x :: l).
+Proof.
+  induction l as [|y l IH]; simpl; [auto|]. destruct (longer x y); [auto|]. rewrite IH. apply perm_swap.
+Qed.
+
+Lemma sort_longest_perm : forall l, Permutation (sort_longest l) l.
+Proof. induction l as [|x l IH]; simpl; [auto|]. rewrite insert_longest_perm, IH. auto. Qed.
+
+Lemma put_perm : forall x most gs, Permutation (concat (put x most gs)) (x :: concat gs).
+Proof.
+  induction gs as [|g gs IH]; simpl; [auto|]. destruct (_ && _); simpl.
+  - rewrite <- app_assoc. simpl. symmetry. apply Permutation_middle.
+  - rewrite IH. symmetry. apply Permutation_middle.
+Qed.
+
+Lemma fold_place_perm : forall l gs, Permutation (concat (fold_left place l gs)) (concat gs ++ l).
+Proof.
+  induction l as [|x l IH]; intros gs; simpl; [rewrite app_nil_r; auto|].
+  rewrite IH. unfold place. rewrite put_perm. simpl. apply Permutation_middle.
+Qed.
+
+Theorem rows_hold_exactly_the_window : forall w, Permutation (concat (compute_rows w)) w.
+Proof. intros w. unfold compute_rows. rewrite fold_place_perm. simpl. apply sort_longest_perm. Qed.
+
+(** ** BUDGET *)
+
+Lemma put_fits : forall x most gs, Forall (fits_packed budget limits) gs -> Forall (fits_packed budget limits) (put x most gs).
+Proof.
+  induction gs as [|g gs IH]; simpl; intros F; [repeat constructor|]. inversion F; subst.
+  destruct (is_open x g) eqn:O; simpl; [destruct (S (total g) =? most)|]; constructor; auto. right. exact O.
+Qed.
+
+Lemma fold_place_fits : forall l gs, Forall (fits_packed budget limits) gs ->
+  Forall (fits_packed budget limits) (fold_left place l gs).
+Proof. induction l as [|x l IH]; simpl; intros gs F; [exact F|]. apply IH, put_fits, F. Qed.
+
+Theorem every_row_fits_the_budget : forall w, Forall (fits_packed budget limits) (compute_rows w).
+Proof. intros w. apply fold_place_fits. constructor. Qed.
+
+(** ** ANY-FIT *)
+
+Lemma total_app : forall g h, total (g ++ h) = total g + total h.
+Proof. induction g as [|x g IH]; simpl; intros h; [reflexivity|]. rewrite IH. lia. Qed.
+
+(** What does not fit does not fit with more. *)
+Lemma roomy_le : forall g h, total g <= total h -> (forall r, used r g <= used r h) ->
+  is_roomy budget limits g = false -> is_roomy budget limits h = false.
+Proof.
+  intros g h T U. unfold is_roomy. rewrite !Bool.andb_false_iff. intros [F|F].
+  - left. apply Nat.leb_gt in F. apply Nat.leb_gt. lia.
+  - right. destruct (is_within limits h) eqn:W; [|reflexivity]. rewrite (is_within_le _ _ _ U W) in F. discriminate.
+Qed.
+
+Fixpoint apart (gs : list group) : Prop :=
+  match gs with [] => True | g :: r => Forall (fun h => is_roomy budget limits (g ++ h) = false) r /\ apart r end.
+
+(** What [put] needs of [most]: a row it names, or no row that [x] fits into. *)
+Definition names (x : sample) (most : nat) (gs : list group) : Prop :=
+  (exists g, In g gs /\ is_open x g = true /\ S (total g) = most) \/ (forall g, In g gs -> is_open x g = false).
+
+Lemma fullest_cons : forall x g gs,
+  fullest x (g :: gs) = if is_open x g then Nat.max (S (total g)) (fullest x gs) else fullest x gs.
+Proof. reflexivity. Qed.
+
+Lemma fullest_none : forall x gs, (forall g, In g gs -> is_open x g = false) -> fullest x gs = 0.
+Proof.
+  induction gs as [|g gs IH]; intros N; [reflexivity|]. rewrite fullest_cons, (N g) by (left; reflexivity).
+  apply IH. intros h H. apply N. right. exact H.
+Qed.
+
+Lemma fullest_names : forall x gs, names x (fullest x gs) gs.
+Proof.
+  intros x. induction gs as [|g gs IH]; [right; intros h H; destruct H|].
+  rewrite fullest_cons. destruct (is_open x g) eqn:O.
+  - left. destruct IH as [[h [I [Oh E]]]|N].
+    + destruct (le_lt_dec (fullest x gs) (S (total g))) as [L|L].
+      * exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite Nat.max_l; [reflexivity|exact L].
+      * exists h. split; [right; exact I|]. split; [exact Oh|]. rewrite Nat.max_r; [exact E|lia].
+    + exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite (fullest_none x gs N), Nat.max_0_r. reflexivity.
+  - destruct IH as [[h [I [Oh E]]]|N].
+    + left. exists h. split; [right; exact I|]. split; assumption.
+    + right. intros h [->|H]; [exact O|]. apply N. exact H.
+Qed.
+
+Lemma names_rest : forall x most g gs, is_open x g && (S (total g) =? most) = false ->
+  names x most (g :: gs) -> names x most gs.
+Proof.
+  intros x most g gs M [[h [[->|I] [O E]]]|N].
+  - rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
+  - left. eauto.
+  - right. intros h H. apply N. simpl. auto.
+Qed.
+
+Lemma put_forall : forall (P : group -> Prop) x most gs, (forall g, P g -> P (g ++ [x])) -> names x most gs ->
+  ((forall g, In g gs -> is_open x g = false) -> P [x]) -> Forall P gs -> Forall P (put x most gs).
+Proof.
+  intros P x most gs J. induction gs as [|g gs IH]; simpl; intros N E F.
+  - constructor; [|constructor]. apply E. intros g H. destruct H.
+  - inversion F; subst. destruct (is_open x g && (S (total g) =? most)) eqn:M.
+    + constructor; auto.
+    + constructor; [assumption|]. pose proof (names_rest _ _ _ _ M N) as N'.
+      destruct N as [[h [[->|I] [O Eq]]]|N].
+      * rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
+      * apply IH; [assumption| |assumption]. intros A. rewrite (A h I) in O. discriminate.
+      * apply IH; [assumption| |assumption]. intros _. apply E. exact N.
+Qed.
+
+Lemma put_apart : forall x most gs, names x most gs -> apart gs -> apart (put x most gs).
+Proof.
+  intros x most. induction gs as [|g gs IH]; simpl; intros N H; [auto|]. destruct H as [F A].
+  destruct (is_open x g && (S (total g) =? most)) eqn:M; simpl.
+  - split; [|exact A]. eapply Forall_impl; [|exact F]. simpl. intros h. apply roomy_le.
+    + rewrite !total_app. lia.
+    + intros r. rewrite !used_app. lia.
+  - pose proof (names_rest _ _ _ _ M N) as N'. split; [|apply IH; assumption].
+    apply put_forall; [|exact N'| |exact F].
+    + intros h. apply roomy_le; [rewrite !total_app; lia|]. intros r. rewrite !used_app. lia.
+    + intros C. destruct N as [[h [[->|I] [O Eq]]]|N].
+      * rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
+      * rewrite (C h I) in O. discriminate.
+      * apply (N g). simpl. auto.
+Qed.
+
+Lemma fold_place_apart : forall l gs, apart gs -> apart (fold_left place l gs).
+Proof. induction l as [|x l IH]; simpl; intros gs A; [exact A|]. apply IH, put_apart; [apply fullest_names|exact A]. Qed.
+
+Lemma apart_nth : forall gs i j d, apart gs -> i < j -> j < length gs ->
+  is_roomy budget limits (nth i gs d ++ nth j gs d) = false.
+Proof.
+  induction gs as [|g gs IH]; simpl; intros i j d H I J; [lia|]. destruct H as [F A]. destruct j as [|j]; [lia|]. destruct i as [|i].
+  - rewrite Forall_forall in F. apply F, nth_In. lia.
+  - apply IH; [exact A|lia|lia].
+Qed.
+
+Theorem no_two_rows_of_a_window_fit_together : forall w i j, i < j -> j < length (compute_rows w) ->
+  is_roomy budget limits (nth i (compute_rows w) [] ++ nth j (compute_rows w) []) = false.
+Proof. intros w i j I J. apply apart_nth; [|exact I|exact J]. apply fold_place_apart. exact Logic.I. Qed.
+
+End Packing.
+
+(** ** Near the fewest: tokens alone, and no sample longer than the budget (such a one is alone in any partition) *)
+
+Lemma total_perm : forall g h, Permutation g h -> total g = total h.
+Proof. induction 1; simpl; lia. Qed.
+
+Lemma apart_total : forall b gs, apart b [] gs -> (length gs - 1) * S b <= 2 * total (concat gs).
+Proof.
+  intros b. induction gs as [|g gs IH]; [simpl; lia|]. intros A. destruct A as [F A]. specialize (IH A).
+  cbn [concat length]. rewrite total_app. destruct (le_lt_dec (S b) (2 * total g)) as [L|L].
+  - destruct gs as [|h gs]; [simpl; lia|]. cbn [length] in *. replace (S (S (length gs)) - 1) with (S (length gs)) by lia.
+    replace (S (length gs) - 1) with (length gs) in IH by lia. cbn [Nat.mul]. lia.
+  - assert (B : length gs * S b <= 2 * total (concat gs)).
+    { clear IH A. induction gs as [|h gs IH]; [simpl; lia|]. inversion F as [|? ? F1 F2]; subst. specialize (IH F2).
+      cbn [concat length Nat.mul]. rewrite total_app. unfold is_roomy in F1. simpl in F1. rewrite Bool.andb_true_r in F1.
+      apply Nat.leb_gt in F1. rewrite total_app in F1. lia. }
+    replace (S (length gs) - 1) with (length gs) by lia. lia.
+Qed.
+
+Lemma partition_total : forall b P, Forall (fits_packed b []) P -> Forall (fun x => len x <= b) (concat P) ->
+  total (concat P) <= length P * b.
+Proof.
+  intros b. induction P as [|g P IH]; simpl; intros F L; [lia|]. inversion F as [|? ? F1 F2]; subst.
+  apply Forall_app in L as [L1 L2]. specialize (IH F2 L2). rewrite total_app.
+  assert (total g <= b); [|lia]. destruct F1 as [F1|F1].
+  - destruct g as [|x [|y g]]; simpl in *; [lia| |lia]. inversion L1; subst. lia.
+  - unfold is_roomy in F1. apply Bool.andb_true_iff in F1 as [F1 _]. apply Nat.leb_le in F1. exact F1.
+Qed.
+
+Theorem packing_uses_at_most_twice_the_fewest_rows : forall b w P, Forall (fun x => len x <= b) w ->
+  Permutation (concat P) w -> Forall (fits_packed b []) P -> length (compute_rows b [] w) <= 2 * length P.
+Proof.
+  intros b w P L E F.
+  assert (A : apart b [] (compute_rows b [] w)) by (apply fold_place_apart; exact I).
+  apply apart_total in A. rewrite (total_perm _ _ (rows_hold_exactly_the_window b [] w)) in A.
+  assert (T : total w <= length P * b).
+  { rewrite <- (total_perm _ _ E). apply partition_total; [exact F|].
+    eapply Permutation_Forall; [apply Permutation_sym; exact E|exact L]. }
+  destruct P as [|g P].
+  - simpl in E. apply Permutation_nil in E. subst w. unfold compute_rows. simpl. lia.
+  - destruct (le_lt_dec (length (compute_rows b [] w)) (2 * length (g :: P))) as [G|G]; [exact G|exfalso].
+    assert (2 * length (g :: P) * S b <= (length (compute_rows b [] w) - 1) * S b) by (apply Nat.mul_le_mono_r; lia).
+    cbn [length] in *. nia.
+Qed.
+
+(** Best fit may use more rows than needed: 4, 3 and 3, 2, 2 and 2, where 4, 2, 2 and 3, 3, 2 would do. *)
+Definition six : list sample :=
+  map (fun '(p, l) => mkSample p p l l []) [(0, 4); (1, 3); (2, 3); (3, 2); (4, 2); (5, 2)].
+
+Theorem packing_may_use_more_rows_than_needed : exists P, Permutation (concat P) six /\ Forall (fits_packed 8 []) P /\
+  length P < length (compute_rows 8 [] six).
+Proof.
+  set (x := mkSample 9 9 9 9 []).
+  exists [[nth 0 six x; nth 3 six x; nth 4 six x]; [nth 1 six x; nth 2 six x; nth 5 six x]].
+  split; [|split; [repeat constructor; right; reflexivity|vm_compute; lia]].
+  change (Permutation (([nth 0 six x] ++ [nth 3 six x; nth 4 six x]) ++ [nth 1 six x; nth 2 six x] ++ [nth 5 six x])
+                      (([nth 0 six x] ++ [nth 1 six x; nth 2 six x]) ++ [nth 3 six x; nth 4 six x] ++ [nth 5 six x])).
+  rewrite <- !app_assoc. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm.
+Qed.
