@@ -46,6 +46,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from odb_ref.integrations.fallback import check_strategy
 from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -122,6 +123,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
 
     def _check_settings(self) -> None:
         args = self.args
+        check_strategy(self.accelerator)
         if not self.loss_is_scaled_for_ga or self.accelerator.gradient_accumulation_steps != 1:
             raise UsageError(
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
