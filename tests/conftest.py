@@ -30,7 +30,7 @@ def is_alone(path: Path) -> bool:
     """True for a file of tests that fork ranks by the dozen, measure time, or look for what is left on the machine."""
     if path.name in ("test_examples.py", "test_orphans.py"):
         return False
-    return path.name == "test_real_runs.py" or path.parent.name in ("bench", "integrations", "lab", "torch")
+    return path.name == "test_real_runs.py" or path.parent.name in ("bench", "compat", "integrations", "lab", "torch")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

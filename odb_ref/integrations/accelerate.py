@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from accelerate import Accelerator
 from torch import nn
 
+from odb_ref.integrations.fallback import check_strategy
 from odb_ref.torch import StepInfo, UsageError
 
 
@@ -31,13 +32,18 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
 
     Preserves: WEIGHT.
 
-    Raises: UsageError when `Accelerator.backward` would divide the loss, which ``loss_scale`` has already normalised.
+    Warns when the model is not sharded as it was asked for: see `odb_ref.integrations.fallback`.
+
+    Raises: UsageError when `Accelerator.backward` would divide the loss, which ``loss_scale`` has already normalised, and when
+    Accelerate does not join the ranks.
     """
     if accelerator.gradient_accumulation_steps != 1:
         raise UsageError(
             f"Accelerator(gradient_accumulation_steps={accelerator.gradient_accumulation_steps}) divides each loss, which "
             "would be normalised twice: leave it at 1 and pass accumulation_steps to the ODBDataLoader"
         )
+    if info.step == 0:
+        check_strategy(accelerator)
     if info.is_window_end:
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)

@@ -16,104 +16,46 @@ What the Trainer's own loop makes different from a plain one:
 
 - It takes no optimizer step for the rest of an epoch of unknown length that does not fill an accumulation window, and would
   carry its gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
-- The number of updates in an epoch is not known before it ends. Training is bounded by ``max_steps``, or by
-  ``num_train_epochs`` together with `ODBOptions.updates_per_epoch`, an estimate for the learning rate's schedule.
+- The number of updates in an epoch is not known before it ends. Training is bounded by ``max_steps``, by ``num_train_epochs``,
+  which may end in the middle of one, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the share
+  of the samples trained on, so a schedule ends where training does; the number of updates that the progress bar shows is
+  estimated from some samples' lengths and corrected as the epoch goes.
 - ``per_device_train_batch_size`` and ``dataloader_drop_last`` mean nothing here: batches are formed under the token budget.
-  Nor does the Trainer's ``train_samples_per_second``, which it computes from the former.
+- ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
 - Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples.
 
 Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; resuming with another number of ranks needs
-all of these files on every rank. DataParallel, sequence, context and tensor parallelism, and ``auto_find_batch_size`` are
-refused. Run and tested with DDP; FSDP and DeepSpeed take the same path through the Trainer but were not run.
+all of these files on every rank. `enable` makes an `ODBTrainer` of a Trainer that somebody else has made. DataParallel,
+sequence, context and tensor parallelism, and ``auto_find_batch_size`` are refused.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from odb_ref.integrations.steps import read_windows
+from odb_ref.integrations.fallback import check_strategy
+from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
+from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import ADOPTED
-
-STEP_INFO: Final = "odb_step_info"
-"""The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
 
 _STATE_STEM: Final = "odb_loader_"
 
 _UNBOUNDED: Final = 2**62
 """More updates than any epoch takes: the epoch itself says when it ends."""
-
-_TAKEN: Final = {
-    "token_budget": "it stands beside this mapping",
-    "accumulation_steps": "TrainingArguments(gradient_accumulation_steps=...) says it",
-    "trainer_divides_loss": "ODBTrainer tells the Trainer not to divide, and dividing again would normalise twice",
-    "on_idle": "the Trainer needs a batch in every step",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ODBOptions:
-    """How `ODBTrainer` forms batches. Workers, seed and order of the samples come from the TrainingArguments.
-
-    Raises: UsageError when an option is not the caller's to choose.
-    """
-
-    token_budget: int
-    updates_per_epoch: int | None = None
-    """About how many optimizer updates an epoch takes; needed without ``max_steps``. Shapes the learning rate's schedule and
-    the progress bar, never the length of training. Rather too high: most schedules end at a rate of 0."""
-    loader: Mapping[str, object] = field(default_factory=dict)
-    """Further arguments of `ODBDataLoader`, such as ``window``, or ``causal_shift=False`` for a model that does not shift its
-    labels by a token (sequence to sequence, token classification)."""
-
-    def __post_init__(self) -> None:
-        for name in self.loader:
-            if name in _TAKEN:
-                raise UsageError(f"ODBOptions: {name} is not to be given: {_TAKEN[name]}")
-        if self.updates_per_epoch is not None and self.updates_per_epoch < 1:
-            raise UsageError(f"ODBOptions: updates_per_epoch must be at least 1, got {self.updates_per_epoch}")
-
-
-class TrainerSteps:
-    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole accumulation windows."""
-
-    def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
-        self.loader = loader
-        self.first_epoch = loader.epoch
-        """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
-        self.newest: StepInfo | None = None
-        """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
-        self._accumulation_steps = accumulation_steps
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch to read next, counted from the one in which training started."""
-        self.loader.set_epoch(self.first_epoch + epoch)
-
-    def __iter__(self) -> Iterator[MutableMapping[str, object]]:
-        k = self._accumulation_steps
-        is_first = True
-        for batch, info in read_windows(self.loader, k):
-            if not isinstance(batch, MutableMapping):
-                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
-            if is_first and info.step % k:
-                raise UsageError(
-                    f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
-                    f"gradient_accumulation_steps={k}: resume with the number it was saved with"
-                )
-            is_first = False
-            batch[STEP_INFO] = self.newest = info
-            yield batch
 
 
 class ODBTrainer(Trainer):  # type: ignore[misc]
@@ -128,16 +70,25 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
 
     loss_is_scaled_for_ga = True
     """To the Trainer: do not divide what `compute_loss` returns by the micro-steps of the window."""
+    takes_step_info = True
+    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
 
     def __init__(self, *args: object, odb: ODBOptions, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
+        self.set_odb(odb)
+
+    def set_odb(self, odb: ODBOptions) -> None:
+        """Chooses how the batches of the next training are formed."""
         self.odb = odb
         self.step_info: StepInfo | None = None
         """What belongs to the batch that was trained on last."""
+        self.progress: Progress | None = None
+        """How far training has come; None before it begins."""
         self._steps: TrainerSteps | None = None
         self._states: list[Mapping[str, object]] = []
         # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
         self.args.ignore_data_skip = True
+        self.remove_callback(_LoaderCallback)
         self.add_callback(_LoaderCallback(self))
 
     # Loader and steps ------------------------------------------------------------------------------------------------
@@ -172,6 +123,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
 
     def _check_settings(self) -> None:
         args = self.args
+        check_strategy(self.accelerator)
         if not self.loss_is_scaled_for_ga or self.accelerator.gradient_accumulation_steps != 1:
             raise UsageError(
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
@@ -199,19 +151,26 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
     ) -> tuple[int, int, int, int, float, int, int]:
         """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
 
-        Raises: UsageError without ``max_steps`` and `ODBOptions.updates_per_epoch`.
+        Raises: UsageError when the updates of an epoch are neither given nor to be estimated.
         """
-        if args.max_steps > 0 or not isinstance(dataloader, TrainerSteps):
+        if not isinstance(dataloader, TrainerSteps):
             values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(args, dataloader)
             return values
-        updates = self.odb.updates_per_epoch
-        epochs = int(args.num_train_epochs)
-        if updates is None or epochs != args.num_train_epochs or epochs < 1:
-            raise UsageError(
-                "how many updates an epoch takes is known when it ends: set max_steps, or a whole number of num_train_epochs "
-                "and ODBOptions(updates_per_epoch=...), an estimate for the learning rate's schedule"
-            )
         k = args.gradient_accumulation_steps
+        updates = self.odb.updates_per_epoch
+        if updates is None and args.max_steps <= 0:
+            try:
+                updates = -(-dataloader.loader.estimate_steps() // k)
+            except UsageError as error:
+                raise UsageError(
+                    f"how many updates an epoch takes cannot be told ({error}): set max_steps or "
+                    "ODBOptions(updates_per_epoch=...), an estimate for the learning rate's schedule and the progress bar"
+                ) from error
+        self.progress = Progress(updates or args.max_steps, accumulation_steps=k)
+        if updates is None or args.max_steps > 0:
+            values = super().set_initial_training_values(args, dataloader)
+            return values
+        epochs = math.ceil(args.num_train_epochs)
         samples = updates * self.get_total_train_batch_size(args)
         return (
             epochs - dataloader.first_epoch,
@@ -220,8 +179,40 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
             samples * epochs,
             samples // updates,
             _UNBOUNDED * k,
-            updates * epochs,
+            math.ceil(updates * args.num_train_epochs),
         )
+
+    def compute_share(self) -> float:
+        """Returns how much of the training is done, where epochs or samples bound it: from 0 to 1, and 1 at its end."""
+        if self.progress is None:
+            return 0.0
+        shares: list[float] = [self.progress.epochs / self.args.num_train_epochs]
+        if self.odb.max_samples is not None:
+            shares.append(self.progress.samples / self.odb.max_samples)
+        return min(1.0, max(shares))
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Returns the Trainer's scheduler, which goes by the samples trained on unless ``max_steps`` bounds training."""
+        is_new = self.lr_scheduler is None
+        scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
+        if is_new and self.odb.follows_samples and self.args.max_steps <= 0 and isinstance(scheduler, LambdaLR):
+            follow = self._follow_samples
+            scheduler.lr_lambdas = [follow(function, num_training_steps) for function in scheduler.lr_lambdas]
+        return scheduler
+
+    def _follow_samples(self, function: Callable[[int], float], total: int) -> Callable[[int], float]:
+        # A function, which a scheduler's state leaves out; an object's attributes would be saved with it.
+        # The schedules of transformers take any number, and a whole one would make the rate jump.
+        return lambda step: function(cast(int, self.compute_share() * total) if step else 0)
+
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
+        """Logs what the Trainer logs, with the share of the epoch trained on, and the samples that were really trained on."""
+        if self.progress is not None and ("loss" in logs or "train_runtime" in logs):
+            if self.progress.is_exact:
+                logs["train_coverage"] = self.progress.coverage
+            if logs.get("train_runtime"):
+                logs["train_samples_per_second"] = round(self.progress.samples / logs["train_runtime"], 3)
+        super().log(logs, *args, **kwargs)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
@@ -243,8 +234,12 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
 
         Raises: UsageError when the Trainer has counted tokens of a training batch on its own.
         """
-        info = inputs.pop(STEP_INFO, None)
-        if not isinstance(info, StepInfo):
+        info = inputs.get(STEP_INFO)
+        if isinstance(info, StepInfo):
+            self.step_info = info
+            if self.takes_step_info:
+                del inputs[STEP_INFO]
+        if not isinstance(info, StepInfo) or not self.takes_step_info:
             other: Tensor | tuple[Tensor, object] = super().compute_loss(
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
             )
@@ -254,7 +249,6 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
                 "get_batch_samples must be ODBTrainer's"
             )
-        self.step_info = info
         result = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=None)
         loss = info.scale(result[0])
         return (loss, result[1]) if return_outputs else loss
@@ -270,7 +264,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
         self._states = _read_states(Path(folder)) if folder else []
-        self.step_info = None
+        self.step_info = self.progress = None
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -280,7 +274,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def is_ending(self) -> bool:
-        """True when the Trainer holds the last batches of ``num_train_epochs``."""
+        """True when the Trainer holds the last batches of ``num_train_epochs``, a whole number."""
         newest = None if self._steps is None else self._steps.newest
         return newest is not None and newest.is_last and newest.epoch + 1 >= self.args.num_train_epochs
 
@@ -292,6 +286,19 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
             path.write_text(json.dumps(self._steps.loader.state_dict()))
 
 
+def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:
+    """Returns the Trainer itself, which is an `ODBTrainer` from now on: for trainers that somebody else has made.
+
+    Its class becomes one of its own that inherits from both, so that what the class it had does to a loss is still done.
+    """
+    kind = type(trainer)
+    if not issubclass(kind, ODBTrainer):
+        object.__setattr__(trainer, "__class__", type(f"ODB{kind.__name__}", (ODBTrainer, kind), {}))
+    trainer.set_odb(odb)
+    enabled: ODBTrainer = trainer
+    return enabled
+
+
 class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the Trainer's loop where the loader stands, and saves it."""
 
@@ -301,17 +308,40 @@ class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        if args.max_steps <= 0:
-            # An estimate until the last update of the last epoch is about to be made.
-            at_least = state.global_step + 2
-            state.max_steps = at_least - 1 if self._trainer.is_ending else max(state.max_steps, at_least)
+        trainer = self._trainer
+        if args.max_steps > 0 or trainer.progress is None:
+            return
+        # An estimate until the last update of the last epoch is about to be made.
+        at_least = state.global_step + 2
+        done = trainer.compute_share()
+        total = trainer.progress.updates_per_epoch * args.num_train_epochs
+        if done:
+            total = state.global_step + (1 - done) * max(total, state.global_step)
+        state.max_steps = at_least - 1 if trainer.is_ending else max(round(total), at_least)
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
+                callback.training_bar.total = state.max_steps
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        # Before the scheduler's step, which goes by it.
+        trainer = self._trainer
+        if trainer.step_info is not None and trainer.progress is not None:
+            trainer.progress.note_update(trainer.step_info)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        info = self._trainer.step_info
-        if info is not None:
-            state.epoch = info.epoch + (float(info.is_last) if info.progress is None else info.progress)
+        progress = self._trainer.progress
+        if progress is not None:
+            state.epoch = progress.epochs
+            limit = self._trainer.odb.max_samples
+            if (limit is not None and progress.samples >= limit) or (
+                args.max_steps <= 0 and progress.epochs >= args.num_train_epochs
+            ):
+                state.max_steps = state.global_step
+                control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

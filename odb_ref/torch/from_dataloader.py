@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -34,19 +34,29 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: objec
 
     Raises: UsageError when the DataLoader has no samples to batch, and as `ODBDataLoader`.
     """
+    adopted = adopt_options(dataloader, options)
+    return ODBDataLoader(dataloader.dataset, token_budget=token_budget, **adopted)  # type: ignore[arg-type]
+
+
+def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object]) -> dict[str, object]:
+    """Returns what `apply` tells the `ODBDataLoader` that it makes: ``options``, and what they leave to ``dataloader``.
+
+    Raises: UsageError when the DataLoader has no samples to batch.
+    """
+    found = dict(options)
     if dataloader.batch_sampler is None and "collate_fn" not in options:
         raise UsageError("apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass one")
     for name in ADOPTED:
         value: object = getattr(dataloader, name)
         # A DataLoader without workers refuses to be told about them.
         if name not in options and not (value is None or (name == "prefetch_factor" and not dataloader.num_workers)):
-            options[name] = value
+            found[name] = value
     if not {"sampler", "shuffle", "shard"} & options.keys():
         adopted = _adopt_order(dataloader)
         if {"seed", "generator"} & options.keys():
             adopted = {key: value for key, value in adopted.items() if key not in ("seed", "generator")}
-        options |= adopted
-    return ODBDataLoader(dataloader.dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
+        found |= adopted
+    return found
 
 
 def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:

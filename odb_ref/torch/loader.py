@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.backend.process_backend import ProcessBackend
 from odb_ref.torch.backend.thread_backend import ThreadBackend
 from odb_ref.torch.batches import Batch
+from odb_ref.torch.estimate import estimate_steps
 from odb_ref.torch.exchange.collectives import get_rank_and_size
 from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
@@ -41,16 +42,11 @@ from odb_ref.torch.reading.measure import LengthFn
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined, check_max_bad
 from odb_ref.torch.shared import SharedSettings, describe_decisive
-from odb_ref.torch.trainer.session import Session
+from odb_ref.torch.trainer.session import REPLACED, Session
 from odb_ref.torch.trainer.trainer_side import TrainerSide
 from odb_ref.trace.format import TraceWriter
 
 Element = TypeVar("Element")
-
-_REPLACED: Final = (
-    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in zip or nested "
-    "loops, make two loaders)"
-)
 
 
 class ODBDataLoader(Generic[Batch]):
@@ -279,6 +275,14 @@ class ODBDataLoader(Generic[Batch]):
             "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress"
         )
 
+    def estimate_steps(self, samples: int = 512) -> int:
+        """Returns about how many steps an epoch takes, from so many lengths, alike on all ranks; a collective of them all.
+
+        Raises: UsageError for a stream, or a sampler of one's own.
+        """
+        config = self._make_config(*get_rank_and_size(self.process_group))
+        return estimate_steps(self._order, self._counting.measure, config, samples, self.process_group)
+
     def steps(self) -> StepIterator[Batch]:
         """Starts an epoch, and returns its steps: each batch with what belongs to it.
 
@@ -288,7 +292,7 @@ class ODBDataLoader(Generic[Batch]):
 
     def __iter__(self) -> EpochIterator[Batch]:
         session = self._session
-        session.end_epoch(self._timeout_s, _REPLACED)
+        session.end_epoch(self._timeout_s, REPLACED)
         exchange = session.get_exchange(self._make_exchange)
         base = self._make_config(exchange.rank, exchange.world_size)
         backend = session.get_backend(lambda: self._make_backend(base))

@@ -62,7 +62,7 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         name: settings.pop(name) for name in ("odb", "model", "data_collator", "eval_dataset") if name in settings
     }
     odb = arguments.setdefault("odb", GIVEN)
-    defaults = {"save_strategy": "no", "num_train_epochs": 1}
+    defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant"}
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
@@ -70,7 +70,6 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         disable_tqdm=True,
         optim="sgd",
         learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
         max_grad_norm=0,
         logging_steps=1,
         remove_unused_columns=False,
@@ -186,7 +185,9 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
     "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
     "or pass supervised_fn=": {"data_collator": supervise_all},
-    "ODBOptions(updates_per_epoch=...)": {"odb": ODBOptions(token_budget=BUDGET_TOKENS)},
+    "ODBOptions(updates_per_epoch=...)": {
+        "odb": ODBOptions(token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
+    },
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
     "orders samples for fixed batches": {"train_sampling_strategy": "group_by_length"},
     "holds no state": {"resume": "checkpoint-1"},

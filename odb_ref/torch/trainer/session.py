@@ -12,6 +12,10 @@ from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.trainer.cleanup import CLEANUP
 from odb_ref.torch.trainer.trainer_side import TrainerSide
 
+REPLACED: Final = (
+    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in zip or nested "
+    "loops, make two loaders)"
+)
 LEAVE_S: Final = 2.0
 """How long closing waits for the other ranks to learn of it."""
 

@@ -1,0 +1,52 @@
+"""The names of `online-dynamic-batching` 0.1.2: who changes ``import odb`` to ``import odb_ref.compat as odb`` is done.
+
+A thin layer over `odb_ref`, which decides everything. What differs on purpose, and why, is in docs/howto/migrate.md.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Final
+
+from odb_ref.compat.config import ODBConfig
+from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
+from odb_ref.compat.step_info import (
+    LOCAL_BATCH_SIZE_KEY,
+    LOCAL_TOKENS_KEY,
+    ODB_STEP_INFO_KEY,
+    TOTAL_BATCH_SIZE_KEY,
+    TOTAL_TOKENS_KEY,
+    ODBStepInfo,
+    pop_step_info,
+    scale_loss,
+)
+
+__version__: Final = "0.1.2"
+"""The release whose names these are; that of this package is `odb_ref.__version__`."""
+
+apply_v9: Final = None
+"""A name the release exports, and gives no value either."""
+
+__all__ = [
+    "LOCAL_BATCH_SIZE_KEY",
+    "LOCAL_TOKENS_KEY",
+    "ODB_STEP_INFO_KEY",
+    "TOTAL_BATCH_SIZE_KEY",
+    "TOTAL_TOKENS_KEY",
+    "ODBConfig",
+    "ODBDataLoader",
+    "ODBHandle",
+    "ODBStepInfo",
+    "__version__",
+    "apply",
+    "apply_v9",
+    "pop_step_info",
+    "scale_loss",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "integrations":
+        return import_module("odb_ref.compat.integrations")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

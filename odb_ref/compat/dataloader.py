@@ -1,0 +1,211 @@
+"""`ODBDataLoader` and `apply` as `online-dynamic-batching` has them, over a loader of `odb_ref`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Self
+
+from torch.utils.data import DataLoader, Dataset
+
+from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
+from odb_ref.compat.step_info import ODB_STEP_INFO_KEY, mark
+from odb_ref.torch import ODBDataLoader as OwnDataLoader
+from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch.batches import Batch
+from odb_ref.torch.from_dataloader import ADOPTED, adopt_options
+from odb_ref.torch.info import TABLE
+from odb_ref.torch.plan.state import StateDict
+
+
+@dataclass(frozen=True, slots=True)
+class ODBHandle:
+    """What `apply` has made of a DataLoader."""
+
+    config: ODBConfig
+    step_info_key: str = ODB_STEP_INFO_KEY
+
+    @property
+    def token_budget(self) -> int:
+        """The budget of a batch, in tokens."""
+        return self.config.token_budget
+
+    @property
+    def join(self) -> bool:
+        """True when every sample of every rank is trained on."""
+        return self.config.join
+
+
+class ODBDataLoader(Generic[Batch]):
+    """A DataLoader's arguments, a token budget, and batches that carry what belongs to them until `pop_step_info`.
+
+    ``batch_size`` is 1, for batches are formed under the budget. Without ``buffer_size`` the samples that the workers would
+    have ready (``num_workers * prefetch_factor``, where both are given) are the window that batches are formed of. Arguments of
+    `odb_ref.ODBDataLoader` beside these, such as ``causal_shift=False``, are passed on.
+
+    Raises: UsageError when an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        *,
+        token_budget: int | None = None,
+        config: ODBConfig | None = None,
+        max_input_length: int | None = None,
+        loss_scaling: LossScalingMode = None,
+        loss_scaling_approx: bool = True,
+        join: bool | None = None,
+        join_mode: bool | None = None,
+        no_warmup: bool | None = None,
+        no_sync: bool | None = None,
+        buffer_size: int | None = None,
+        version: int | None = None,
+        max_patches: int | None = None,
+        group_order_flip: str | None = None,
+        **dataloader_kwargs: object,
+    ) -> None:
+        settings = {
+            "token_budget": token_budget,
+            "max_input_length": max_input_length,
+            "loss_scaling": loss_scaling,
+            "loss_scaling_approx": loss_scaling_approx,
+            "join": join,
+            "join_mode": join_mode,
+            "no_warmup": no_warmup,
+            "no_sync": no_sync,
+            "buffer_size": buffer_size,
+            "version": version,
+            "max_patches": max_patches,
+            "group_order_flip": group_order_flip,
+        }
+        known = {name: value for name, value in dataloader_kwargs.items() if name in _PLAIN}
+        own = {name: value for name, value in dataloader_kwargs.items() if name not in _PLAIN}
+        plain: DataLoader[object] = DataLoader(dataset, **known)  # type: ignore[arg-type]
+        self.begin_with(plain, resolve_config(config, settings), own)
+
+    def begin_with(self, plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> None:
+        """Makes the loader from a DataLoader, which says what to read, and options of `odb_ref.ODBDataLoader`.
+
+        Raises: UsageError when the DataLoader makes batches of its own.
+        """
+        if plain.batch_size != 1:
+            raise UsageError(f"batches are formed under the token budget: batch_size must be 1, got {plain.batch_size}")
+        self.odb_config = config
+        self.options = make_options(plain, config, own)
+        """What `odb_ref.ODBDataLoader` is told."""
+        self.loader: OwnDataLoader[Batch] = OwnDataLoader(plain.dataset, **self.options)  # type: ignore[arg-type]
+        """The loader of `odb_ref`, for all it offers beside: states, metrics, traces."""
+        # What a framework reads of a DataLoader.
+        self.dataset: object = plain.dataset
+        self.batch_size = plain.batch_size
+        for name in ADOPTED:
+            setattr(self, name, getattr(plain, name))
+
+    def __iter__(self) -> Iterator[Batch]:
+        steps = self.loader.steps()
+        for batch, info in steps:
+            if not mark(batch, info) and batch is not None:
+                TABLE.put(batch, info, owner=self)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    @property
+    def step_info(self) -> StepInfo | None:
+        """What belongs to the step that was handed out last."""
+        return self.loader.step_info
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> StateDict:
+        """Returns this rank's place: see `odb_ref.ODBDataLoader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
+        """Goes on from a saved state: see `odb_ref.ODBDataLoader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """Leaves the epoch under way, if any, and gives everything back."""
+        self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+_PLAIN: Final = frozenset(
+    {
+        "batch_size",
+        "shuffle",
+        "sampler",
+        "batch_sampler",
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "drop_last",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
+        "prefetch_factor",
+        "persistent_workers",
+        "pin_memory_device",
+        "in_order",
+    }
+)
+"""The arguments of a DataLoader."""
+
+_USUAL_PREFETCH: Final = 2
+"""A DataLoader's own, which nobody has chosen."""
+
+
+def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str, object]) -> dict[str, object]:
+    """Returns what `odb_ref.ODBDataLoader` is told, for a DataLoader and a configuration; ``own`` comes first."""
+    options = config.make_options()
+    if plain.num_workers and plain.prefetch_factor is not None and plain.prefetch_factor > _USUAL_PREFETCH:
+        # Who set it chose how many samples are ready when batches are formed: what a window is here.
+        options.setdefault("window", plain.num_workers * plain.prefetch_factor)
+    return adopt_options(plain, {"prefetch_factor": None, **options, **own})
+
+
+def apply(
+    dataloader: DataLoader[object],
+    max_input_length: int | None = None,
+    loss_scaling: LossScalingMode = None,
+    loss_scaling_approx: bool = True,
+    join_mode: bool | None = None,
+    *,
+    config: ODBConfig | None = None,
+    **options: object,
+) -> ODBHandle:
+    """Makes an `ODBDataLoader` of a DataLoader, in place: whoever holds it iterates over batches under the budget from now on.
+
+    A plain one is a `torch.utils.data.DataLoader` no longer, which is what keeps frameworks from taking it apart to make one
+    of their own of it, with batches of one sample.
+
+    Raises: UsageError as `ODBDataLoader`.
+    """
+    settings, own = split_settings(options)
+    settings |= {
+        "max_input_length": max_input_length,
+        "loss_scaling": loss_scaling,
+        "loss_scaling_approx": loss_scaling_approx,
+        "join_mode": join_mode,
+    }
+    resolved = resolve_config(config, settings)
+    made: ODBDataLoader[object] = ODBDataLoader.__new__(ODBDataLoader)
+    made.begin_with(dataloader, resolved, own)
+    kind = type(dataloader)
+    try:
+        object.__setattr__(dataloader, "__class__", ODBDataLoader)
+    except TypeError:  # its objects are laid out otherwise: it becomes both
+        object.__setattr__(dataloader, "__class__", type(f"ODB{kind.__name__}", (ODBDataLoader, kind), {}))
+    dataloader.__dict__ |= vars(made)
+    return ODBHandle(resolved)

@@ -1,0 +1,114 @@
+"""`odb.integrations.accelerate`: a loop of one's own, with an `Accelerator`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from odb_ref.compat.config import LossScalingMode
+from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
+from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
+from odb_ref.torch import UsageError
+
+
+@dataclass(slots=True)
+class ODBAccelerateBridgeState:
+    """How far a loop has come."""
+
+    emitted_samples: int = 0
+    optimizer_steps: int = 0
+    last_step_info: ODBStepInfo | None = None
+
+
+class OnDevice:
+    """An `ODBDataLoader` whose batches are moved to the Accelerator's device, each with what belongs to it."""
+
+    def __init__(self, loader: ODBDataLoader[object], accelerator: Accelerator) -> None:
+        self.loader, self._accelerator = loader, accelerator
+
+    def __iter__(self) -> Iterator[object]:
+        for batch in self.loader:
+            yield send_to_device(batch, self._accelerator.device)
+
+
+@dataclass(slots=True)
+class ODBAccelerateBridge:
+    """What a loop asks: `consume_batch` before the model sees a batch, `backward` in place of the Accelerator's."""
+
+    accelerator: Accelerator
+    dataloader: ODBDataLoader[object] | OnDevice
+    handle: ODBHandle
+    sample_budget: int | None = None
+    loss_scaling: LossScalingMode = None
+    state: ODBAccelerateBridgeState = field(default_factory=ODBAccelerateBridgeState)
+
+    def consume_batch(self, batch: object) -> ODBStepInfo:
+        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        mode = self.handle.config.loss_scaling if self.loss_scaling is None else self.loss_scaling
+        info = pop_step_info(batch, loss_scaling=mode)
+        self.state.emitted_samples += info.all_samples_this_step
+        self.state.last_step_info = info
+        return info
+
+    def scale_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
+        """Returns the loss, weighed: by ``info``, or by what `consume_batch` has returned last.
+
+        Raises: UsageError when no batch was consumed.
+        """
+        known = self.state.last_step_info if info is None else info
+        if known is None:
+            raise UsageError("scale_loss: call consume_batch(batch) before the model sees it")
+        return known.scale(loss)
+
+    def backward(self, loss: Tensor, info: ODBStepInfo | None = None, **kwargs: object) -> None:
+        """Does the backward pass of the weighed loss."""
+        self.accelerator.backward(self.scale_loss(loss, info), **kwargs)
+
+    def mark_optimizer_step(self) -> None:
+        """Counts an update."""
+        self.state.optimizer_steps += 1
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the sample budget is met, on all ranks at the same step."""
+        return self.sample_budget is not None and self.state.emitted_samples >= self.sample_budget
+
+    def join_uneven_inputs(self, joinables: Iterable[object], **kwargs: object) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: all ranks take the same number of steps, so nobody has to be waited for."""
+        return nullcontext()
+
+
+def configure_accelerator(
+    accelerator: Accelerator,
+    dataloader: DataLoader[object] | ODBDataLoader[object],
+    *,
+    handle: ODBHandle | None = None,
+    sample_budget: int | None = None,
+    prepare_dataloader: bool = False,
+    loss_scaling: LossScalingMode = None,
+    **apply_kwargs: object,
+) -> ODBAccelerateBridge:
+    """Returns the bridge of a loop over ``dataloader``, which becomes an `ODBDataLoader` if it is none yet.
+
+    `Accelerator.prepare` leaves such a loader as it is, before and after; with ``prepare_dataloader`` the bridge's moves
+    batches to the device, which is all that is left to prepare.
+
+    Raises: UsageError as `ODBDataLoader`.
+    """
+    if not isinstance(dataloader, ODBDataLoader):
+        handle = apply(dataloader, loss_scaling=loss_scaling, **apply_kwargs)  # type: ignore[arg-type]
+    elif apply_kwargs:
+        raise UsageError(
+            f"the loader has its settings already, and {', '.join(sorted(apply_kwargs))} is given beside it"
+        )
+    elif handle is None:
+        handle = ODBHandle(dataloader.odb_config)
+    loader: ODBDataLoader[object] = dataloader  # type: ignore[assignment]  # it is one now
+    prepared = OnDevice(loader, accelerator) if prepare_dataloader else loader
+    return ODBAccelerateBridge(accelerator, prepared, handle, sample_budget, loss_scaling)

@@ -1,0 +1,244 @@
+"""`odb.integrations.hf`: a Trainer becomes an `odb_ref.integrations.hf.ODBTrainer`, in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping, Sized
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
+from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, make_options
+from odb_ref.compat.step_info import ODBStepInfo, find_step, pop_step_info
+from odb_ref.integrations.hf import enable
+from odb_ref.integrations.hf_steps import ODBOptions
+from odb_ref.torch import UsageError
+
+SchedulerProgress = Literal["samples", "optimizer_steps"]
+MaxStepsPolicy = Literal["error", "overwrite", "preserve"]
+AnyLoader = DataLoader[object] | ODBDataLoader[object]
+
+
+@dataclass(frozen=True, slots=True)
+class ODBTrainerBridgeState:
+    """How far a Trainer has come."""
+
+    emitted_samples: int = 0
+    optimizer_steps: int = 0
+    last_step_info: ODBStepInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ODBTrainerBridge:
+    """What `configure_trainer` has made of a Trainer."""
+
+    trainer: Trainer
+    handle: ODBHandle
+    sample_budget: int | None = None
+    max_optimizer_steps: int | None = None
+    scheduler_progress: SchedulerProgress = "samples"
+
+    @property
+    def state(self) -> ODBTrainerBridgeState:
+        """How far it has come: the Trainer itself counts."""
+        progress, step = self.trainer.progress, self.trainer.step_info
+        info = None if step is None else ODBStepInfo(step.global_samples, step.loss_scale, step)
+        samples = 0 if progress is None else progress.samples
+        return ODBTrainerBridgeState(samples, self.trainer.state.global_step, info)
+
+    def consume_step(self, info: ODBStepInfo) -> None:
+        """Does nothing: the Trainer counts each step once, whoever takes what belongs to it out of the batch."""
+
+
+def configure_trainer(
+    trainer: Trainer,
+    *,
+    dataloader: AnyLoader | None = None,
+    handle: ODBHandle | None = None,
+    sample_budget: int | None = None,
+    max_optimizer_steps: int | None = None,
+    scheduler_progress: SchedulerProgress = "samples",
+    max_steps_policy: MaxStepsPolicy = "error",
+    wrap_compute_loss: bool = True,
+    replace_train_dataloader: bool = True,
+    **apply_kwargs: object,
+) -> ODBTrainerBridge:
+    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, over the data of ``dataloader`` or its own.
+
+    Training ends after ``sample_budget`` samples, in as many epochs as they take, or after ``max_optimizer_steps`` updates. The
+    Trainer's loader is replaced in any case: ``replace_train_dataloader`` says nothing here.
+
+    Raises: UsageError when settings contradict each other, and as `ODBDataLoader`.
+    """
+    settings, own = split_settings(apply_kwargs)
+    config, options = _resolve(trainer, dataloader, handle, settings, own)
+    _set_max_steps(trainer, max_optimizer_steps, max_steps_policy)
+    if sample_budget is not None and isinstance(trainer.train_dataset, Sized):
+        trainer.args.num_train_epochs = math.ceil(sample_budget / max(1, len(trainer.train_dataset)))
+    enabled = enable(
+        trainer,
+        ODBOptions(
+            token_budget=config.token_budget,
+            max_samples=sample_budget,
+            follows_samples=scheduler_progress == "samples",
+            loader={name: value for name, value in options.items() if name != "token_budget"},
+        ),
+    )
+    enabled.takes_step_info = wrap_compute_loss
+    return ODBTrainerBridge(trainer, ODBHandle(config), sample_budget, max_optimizer_steps, scheduler_progress)
+
+
+def _resolve(
+    trainer: Trainer,
+    dataloader: AnyLoader | None,
+    handle: ODBHandle | None,
+    settings: Mapping[str, object],
+    own: Mapping[str, object],
+) -> tuple[ODBConfig, dict[str, object]]:
+    """Returns the configuration, and what the Trainer's loader is told beside what the Trainer tells it."""
+    # A loader that the Trainer has made, it will make again; and which samples a rank reads, its arguments say.
+    is_trainers = bool(getattr(dataloader, "_is_accelerate_prepared", False))
+    if isinstance(dataloader, ODBDataLoader):
+        config = handle.config if handle is not None else dataloader.odb_config
+        if settings:
+            raise UsageError(
+                f"the loader has its settings already, and {', '.join(sorted(settings))} is given beside it"
+            )
+        options = {**config.make_options(), **own} if is_trainers else {**dataloader.options, **own}
+        if is_trainers and "window" in dataloader.options:
+            options.setdefault("window", dataloader.options["window"])
+    else:
+        given: object = settings.get("config")
+        rest = {name: value for name, value in settings.items() if name != "config"}
+        config = handle.config if handle is not None else resolve_config(_check_config(given), rest)
+        options = {**config.make_options(), **own}
+        if dataloader is not None and not is_trainers:
+            options = make_options(dataloader, config, own)
+    if dataloader is not None and not is_trainers:
+        trainer.train_dataset = dataloader.dataset
+    return config, options
+
+
+def _check_config(config: object) -> ODBConfig | None:
+    if config is None or isinstance(config, ODBConfig):
+        return config
+    raise UsageError(f"config must be an ODBConfig, got {type(config).__name__}")
+
+
+def _set_max_steps(trainer: Trainer, steps: int | None, policy: MaxStepsPolicy) -> None:
+    given = trainer.args.max_steps
+    match policy:
+        case "preserve":
+            return
+        case "error" if given > 0 and given != steps:
+            raise UsageError(
+                f"TrainingArguments(max_steps={given}) bounds training as well as the sample budget: leave it out, pass the "
+                "same as max_optimizer_steps, or say max_steps_policy='overwrite' or 'preserve'"
+            )
+        case _:
+            trainer.args.max_steps = -1 if steps is None else steps
+
+
+def enable_odb(
+    trainer: Trainer,
+    *,
+    train_dataloader: AnyLoader | None = None,
+    dataloader: AnyLoader | None = None,
+    train_dataset: object = None,
+    dataset_size: int | None = None,
+    num_train_epochs: float | None = None,
+    sample_budget: int | None = None,
+    token_budget: int | None = None,
+    loss_scaling: LossScalingMode = "exact",
+    join: bool | None = True,
+    max_optimizer_steps: int | None = None,
+    scheduler_progress: SchedulerProgress = "samples",
+    max_steps_policy: MaxStepsPolicy = "overwrite",
+    wrap_compute_loss: bool = True,
+    replace_train_dataloader: bool = True,
+    require_batch_size_one: bool = True,
+    require_workers: bool = True,
+    validate_pipeline: bool = True,
+    **apply_kwargs: object,
+) -> ODBTrainerBridge:
+    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, for the epochs its arguments say.
+
+    What is to be required or validated says nothing here: a batch size and a number of workers change nothing, and a sample
+    that cannot be measured ends the epoch with an error that names it.
+
+    Raises: UsageError as `configure_trainer`.
+    """
+    loader = dataloader if train_dataloader is None else train_dataloader
+    if num_train_epochs is not None:
+        trainer.args.num_train_epochs = num_train_epochs
+    if train_dataset is not None and trainer.train_dataset is None:
+        trainer.train_dataset = train_dataset
+    if sample_budget is None and dataset_size is not None:
+        sample_budget = math.ceil(dataset_size * trainer.args.num_train_epochs)
+    if not isinstance(loader, ODBDataLoader):
+        settings = {"token_budget": token_budget, "loss_scaling": loss_scaling, "join": join}
+        apply_kwargs = {name: value for name, value in settings.items() if value is not None} | apply_kwargs
+    return configure_trainer(
+        trainer,
+        dataloader=loader,
+        sample_budget=sample_budget,
+        max_optimizer_steps=max_optimizer_steps,
+        scheduler_progress=scheduler_progress,
+        max_steps_policy=max_steps_policy,
+        wrap_compute_loss=wrap_compute_loss,
+        replace_train_dataloader=replace_train_dataloader,
+        **apply_kwargs,  # type: ignore[arg-type]
+    )
+
+
+class ODBTrainerMixin:
+    """For Trainers that take what belongs to a batch out of it on their own: ``class Mine(ODBTrainerMixin, Trainer)``.
+
+    With `configure_trainer` or `enable_odb` gradients are exact over accumulation windows. Over a loader of one's own, which
+    knows of no window, they are the mean over the micro-steps' exact ones.
+    """
+
+    odb_loss_scaling: LossScalingMode = "auto"
+    loss_is_scaled_for_ga = True
+    """To the Trainer: do not divide what `compute_loss` returns; it has its weight."""
+
+    def set_odb_loss_scaling(self, loss_scaling: LossScalingMode) -> Self:
+        """Chooses how losses are weighed; ``"auto"`` as the loader was told."""
+        self.odb_loss_scaling = loss_scaling
+        return self
+
+    def get_batch_samples(
+        self, epoch_iterator: object, num_batches: int, device: torch.device
+    ) -> tuple[list[object], object]:
+        """Returns the batches of a window, and no token count of the Trainer's where they carry their own."""
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        return batches, None if any(find_step(batch) for batch in batches) else count
+
+    def compute_loss(
+        self, model: nn.Module, inputs: MutableMapping[str, object], *args: object, **kwargs: object
+    ) -> object:
+        """Returns the loss, weighed where the batch says how."""
+        if find_step(inputs) is None:
+            other: object = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+            return other
+        info = pop_step_info(inputs, loss_scaling=self.odb_loss_scaling)
+        result: object = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        steps: int = getattr(self, "current_gradient_accumulation_steps", 1)
+        match result:
+            case Tensor():
+                return info.scale(result) / steps
+            case (Tensor() as loss, *rest):
+                return (info.scale(loss) / steps, *rest)
+            case _:
+                raise UsageError(
+                    f"compute_loss returned {type(result).__name__}, expected a tensor, or a tuple with one first"
+                )
+
+
+class ODBTrainer(ODBTrainerMixin, Trainer):  # type: ignore[misc]
+    """A Trainer that weighs the losses of batches which say how; `configure_trainer` gives it such batches."""

@@ -1,0 +1,181 @@
+"""`odb.integrations.lightning`: a module whose training step gets batches without, and returns losses with their weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Self, cast
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from odb_ref.compat.config import LossScalingMode
+from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
+from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
+from odb_ref.torch import UsageError
+
+
+@dataclass(slots=True)
+class ODBLightningBridgeState:
+    """How far a module has been trained."""
+
+    emitted_samples: int = 0
+    optimizer_steps: int = 0
+    last_step_info: ODBStepInfo | None = None
+
+
+@dataclass(slots=True)
+class ODBLightningBridge:
+    """What a training step asks."""
+
+    module: LightningModule
+    handle: ODBHandle
+    sample_budget: int | None = None
+    loss_scaling: LossScalingMode = None
+    state: ODBLightningBridgeState = field(default_factory=ODBLightningBridgeState)
+
+    def consume_batch(self, batch: object) -> ODBStepInfo:
+        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        mode = self.handle.config.loss_scaling if self.loss_scaling is None else self.loss_scaling
+        info = pop_step_info(batch, loss_scaling=mode)
+        self.state.emitted_samples += info.all_samples_this_step
+        self.state.last_step_info = info
+        return info
+
+    def scale_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
+        """Returns the loss, weighed: by ``info``, or by what `consume_batch` has returned last.
+
+        Raises: UsageError when no batch was consumed.
+        """
+        known = self.state.last_step_info if info is None else info
+        if known is None:
+            raise UsageError("scale_loss: call consume_batch(batch) first")
+        return known.scale(loss)
+
+    def mark_optimizer_step(self) -> None:
+        """Counts an update."""
+        self.state.optimizer_steps += 1
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the sample budget is met, on all ranks at the same step."""
+        return self.sample_budget is not None and self.state.emitted_samples >= self.sample_budget
+
+
+def configure_lightning_module(
+    module: LightningModule,
+    *,
+    dataloader: DataLoader[object] | ODBDataLoader[object] | None = None,
+    handle: ODBHandle | None = None,
+    sample_budget: int | None = None,
+    wrap_training_step: bool = True,
+    loss_scaling: LossScalingMode = None,
+    **apply_kwargs: object,
+) -> ODBLightningBridge:
+    """Returns the bridge of a module, whose ``training_step`` weighs its loss from now on.
+
+    ``dataloader`` becomes an `ODBDataLoader` if it is none yet. Lightning divides losses by ``accumulate_grad_batches``, so
+    over an accumulation window the gradient is the mean of the micro-steps' exact ones; `odb_ref.integrations.lightning` has
+    it exact over the window.
+
+    Raises: UsageError as `ODBDataLoader`, and when there is neither a loader nor a handle.
+    """
+    if isinstance(dataloader, ODBDataLoader):
+        handle = ODBHandle(dataloader.odb_config) if handle is None else handle
+    elif dataloader is not None:
+        handle = apply(dataloader, loss_scaling=loss_scaling, **apply_kwargs)  # type: ignore[arg-type]
+    if handle is None:
+        raise UsageError("configure_lightning_module needs a dataloader, or the handle of one that apply has changed")
+    bridge = ODBLightningBridge(module, handle, sample_budget, loss_scaling)
+    module.odb_bridge = bridge
+    if wrap_training_step:
+        module.training_step = _wrap(module.training_step, bridge)
+    return bridge
+
+
+TrainingStep = Callable[[object, int], object]
+
+
+def _wrap(training_step: TrainingStep, bridge: ODBLightningBridge) -> TrainingStep:
+    takes_index = len(inspect.signature(training_step).parameters) > 1
+    plain = cast(Callable[[object], object], training_step)
+
+    def step(batch: object, batch_idx: int) -> object:
+        info = bridge.consume_batch(batch)
+        result = training_step(batch, batch_idx) if takes_index else plain(batch)
+        if isinstance(result, Tensor):
+            return bridge.scale_loss(result, info)
+        loss: object = result.get("loss") if isinstance(result, MutableMapping) else None
+        if isinstance(result, MutableMapping) and isinstance(loss, Tensor):
+            result["loss"] = bridge.scale_loss(loss, info)
+        elif result is not None:
+            raise UsageError(f"training_step returned {type(result).__name__}, expected a loss or a mapping with one")
+        return result
+
+    return step
+
+
+class ODBLightningCallback(Callback):  # type: ignore[misc]
+    """Ends training by the step in which ``sample_budget`` samples have been trained on: `configure_lightning_module` counts
+    them, or `ODBLightningMixin`.
+
+    Raises: UsageError when the module counts none.
+    """
+
+    def __init__(self, sample_budget: int) -> None:
+        self.sample_budget = sample_budget
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks that somebody counts.
+
+        Raises: UsageError when nobody does.
+        """
+        self._count(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Asks Lightning to stop, on all ranks at the same step."""
+        if self._count(pl_module) >= self.sample_budget:
+            trainer.should_stop = True
+
+    def _count(self, module: LightningModule) -> int:
+        bridge = getattr(module, "odb_bridge", None)
+        if isinstance(bridge, ODBLightningBridge):
+            return bridge.state.emitted_samples
+        if isinstance(module, ODBLightningMixin):
+            return module.odb_emitted_samples
+        raise UsageError("a sample budget needs a module of configure_lightning_module, or with ODBLightningMixin")
+
+
+class ODBLightningMixin:
+    """For modules that take what belongs to a batch out of it on their own."""
+
+    odb_loss_scaling: LossScalingMode = "auto"
+    odb_last_step_info: ODBStepInfo | None = None
+    odb_emitted_samples: int = 0
+
+    def set_odb_handle(self, handle: ODBHandle, *, loss_scaling: LossScalingMode = None) -> Self:
+        """Takes over how the loader weighs losses."""
+        self.odb_loss_scaling = handle.config.loss_scaling if loss_scaling is None else loss_scaling
+        return self
+
+    def consume_odb_batch(self, batch: object) -> ODBStepInfo:
+        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        info = pop_step_info(batch, loss_scaling=self.odb_loss_scaling)
+        self.odb_emitted_samples += info.all_samples_this_step
+        self.odb_last_step_info = info
+        return info
+
+    def scale_odb_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
+        """Returns the loss, weighed: by ``info``, or by what `consume_odb_batch` has returned last.
+
+        Raises: UsageError when no batch was consumed.
+        """
+        known = self.odb_last_step_info if info is None else info
+        if known is None:
+            raise UsageError("scale_odb_loss: call consume_odb_batch(batch) first")
+        return known.scale(loss)

@@ -1,0 +1,110 @@
+"""What a step says under the names of `online-dynamic-batching`: in the batch until `pop_step_info` takes it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from torch import Tensor
+
+from odb_ref.compat.config import LossScalingMode, resolve_scaling
+from odb_ref.core.types import StepCounts
+from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch import pop_step_info as pop_own
+from odb_ref.torch.info import LossScaling, Weighting
+
+LOCAL_BATCH_SIZE_KEY: Final = "local_batch_size"
+TOTAL_BATCH_SIZE_KEY: Final = "total_batch_size"
+LOCAL_TOKENS_KEY: Final = "odb_local_tokens"
+TOTAL_TOKENS_KEY: Final = "odb_total_tokens"
+ODB_STEP_INFO_KEY: Final = "odb_step_info"
+
+_COUNTS: Final = (LOCAL_BATCH_SIZE_KEY, TOTAL_BATCH_SIZE_KEY, LOCAL_TOKENS_KEY, TOTAL_TOKENS_KEY)
+
+
+class Carrier:
+    """Carries a `StepInfo` in a batch. A framework that moves batches to a device takes dataclasses apart, and not this."""
+
+    __slots__ = ("info",)
+
+    def __init__(self, info: StepInfo) -> None:
+        self.info = info
+
+
+@dataclass(frozen=True, slots=True)
+class ODBStepInfo:
+    """What a trainer needs to know of a step."""
+
+    all_samples_this_step: int
+    """Samples of the step on all ranks."""
+    loss_scale: float | Tensor = 1.0
+    """Multiply the loss by this; 0 in an idle step. `scale` does, and takes a loss that is 0/0 for zero."""
+    step: StepInfo | None = None
+    """All there is to know of it: see `odb_ref.StepInfo`."""
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Returns the loss times ``loss_scale``: see `odb_ref.StepInfo.scale`."""
+        scale = float(self.loss_scale)
+        return loss * scale if self.step is None else replace(self.step, loss_scale=scale).scale(loss)
+
+
+def mark(batch: object, info: StepInfo) -> bool:
+    """Returns True when the batch can carry what belongs to it, and does from now on."""
+    if not isinstance(batch, MutableMapping):
+        return False
+    batch[ODB_STEP_INFO_KEY] = Carrier(info)
+    counts = info.local_samples, info.global_samples, info.local_tokens, info.global_tokens
+    batch.update(zip(_COUNTS, counts, strict=True))
+    return True
+
+
+def find_step(batch: object) -> StepInfo | None:
+    """Returns what a batch carries."""
+    found = batch.get(ODB_STEP_INFO_KEY) if isinstance(batch, Mapping) else None
+    return found.info if isinstance(found, Carrier) else found if isinstance(found, StepInfo) else None
+
+
+def pop_step_info(
+    batch: object, *, loss_scaling: LossScalingMode = "auto", world_size: int | None = None
+) -> ODBStepInfo:
+    """Returns what belongs to a batch, and takes it out of it: the batch is then what ``collate_fn`` has made.
+
+    ``loss_scaling`` says how to weigh the loss: ``"auto"`` as the loader was told. ``world_size`` stands for that of the
+    loader, where a trainer averages gradients over another number of ranks.
+
+    Raises: UsageError when the object is no batch of such a loader: no sample would be counted, and no loss weighed.
+    """
+    info = find_step(batch)
+    if info is None:
+        info = pop_own(batch)
+    elif isinstance(batch, MutableMapping):
+        for key in (ODB_STEP_INFO_KEY, *_COUNTS):
+            batch.pop(key, None)
+    scale = info.loss_scale if loss_scaling == "auto" else compute_scale(info, resolve_scaling(loss_scaling))
+    if world_size is not None:
+        scale *= world_size / info.world_size
+    return ODBStepInfo(info.global_samples, scale, info)
+
+
+def compute_scale(info: StepInfo, scaling: str) -> float:
+    """Returns the weight of a step's loss under a mode that may not be the loader's; each step is a window of its own."""
+    local = StepCounts(info.local_samples, info.local_tokens, info.local_supervised)
+    total = StepCounts(info.global_samples, info.global_tokens, info.global_supervised)
+    return Weighting(scaling=LossScaling(scaling)).compute_scale(local, total, info.world_size)
+
+
+def scale_loss(loss: Tensor, batch_or_local_bs: object = 0, total_batch_size: int = 0, world_size: int = 0) -> Tensor:
+    """Returns the loss, weighed by samples: from the batch that carries them, or from the numbers of samples given.
+
+    Raises: UsageError when neither says how many samples there are.
+    """
+    info = find_step(batch_or_local_bs)
+    if info is not None:
+        return ODBStepInfo(info.global_samples, compute_scale(info, "samples"), info).scale(loss)
+    if not isinstance(batch_or_local_bs, int) or not total_batch_size or not world_size:
+        raise UsageError(
+            "scale_loss needs a batch that still carries its step (before pop_step_info), or the samples of this rank, of all "
+            "ranks, and the number of ranks"
+        )
+    return loss * (batch_or_local_bs * world_size / total_batch_size)

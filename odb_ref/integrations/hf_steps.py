@@ -1,0 +1,80 @@
+"""What `ODBTrainer` is told, and the train loader as the Trainer iterates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from odb_ref.integrations.steps import read_windows
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+
+STEP_INFO: Final = "odb_step_info"
+"""The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
+
+_TAKEN: Final = {
+    "token_budget": "it stands beside this mapping",
+    "accumulation_steps": "TrainingArguments(gradient_accumulation_steps=...) says it",
+    "trainer_divides_loss": "ODBTrainer tells the Trainer not to divide, and dividing again would normalise twice",
+    "on_idle": "the Trainer needs a batch in every step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ODBOptions:
+    """How `ODBTrainer` forms batches. Workers, seed and order of the samples come from the TrainingArguments.
+
+    Raises: UsageError when an option is not the caller's to choose.
+    """
+
+    token_budget: int
+    updates_per_epoch: int | None = None
+    """About how many optimizer updates an epoch takes, for a schedule's units (``warmup_steps``) and for the progress bar;
+    never the length of training. Default: estimated from the lengths of some samples, which are read for it."""
+    max_samples: int | None = None
+    """Training ends with the update by which this many samples have been trained on, if not before."""
+    follows_samples: bool = True
+    """Whether the learning rate follows the share of the samples trained on, or the number of updates, of which there may be
+    more or fewer than were estimated."""
+    loader: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments of `ODBDataLoader`, such as ``window``, or ``causal_shift=False`` for a model that does not shift its
+    labels by a token (sequence to sequence, token classification)."""
+
+    def __post_init__(self) -> None:
+        for name in self.loader:
+            if name in _TAKEN:
+                raise UsageError(f"ODBOptions: {name} is not to be given: {_TAKEN[name]}")
+        for name, value in (("updates_per_epoch", self.updates_per_epoch), ("max_samples", self.max_samples)):
+            if value is not None and value < 1:
+                raise UsageError(f"ODBOptions: {name} must be at least 1, got {value}")
+
+
+class TrainerSteps:
+    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole accumulation windows."""
+
+    def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
+        self.loader = loader
+        self.first_epoch = loader.epoch
+        """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
+        self.newest: StepInfo | None = None
+        """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
+        self._accumulation_steps = accumulation_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch to read next, counted from the one in which training started."""
+        self.loader.set_epoch(self.first_epoch + epoch)
+
+    def __iter__(self) -> Iterator[MutableMapping[str, object]]:
+        k = self._accumulation_steps
+        is_first = True
+        for batch, info in read_windows(self.loader, k):
+            if not isinstance(batch, MutableMapping):
+                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
+            if is_first and info.step % k:
+                raise UsageError(
+                    f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
+                    f"gradient_accumulation_steps={k}: resume with the number it was saved with"
+                )
+            is_first = False
+            batch[STEP_INFO] = self.newest = info
+            yield batch

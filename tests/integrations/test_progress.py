@@ -1,0 +1,196 @@
+"""Schedules, progress and coverage: how many updates an epoch takes is estimated, corrected, and never decides a rate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+
+import torch  # noqa: E402
+from odb_sim.inputs.lengths import load_lengths  # noqa: E402
+from torch.utils.data import Dataset  # noqa: E402
+
+from odb_ref.integrations.hf import ODBOptions, enable  # noqa: E402
+from odb_ref.integrations.progress import Progress  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, set_environment  # noqa: E402
+from tests.integrations.test_hf import make_trainer  # noqa: E402
+from tests.torch.data import Numbers, Stream  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Lengths(Dataset[Any]):
+    """Samples of the lengths of a real data set."""
+
+    def __init__(self, count: int) -> None:
+        self.lengths = load_lengths("mm_mix_real").tokens[:count].tolist()
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.reads += 1
+        return {"input_ids": torch.zeros(self.lengths[index], dtype=torch.int8)}
+
+
+def count(rank: int, shard: str) -> Any:
+    dataset = Lengths(2000 if shard == "auto" else 800 + 800 * rank)
+    options = {"token_budget": 8192, "window": 256, "loss_scaling": "none", "shard": shard, "shuffle": True}
+    with ODBDataLoader(dataset, collate_fn=len, timeout_s=30, **options) as loader:
+        before = torch.get_rng_state()
+        estimate, reads = loader.estimate_steps(256), dataset.reads
+        assert torch.equal(before, torch.get_rng_state())
+        progress = Progress(estimate)
+        guesses = []
+        for _, info in loader.steps():
+            progress.note_update(info)
+            guesses.append(progress.updates_per_epoch)
+        ends = progress.epochs, progress.coverage, progress.samples
+        return estimate, reads, len(guesses), guesses, ends, sum(1 for _ in loader.steps())
+
+
+@pytest.mark.parametrize("shard", ["auto", "given"])
+def test_the_steps_of_an_epoch_are_estimated_from_some_lengths_and_corrected(shard: str) -> None:
+    """Within 10 % before it begins and in its second half, and within 1 % before the second epoch."""
+    results = run_ranks(2, count, shard)
+    assert not any(result.error for result in results), results
+    estimates, reads, steps, guesses, ends, second = zip(*(result.value for result in results), strict=True)
+    assert len(set(estimates)) == len(set(steps)) == 1
+    assert sum(reads) == (256 if shard == "auto" else 512)
+    assert abs(estimates[0] / steps[0] - 1) < 0.1
+    for guess in guesses:
+        assert guess[-1] == steps[0]
+        assert abs(guess[-1] / second[0] - 1) <= 0.01
+        if shard == "auto":
+            assert all(abs(late / steps[0] - 1) < 0.1 for late in guess[steps[0] // 2 :])
+    print(f"{shard}: estimated {estimates[0]}, taken {steps[0]}, in the second epoch {second[0]}")
+    assert {end[:2] for end in ends} == {(1.0, 1.0)}
+    assert {end[2] for end in ends} == {2000 if shard == "auto" else 2400}
+
+
+def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> None:
+    for dataset, options in ((Stream(0, 9), {}), (Numbers(0, 9), {"sampler": [1, 2]})):
+        with (
+            ODBDataLoader(dataset, token_budget=9, **options) as loader,
+            pytest.raises(UsageError, match="map-style data sets without a sampler"),
+        ):
+            loader.estimate_steps()
+
+
+def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
+    options = OPTIONS | {"shuffle": True, "collate_fn": len, "loss_scaling": "none"}
+    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader:
+        infos = [info for _, info in loader.steps()]
+    whole, resumed = Progress(3), Progress(3)
+    for info in infos:
+        whole.note_update(info)
+    for info in infos[5:]:
+        resumed.note_update(info)
+    for progress in (whole, resumed):
+        assert (progress.epochs, progress.coverage, progress.samples) == (1.0, 1.0, sum(SIZES))
+    assert whole.updates_per_epoch == len(infos)
+    assert resumed.updates_per_epoch == pytest.approx(len(infos), rel=0.3)
+    after = replace(infos[0], epoch=1)
+    whole.note_update(after)
+    assert (whole.epochs, whole.coverage) == (1 + after.progress, after.progress)
+    assert whole.updates_per_epoch == len(infos)  # too early in its epoch to say more
+
+
+# The Trainer -------------------------------------------------------------------------------------------------------------
+
+
+def train(folder: Path, **settings: Any) -> Any:
+    from transformers import Trainer
+
+    odb = settings.pop("odb")
+    resume = settings.pop("resume", None)
+    trainer = make_trainer(0, folder, kind=Plain, odb=odb, lr_scheduler_type="linear", **settings)
+    assert type(trainer).__mro__[1] is Trainer
+    enable(trainer, odb)
+    trainer.train(resume_from_checkpoint=resume and str(folder / resume))
+    history = trainer.state.log_history
+    rates = [(entry["epoch"], entry["learning_rate"]) for entry in history if "learning_rate" in entry]
+    coverage = [entry["train_coverage"] for entry in history if "loss" in entry]
+    state = trainer.state
+    return rates, coverage, (state.global_step, state.max_steps, state.epoch), history[-1]
+
+
+def make_plain() -> Any:
+    from transformers import Trainer
+
+    class PlainTrainer(Trainer):
+        """Somebody else's, which knows nothing of an `ODBTrainer`, and notes whether its loss was asked for."""
+
+        def __init__(self, *args: Any, odb: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.losses = 0
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs.pop("numbers")
+            self.losses += 1
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    return PlainTrainer
+
+
+Plain = make_plain()
+
+
+def train_all(rank: int, folder: Path) -> Any:
+    set_environment(rank, 1)
+    wrong = {"updates_per_epoch": 2, "loader": OPTIONS}
+    own = {"loader": OPTIONS}
+    return [
+        train(folder, odb=ODBOptions(token_budget=BUDGET_TOKENS, **wrong), num_train_epochs=2),
+        train(
+            folder,
+            odb=ODBOptions(token_budget=BUDGET_TOKENS, **own),
+            num_train_epochs=1.5,
+            gradient_accumulation_steps=2,
+        ),
+        train(folder, odb=ODBOptions(token_budget=BUDGET_TOKENS, max_samples=40, **own), num_train_epochs=9),
+        train(
+            folder,
+            odb=ODBOptions(token_budget=BUDGET_TOKENS, **wrong),
+            num_train_epochs=2,
+            save_strategy="steps",
+            save_steps=5,
+        ),
+        train(
+            folder,
+            odb=ODBOptions(token_budget=BUDGET_TOKENS, **wrong),
+            num_train_epochs=2,
+            resume="checkpoint-5",
+        ),
+    ]
+
+
+def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Path) -> None:
+    """A guess of 2 updates for 11 leaves none of them at a rate of 0; epochs may end in their middle, or at a sample count."""
+    (result,) = run_ranks(1, train_all, tmp_path, timeout_s=120)
+    assert not result.error, result
+    samples = sum(SIZES)
+    guessed, broken, counted, saved, resumed = result.value
+    for rates, coverage, (steps, bound, epoch), last in (guessed, broken, counted):
+        assert bound == steps == len(rates)
+        assert all(rate > 0 for _, rate in rates)
+        assert sorted(rates, key=lambda entry: -entry[1]) == rates
+        assert all(abs(at % 1 - share) < 1e-9 or share == 1 for (at, _), share in zip(rates, coverage, strict=True))
+        end = 40 / samples if last is counted[3] else (1.5 if last is broken[3] else 2)
+        assert end <= epoch < end + 0.3
+        # The rate of an update is what the schedule says of the samples seen before it.
+        for (before, _), (_, rate) in pairwise(rates):
+            assert rate == pytest.approx(0.3 * (1 - before / end), abs=1e-9)
+        assert last["train_samples_per_second"] == pytest.approx(epoch * samples / last["train_runtime"], rel=0.01)
+    assert saved[0] == guessed[0]
+    assert resumed[0] == guessed[0]
