@@ -67,8 +67,8 @@ class RankPlan:
     need: int
 
     def divide(self, number: int) -> tuple[Indices, ...]:
-        """Returns exactly ``number`` micro-batches, as indices of the rank's samples: the fullest first; empty ones, for a
-        rank with fewer samples than micro-batches, last.
+        """Returns exactly ``number`` micro-batches, as indices of the rank's samples: the most expensive first, so that it
+        meets those of the other ranks; empty ones, for a rank with fewer samples than micro-batches, last.
 
         Raises: UsageError when that is fewer than the rank needs.
         """
@@ -76,6 +76,8 @@ class RankPlan:
             raise UsageError(f"{self.need} micro-batches are needed, got {number}")
         layout = get_layout(self.terms.layout)
         emitted, _ = align(self._balance(layout, number), number, 0, layout)
+        if self.terms.cost is not None:
+            emitted = tuple(sorted(emitted, key=_compute_group_cost, reverse=True))
         return tuple(tuple(sorted(sample.id for sample in group)) for group in emitted)
 
     def _balance(self, layout: Layout, number: int) -> tuple[Group, ...]:
@@ -94,6 +96,10 @@ class RankPlan:
             low=max(costs, default=0),
             high=sum(costs),
         )
+
+
+def _compute_group_cost(group: Group) -> int:
+    return sum(sum(sample.costs) for sample in group)
 
 
 def _bisect(group: Callable[[int], tuple[Group, ...]], number: int, *, low: int, high: int) -> tuple[Group, ...]:
@@ -133,7 +139,7 @@ def _make_sample(index: int, length: Length, terms: PlanTerms) -> Sample:
 
 
 def _list_rows(index: int, length: Length, terms: PlanTerms) -> list[int]:
-    """Returns the tokens of each sequence of a sample: of one, where it is no unit."""
+    """Returns the tokens of each sequence of a sample: of one, where it is not a unit."""
     if isinstance(length, Sequence) and len(length) != 1 and terms.layout != "packed":
         raise UsageError(f"sample {index} is a unit of {len(length)} sequences, which needs layout='packed'")
     rows = [operator.index(row) for row in length] if isinstance(length, Sequence) else [operator.index(length)]
