@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from odb_ref.core.alignment import align
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout, get_layout
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Group, Sample
 
 CostOfLength: TypeAlias = Callable[[int], int]
@@ -25,6 +25,16 @@ Indices: TypeAlias = tuple[int, ...]
 Length: TypeAlias = "int | Sequence[int]"
 """The tokens of a sample; of each sequence of a unit: sequences that belong together (a preference pair, the completions of a
 prompt) and share a micro-batch."""
+
+
+def find_layout(name: str) -> Layout:
+    """Returns the layout of that name.
+
+    Raises: UsageError when there is none.
+    """
+    if name not in tuple(Layout):
+        raise UsageError(f"no layout {name!r}; there are {', '.join(Layout)}")
+    return Layout(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +50,13 @@ class PlanTerms:
     """
 
     budget_tokens: int
-    layout: str = "packed"
+    layout: Layout = Layout.PACKED
     cost: CostOfLength | None = None
     multiple_of: int = 1
     at_least: int = 1
     may_exceed: bool = False
 
     def __post_init__(self) -> None:
-        get_layout(self.layout)
         for name in ("budget_tokens", "multiple_of", "at_least"):
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -74,7 +83,7 @@ class RankPlan:
         """
         if number < self.need:
             raise UsageError(f"{self.need} micro-batches are needed, got {number}")
-        layout = get_layout(self.terms.layout)
+        layout = self.terms.layout
         emitted, _ = align(self._balance(layout, number), number, 0, layout)
         if self.terms.cost is not None:
             emitted = tuple(sorted(emitted, key=_compute_group_cost, reverse=True))
@@ -121,7 +130,7 @@ def prepare(lengths: Iterable[Length], terms: PlanTerms) -> RankPlan:
     Raises: UsageError when a length or its cost makes no sense, or exceeds the budget. Spec: R13.2.
     """
     samples = tuple(_make_sample(index, length, terms) for index, length in enumerate(lengths))
-    groups = get_layout(terms.layout).compute_groups(samples, terms.budget_tokens, ())
+    groups = terms.layout.compute_groups(samples, terms.budget_tokens, ())
     return RankPlan(terms, samples, len(groups))
 
 
@@ -140,7 +149,7 @@ def _make_sample(index: int, length: Length, terms: PlanTerms) -> Sample:
 
 def _list_rows(index: int, length: Length, terms: PlanTerms) -> list[int]:
     """Returns the tokens of each sequence of a sample: of one, where it is not a unit."""
-    if isinstance(length, Sequence) and len(length) != 1 and terms.layout != "packed":
+    if isinstance(length, Sequence) and len(length) != 1 and terms.layout is not Layout.PACKED:
         raise UsageError(f"sample {index} is a unit of {len(length)} sequences, which needs layout='packed'")
     rows = [operator.index(row) for row in length] if isinstance(length, Sequence) else [operator.index(length)]
     if not rows or min(rows) < 1:
@@ -159,7 +168,7 @@ def plan(
     lengths: Sequence[Sequence[Length]],
     *,
     budget_tokens: int,
-    layout: str = "packed",
+    layout: Layout | str = Layout.PACKED,
     cost: CostOfLength | None = None,
     multiple_of: int = 1,
     at_least: int = 1,
@@ -182,7 +191,7 @@ def plan(
     """
     terms = PlanTerms(
         budget_tokens=budget_tokens,
-        layout=layout,
+        layout=find_layout(layout),
         cost=cost,
         multiple_of=multiple_of,
         at_least=at_least,

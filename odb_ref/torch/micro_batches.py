@@ -17,8 +17,8 @@ import torch
 from torch import distributed
 
 from odb_ref.core.errors import UsageError
-from odb_ref.core.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, prepare
-from odb_ref.core.layouts import LAYOUTS
+from odb_ref.core.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, find_layout, prepare
+from odb_ref.core.layouts import Layout
 from odb_ref.core.types import StepCounts
 from odb_ref.torch.info import Weighting
 
@@ -49,7 +49,7 @@ def plan_micro_batches(
     *,
     budget_tokens: int,
     supervised: Sequence[int] | None = None,
-    layout: str = "packed",
+    layout: Layout | str = Layout.PACKED,
     cost: CostOfLength | None = None,
     multiple_of: int = 1,
     at_least: int = 1,
@@ -71,7 +71,7 @@ def plan_micro_batches(
     try:
         terms = PlanTerms(
             budget_tokens=budget_tokens,
-            layout=layout,
+            layout=find_layout(layout),
             cost=cost,
             multiple_of=multiple_of,
             at_least=at_least,
@@ -114,7 +114,7 @@ def _describe(terms: PlanTerms, weighting: Weighting) -> list[int]:
     costs = None if terms.cost is None else [terms.cost(length) for length in PROBES]
     return [
         terms.budget_tokens,
-        sorted(LAYOUTS).index(terms.layout),
+        list(Layout).index(terms.layout),
         terms.multiple_of,
         terms.at_least,
         int(terms.may_exceed),
@@ -152,7 +152,7 @@ def _check_messages(messages: list[list[int]]) -> None:
 def _say(name: str, value: int) -> str:
     match name:
         case "layout":
-            return sorted(LAYOUTS)[value]
+            return list(Layout)[value]
         case "may_exceed":
             return str(bool(value))
         case "cost" | "weighting":

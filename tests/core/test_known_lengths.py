@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.known_lengths import PlanTerms, plan, prepare
+from odb_ref.core.layouts import Layout
 
 BUDGET = 60
 RANKS = st.lists(st.lists(st.integers(1, BUDGET), max_size=30), min_size=1, max_size=5)
@@ -32,7 +33,7 @@ def test_every_rank_has_the_same_number_within_the_budget_and_nothing_is_lost(
     number = len(found[0])
     assert number % multiple_of == 0
     assert number >= at_least
-    needs = [prepare(own, PlanTerms(budget_tokens=BUDGET, layout=layout)).need for own in lengths]
+    needs = [prepare(own, PlanTerms(budget_tokens=BUDGET, layout=Layout(layout))).need for own in lengths]
     assert number < max(at_least, *needs) + multiple_of
     for own, batches in zip(lengths, found, strict=True):
         assert sorted(chain.from_iterable(batches)) == list(range(len(own)))
