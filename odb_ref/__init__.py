@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from odb_ref.core.errors import JobError, OdbError, UsageError
+    from odb_ref.core.known_lengths import plan
     from odb_ref.torch.checkpoint import JobState
     from odb_ref.torch.flattening import FlattenSamples
     from odb_ref.torch.from_dataloader import apply
     from odb_ref.torch.info import StepInfo, pop_step_info
     from odb_ref.torch.loader import ODBDataLoader
+    from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
     from odb_ref.torch.reading.costs import count_patches
     from odb_ref.torch.reading.quarantine import BadSampleWarning
 
@@ -25,6 +27,7 @@ __all__ = [
     "FlattenSamples",
     "JobError",
     "JobState",
+    "MicroBatch",
     "ODBDataLoader",
     "OdbError",
     "StepInfo",
@@ -32,17 +35,22 @@ __all__ = [
     "__version__",
     "apply",
     "count_patches",
+    "plan",
+    "plan_micro_batches",
     "pop_step_info",
 ]
 
-_CORE: Final = ("JobError", "OdbError", "UsageError")
+_CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | {
+    "plan": "odb_ref.core.known_lengths"
+}
+"""What needs no torch, and where it stands."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module("odb_ref.core.errors" if name in _CORE else "odb_ref.torch")
+        module = import_module(_CORE.get(name, "odb_ref.torch"))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise

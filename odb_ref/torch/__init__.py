@@ -6,6 +6,7 @@ from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.from_dataloader import apply
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
+from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
 from odb_ref.torch.reading.costs import count_patches
 from odb_ref.torch.reading.quarantine import BadSampleWarning
 
@@ -14,11 +15,13 @@ __all__ = [
     "FlattenSamples",
     "JobError",
     "JobState",
+    "MicroBatch",
     "ODBDataLoader",
     "OdbError",
     "StepInfo",
     "UsageError",
     "apply",
     "count_patches",
+    "plan_micro_batches",
     "pop_step_info",
 ]
