@@ -96,6 +96,8 @@ class Link:
     is_heard: bool = True
     silent_s: float = 0.0
     look: Look | None = None
+    is_gone: bool = False
+    """True when the operating system said so at the last look."""
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def find_process_end(self) -> bool:
@@ -387,11 +389,21 @@ class Links:
             link.is_heard = False
             if self._end is not None:
                 continue
-            if link.find_process_end():
-                self.end(PeerLost(link.rank, GONE))
+            was_gone, link.is_gone = link.is_gone, link.find_process_end()
+            if link.is_gone:
+                # What it has said last is not read yet, or just now: that may say more than that it is gone.
+                if was_gone and not _has_unread(link.connection):
+                    self.end(PeerLost(link.rank, GONE))
             elif link.silent_s >= self._timeout_s:
                 cause = f"it has not answered for {link.silent_s:g} s (timeout_s): {link.describe_silence()}"
                 self.end(PeerLost(link.rank, cause))
+
+
+def _has_unread(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 _open: weakref.WeakSet[Links] = weakref.WeakSet()
