@@ -26,8 +26,8 @@ from odb_ref.torch.exchange import process_table  # noqa: E402
 from odb_ref.torch.exchange.collectives import GatherTransport, ReduceTransport  # noqa: E402
 from odb_ref.torch.exchange.door import GUESTS, Door, knock  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange, Status  # noqa: E402
-from odb_ref.torch.exchange.links import EndedError, Kind, Link, Links, Peer  # noqa: E402
-from odb_ref.torch.exchange.process_table import look_at  # noqa: E402
+from odb_ref.torch.exchange.links import EndedError, Kind, Link, Links  # noqa: E402
+from odb_ref.torch.exchange.process_table import Peer, look_at  # noqa: E402
 from odb_ref.torch.exchange.rendezvous import _Meeting  # noqa: E402
 
 pytestmark = pytest.mark.torch

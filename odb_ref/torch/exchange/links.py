@@ -26,7 +26,7 @@ from typing import Final
 
 from odb_ref.core.errors import PeerError
 from odb_ref.core.events import PeerLost
-from odb_ref.torch.exchange.process_table import Look, look_at
+from odb_ref.torch.exchange.process_table import Look, Peer, look_at
 
 PING_S: Final = 0.5
 """How often a rank says over each link that it is there."""
@@ -67,18 +67,6 @@ class EndedError(Exception):
     def __init__(self, end: PeerLost) -> None:
         super().__init__(end.cause)
         self.end = end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A rank's process, and where it listens."""
-
-    addresses: tuple[str, ...]
-    port: int
-    token: str
-    host: str
-    pid: int
-    started: int
 
 
 @dataclass(slots=True, eq=False)
