@@ -236,7 +236,8 @@ class Rank:
                 pid = find_victim(case.victim)
                 if case.fault is Fault.PAUSE:
                     do_later(PAUSE_S, f"kill -CONT {pid} 2>&-")
-                os.kill(pid, signal.SIGKILL if case.fault is Fault.KILL else signal.SIGSTOP)
+                with contextlib.suppress(ProcessLookupError):  # a worker may have just ended
+                    os.kill(pid, signal.SIGKILL if case.fault is Fault.KILL else signal.SIGSTOP)
             case Fault.CUT | Fault.BLIP:
                 if case.fault is Fault.BLIP:
                     do_later(BLIP_S, self._heal)

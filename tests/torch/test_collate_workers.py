@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from odb_ref.torch.reading.collate_workers import (  # noqa: E402
     CollateWorkerError,
     CollateWorkers,
 )
-from odb_ref.torch.reading.collator import BatchMaker  # noqa: E402
+from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, Collator, OnIdle  # noqa: E402
+from odb_ref.torch.reading.pipeline import _Maker  # noqa: E402
+from odb_ref.torch.reading.reports import Gate, PipelineListener  # noqa: E402
 from odb_ref.torch.reading.serialization import pack, unpack  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 
@@ -165,6 +167,28 @@ def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
             assert batch
         epochs = [sorted(sample for _, ids, _, _ in loader for sample in ids) for _ in range(2)]
     assert epochs == [list(range(SAMPLES))] * 2
+
+
+def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_this_one() -> None:
+    """A thread that was slow to end may have begun it after its epoch was over: found by the soak."""
+
+    class Listener(PipelineListener):
+        def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
+            found.append((round_, [number for number, _ in batches]))
+
+    found: list[tuple[int, list[int]]] = []
+    workers = CollateWorkers(BatchMaker(str, None), 2)
+    try:
+        workers.begin(0, CollateTask(0, (pack(7),), None))
+        maker = _Maker(Collator(OnIdle.NONE, None, print), workers, Gate(Listener()), is_pinned=False)
+        maker.prepare()
+        assert maker.count_work() == 0
+        maker.ask(3, (BatchOrder(5, (), False), BatchOrder(6, (), False)))
+        while maker.count_work():
+            maker.work()
+        assert found == [(3, [5, 6])]
+    finally:
+        workers.close()
 
 
 def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() -> None:

@@ -26,8 +26,8 @@ from odb_ref.torch.exchange import process_table  # noqa: E402
 from odb_ref.torch.exchange.collectives import GatherTransport, ReduceTransport  # noqa: E402
 from odb_ref.torch.exchange.door import GUESTS, Door, knock  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange, Status  # noqa: E402
-from odb_ref.torch.exchange.links import EndedError, Kind, Link, Links, Peer  # noqa: E402
-from odb_ref.torch.exchange.process_table import look_at  # noqa: E402
+from odb_ref.torch.exchange.links import EndedError, Kind, Link, Links  # noqa: E402
+from odb_ref.torch.exchange.process_table import Peer, look_at  # noqa: E402
 from odb_ref.torch.exchange.rendezvous import _Meeting  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -226,6 +226,25 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
         assert not link.find_process_end()
     monkeypatch.undo()
     assert look_at(2**22 + 1) is None
+
+
+def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> None:
+    """Whoever was busy for long hears who was lost from one that has ended since."""
+    one, other = socket.socketpair()
+    links = Links(0, {1: Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=2**22 + 1, started=0))}, 5.0)
+    with contextlib.closing(links), contextlib.closing(other):
+        with links._reading:  # nobody comes to read
+            word = b'[2, "it fell", 0]'
+            other.send(HEADER.pack(Kind.END, len(word)) + word)
+            time.sleep(3 * links_module.PING_S)
+        assert find_end(links) == PeerLost(2, "it fell")
+
+
+def test_a_process_that_is_gone_while_its_link_stays_open_is_found() -> None:
+    one, other = socket.socketpair()
+    links = Links(0, {1: Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=2**22 + 1, started=0))}, 60.0)
+    with contextlib.closing(links), contextlib.closing(other):
+        assert find_end(links) == PeerLost(1, links_module.GONE)
 
 
 def test_a_forked_child_keeps_no_link_open(pair: tuple[Links, Links]) -> None:

@@ -210,6 +210,8 @@ class ProcessBackend:
             process.join(JOIN_S)
             if process.exitcode is None:  # on a busy machine; one that waits for a dead device may take for ever
                 threading.Thread(target=process.join, name="odb-reap", daemon=True).start()
+            else:  # the first may have waited for a worker that holds a copy of the sentinel: now it is off the list
+                process.join()
         if connection is not None:
             connection.close()
 

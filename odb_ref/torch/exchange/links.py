@@ -26,7 +26,7 @@ from typing import Final
 
 from odb_ref.core.errors import PeerError
 from odb_ref.core.events import PeerLost
-from odb_ref.torch.exchange.process_table import Look, look_at
+from odb_ref.torch.exchange.process_table import Look, Peer, look_at
 
 PING_S: Final = 0.5
 """How often a rank says over each link that it is there."""
@@ -69,18 +69,6 @@ class EndedError(Exception):
         self.end = end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A rank's process, and where it listens."""
-
-    addresses: tuple[str, ...]
-    port: int
-    token: str
-    host: str
-    pid: int
-    started: int
-
-
 @dataclass(slots=True, eq=False)
 class Link:
     """The connection to one rank."""
@@ -96,6 +84,8 @@ class Link:
     is_heard: bool = True
     silent_s: float = 0.0
     look: Look | None = None
+    is_gone: bool = False
+    """True when the operating system said so at the last look."""
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def find_process_end(self) -> bool:
@@ -387,11 +377,21 @@ class Links:
             link.is_heard = False
             if self._end is not None:
                 continue
-            if link.find_process_end():
-                self.end(PeerLost(link.rank, GONE))
+            was_gone, link.is_gone = link.is_gone, link.find_process_end()
+            if link.is_gone:
+                # What it has said last is not read yet, or just now: that may say more than that it is gone.
+                if was_gone and not _has_unread(link.connection):
+                    self.end(PeerLost(link.rank, GONE))
             elif link.silent_s >= self._timeout_s:
                 cause = f"it has not answered for {link.silent_s:g} s (timeout_s): {link.describe_silence()}"
                 self.end(PeerLost(link.rank, cause))
+
+
+def _has_unread(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 _open: weakref.WeakSet[Links] = weakref.WeakSet()

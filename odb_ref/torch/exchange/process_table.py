@@ -18,6 +18,18 @@ BUSY_TICKS: Final = 3
 _PROC: Final = Path("/proc")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A rank's process, and where it listens."""
+
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+    host: str
+    pid: int
+    started: int
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """A process at one moment."""

@@ -34,8 +34,8 @@ from odb_ref.torch.exchange.collectives import (
     get_rank_and_size,
 )
 from odb_ref.torch.exchange.door import TOKEN_BYTES, Door, knock
-from odb_ref.torch.exchange.links import Check, EndedError, Link, Links, Peer
-from odb_ref.torch.exchange.process_table import compute_host, look_at
+from odb_ref.torch.exchange.links import Check, EndedError, Link, Links
+from odb_ref.torch.exchange.process_table import Peer, compute_host, look_at
 
 logger: Final = logging.getLogger("odb_ref")
 

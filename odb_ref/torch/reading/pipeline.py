@@ -61,12 +61,7 @@ class ReadPipeline:
         self._spec = spec
         self._source = _make_source(spec)
         self._collator = Collator(spec.on_idle, _make_idle_source(spec), _ignore)
-        self._workers = CollateWorkers(
-            BatchMaker(spec.collate_fn, spec.label_check),
-            0 if is_inline else spec.options.num_workers,
-            context=spec.options.multiprocessing_context,
-            init_fn=spec.options.collator_init_fn,
-        )
+        self._workers = _make_collators(spec, is_inline=is_inline)
         self._is_pinned = spec.options.is_pinned
         self._is_inline = is_inline
         self._epoch: _Epoch | None = None
@@ -82,6 +77,8 @@ class ReadPipeline:
             self._source = _make_source(self._spec)
         if self._workers.has_lost_one:
             self._workers.close()
+        if self._is_inline:  # a thread of an epoch before may still be at work with these
+            self._workers = _make_collators(self._spec, is_inline=True)
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
         reader = _Reader(self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead)
@@ -163,6 +160,15 @@ def _make_source(spec: PipelineSpec) -> Source:
     is_guarded = spec.on_bad_sample is OnBadSample.QUARANTINE
     measure = GuardedMeasure(spec.measure) if is_guarded else spec.measure
     return Source(spec.dataset, measure, spec.options, is_guarded=is_guarded)
+
+
+def _make_collators(spec: PipelineSpec, *, is_inline: bool) -> CollateWorkers:
+    return CollateWorkers(
+        BatchMaker(spec.collate_fn, spec.label_check),
+        0 if is_inline else spec.options.num_workers,
+        context=spec.options.multiprocessing_context,
+        init_fn=spec.options.collator_init_fn,
+    )
 
 
 def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
@@ -252,6 +258,8 @@ class _Maker:
 
     def prepare(self) -> None:
         """Starts a process, where one is to be started before the first batch."""
+        if self._workers.pending:
+            self._workers.close()  # a thread of an earlier epoch that was slow to end has begun them
         self._workers.prepare()
 
     def describe(self) -> str:
