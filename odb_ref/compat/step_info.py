@@ -73,7 +73,7 @@ def pop_step_info(
     ``loss_scaling`` says how to weigh the loss: ``"auto"`` as the loader was told. ``world_size`` stands for that of the
     loader, where a trainer averages gradients over another number of ranks.
 
-    Raises: UsageError when the object is no batch of such a loader: no sample would be counted, and no loss weighed.
+    Raises: UsageError when the object is not a batch of such a loader: no sample would be counted, and no loss weighed.
     """
     info = find_step(batch)
     if info is None:

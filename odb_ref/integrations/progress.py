@@ -8,8 +8,8 @@ from odb_ref.torch import StepInfo
 class Progress:
     """Counts updates and samples of an epoch as they are made, and says how many updates all epochs will have taken.
 
-    It begins with an estimate, corrects it by the share of the epoch's samples seen so far, and goes on with what an epoch has
-    really taken.
+    It begins with an estimate, corrects it by the share of the epoch's samples seen so far, and continues with what an epoch
+    has really taken.
     """
 
     def __init__(self, updates_per_epoch: float, *, accumulation_steps: int = 1) -> None:
@@ -20,7 +20,7 @@ class Progress:
         self.coverage = 0.0
         """The share of the present epoch's samples that was trained on."""
         self.is_exact = False
-        """True when it is known how many samples the epoch has, so that ``coverage`` is no estimate."""
+        """True when it is known how many samples the epoch has, so that ``coverage`` is not an estimate."""
         self.samples = 0
         """Samples trained on, on all ranks; where nobody knows how many an epoch has, since training began in this process."""
         self._accumulation_steps = accumulation_steps

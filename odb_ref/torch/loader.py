@@ -61,69 +61,64 @@ class ODBDataLoader(Generic[Batch]):
                 optimizer.step()
                 optimizer.zero_grad()
 
-    Samples are read with a standard ``DataLoader``; all keyword arguments of that name mean what they mean there.
-    Batches are the same for the same seed, data and world size, whatever the timing and the number of workers
-    (REPLAY).
+    Samples are read with a standard ``DataLoader``; all keyword arguments of that name mean what they mean there. Batches are
+    the same for the same seed, data and world size, whatever the timing and the number of workers (REPLAY).
 
     **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. With ``layout="packed"`` a
     batch is one row of samples laid end to end (`odb_ref.torch.FlattenSamples`), and the budget bounds their sum. ``window``
-    is how many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready
-    ahead. ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that
-    carry loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries another
-    number fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample
-    may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+    is how many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
+    ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that carry
+    loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries another number
+    fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be
+    put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
-    **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has
-    the fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a
-    batch may use of each. Costs are added up, tokens are padded; a sample beyond a limit travels alone, as one beyond
-    the budget does.
+    **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
+    fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a batch may
+    use of each. Costs are added up, tokens are padded; a sample beyond a limit travels alone, as one beyond the budget does.
 
-    **What a rank reads.** Of a map-style data set its own shard (``shard="auto"``: every world_size-th index of a
-    permutation shared by seed and epoch, nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an
-    iterable data set whatever it is given: shards may be of any sizes, also empty. A sampler is listed when an epoch
-    begins, so it must end; a stream without an end is an iterable data set. ``generator`` seeds the shuffling
-    in place of ``seed``, by one number drawn from it now, and must then be in the same state on every rank; if not,
-    the first epoch ends with an error that says so. With ``mode="quota"`` all ranks stop together, at ``quota``
-    samples or when one runs dry.
+    **What a rank reads.** Of a map-style data set its own shard (``shard="auto"``: every world_size-th index of a permutation
+    shared by seed and epoch, nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an iterable data set
+    whatever it is given: shards may be of any sizes, also empty. A sampler is listed when an epoch begins, so it must end; a
+    stream without an end is an iterable data set. ``generator`` seeds the shuffling in place of ``seed``, by one number drawn
+    from it now, and must then be in the same state on every rank; if not, the first epoch ends with an error that says so.
+    With ``mode="quota"`` all ranks stop together, at ``quota`` samples or when one runs dry.
 
-    **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and
-    collates, so that none of it holds the interpreter lock of the process that trains; with 0 the thread that asks for a
-    batch does, as with a DataLoader, and a rank then takes part only while it asks. ``collate_fn`` runs beside the workers, in
-    a thread or, where it is slow, several processes: `get_worker_info` is None and ``worker_init_fn`` has not been called.
-    Where starting a process takes seconds (``spawn``, ``forkserver``) these outlive the epoch, unless data set, ``collate_fn``
-    or another function has changed meanwhile, or ``persistent_workers=False``. A sample of any size takes memory, and neither
-    a descriptor nor shared memory, while it is held.
+    **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and collates, so
+    that none of it holds the interpreter lock of the process that trains; with 0 the thread that asks for a batch does, as
+    with a DataLoader, and a rank then takes part only while it asks. ``collate_fn`` runs beside the workers, in a thread or,
+    where it is slow, several processes: `get_worker_info` is None and ``worker_init_fn`` has not been called. Where starting a
+    process takes seconds (``spawn``, ``forkserver``) these outlive the epoch, unless data set, ``collate_fn`` or another
+    function has changed meanwhile, or ``persistent_workers=False``. A sample of any size takes memory, and neither a
+    descriptor nor shared memory, while it is held.
 
-    **Randomness.** What ``dataset[i]`` and ``collate_fn`` draw from `random`, `numpy.random` and torch (CPU) follows from seed,
-    epoch, rank and the number of the sample or step, and disturbs nobody else's drawing (R12).
+    **Randomness.** What ``dataset[i]`` and ``collate_fn`` draw from `random`, `numpy.random` and torch (CPU) follows from
+    seed, epoch, rank and the number of the sample or step, and disturbs nobody else's drawing (R12).
 
-    **Idle steps.** A rank that has nothing left takes part in every step to the end: by default with a small batch of
-    its own read again, with weight 0 (``on_idle="replay"``; ``idle_sample`` for a rank that never has a sample), with
-    None for a batch (``"none"``), or not at all (``"skip"``, for DDP's Join; not with an accumulation window).
+    **Idle steps.** A rank that has nothing left takes part in every step to the end: by default with a small batch of its own
+    read again, with weight 0 (``on_idle="replay"``; ``idle_sample`` for a rank that never has a sample), with None for a batch
+    (``"none"``), or not at all (``"skip"``, for DDP's Join; not with an accumulation window).
 
-    **Weights.** `StepInfo.scale` makes the average over ranks the mean over all supervised tokens of the accumulation
-    window of ``accumulation_steps`` batches (``loss_scaling="exact"``), or over its samples (``"samples"``), or
-    leaves it (``"none"``), for a loss that is the mean or the sum over a batch (``loss_reduction``). See
-    `odb_ref.torch.info`.
+    **Weights.** `StepInfo.scale` makes the average over ranks the mean over all supervised tokens of the accumulation window
+    of ``accumulation_steps`` batches (``loss_scaling="exact"``), or over its samples (``"samples"``), or leaves it
+    (``"none"``), for a loss that is the mean or the sum over a batch (``loss_reduction``). See `odb_ref.torch.info`.
 
-    **Bad samples.** One that cannot be read or measured (``__getitem__`` raises; no or nonsensical length) fails the
-    epoch on every rank, by default. With ``on_bad_sample="quarantine"`` it is set aside: not trained on, counted in
-    ``metrics()`` and `StepInfo`, listed with its cause in `quarantined`, warned of once an epoch
-    (`BadSampleWarning`), and left out when a saved epoch goes on. More than ``max_bad_samples`` on one rank in one
-    epoch still fail: a number, or a share of the rank's samples (of those read so far, where their number is
-    unknown), which above 0 always allows ten; so does a rank none of whose several samples is good. A ``collate_fn`` or an
-    iterator that raises and a worker that dies always fail.
+    **Bad samples.** One that cannot be read or measured (``__getitem__`` raises; no or nonsensical length) fails the epoch on
+    every rank, by default. With ``on_bad_sample="quarantine"`` it is set aside: not trained on, counted in ``metrics()`` and
+    `StepInfo`, listed with its cause in `quarantined`, warned of once an epoch (`BadSampleWarning`), and left out when a saved
+    epoch goes on. More than ``max_bad_samples`` on one rank in one epoch still fail: a number, or a share of the rank's
+    samples (of those read so far, where their number is unknown), which above 0 always allows ten; so does a rank none of
+    whose several samples is good. A ``collate_fn`` or an iterator that raises and a worker that dies always fail.
 
     **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
     leaves early or is lost: does not answer for ``timeout_s`` (its loader process: ``loader_timeout_s``, doing nothing). One
     that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` gives everything back.
 
-    **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``,
-    which always holds, or a number of your own, beyond which a warning is given.
+    **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``, which
+    always holds, or a number of your own, beyond which a warning is given.
 
-    **State, metrics, traces.** See `state_dict`, `metrics` and `odb_ref.trace.format`: ``trace=PATH`` writes one file
-    for each rank. Ranks are those of ``process_group`` or ``device_mesh``, else all; peers outside of it (tensor
-    parallel) get the same batches.
+    **State, metrics, traces.** See `state_dict`, `metrics` and `odb_ref.trace.format`: ``trace=PATH`` writes one file for each
+    rank. Ranks are those of ``process_group`` or ``device_mesh``, else all; peers outside of it (tensor parallel) get the same
+    batches.
 
     Spec: R5 to R7, R11.
     Raises: UsageError when an argument makes no sense.

@@ -219,12 +219,12 @@ DEEP = (
 
 def find(mutant: Mutant, model: Callable[[str], list[str]]) -> tuple[int, str] | None:
     """In which batch of worlds the mutant was caught, and what was said; None when it survives."""
-    with load(mutant, has_invariants=False) as (core, _):
+    with load(mutant, has_invariants=False) as (core, bounds):
         for first in range(0, MOST_WORLDS, AT_ONCE):
             worlds = []
             for seed in range(first, first + AT_ONCE):
                 try:
-                    worlds.append(run_world(seed, core))
+                    worlds.append(run_world(seed, core, bounds.layout))
                 except Exception as error:  # Whatever the mutant runs into.
                     return first, f"seed {seed}: {type(error).__name__}: {error}"
             difference = find_difference(model, worlds)

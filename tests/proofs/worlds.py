@@ -32,6 +32,7 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.exchange import combine_posts
+from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rules import RULES
 from odb_ref.core.state import Phase, State
@@ -247,8 +248,11 @@ _ANY = Offer(
 )  # fmt: skip
 
 
-def make_world(seed: int, core: Core) -> World:
-    """The world of a seed: few ranks with many rounds, or many ranks; small budgets or large ones; faults often or never."""
+def make_world(seed: int, core: Core, layout: Layout = Layout.PADDED) -> World:
+    """The world of a seed: few ranks with many rounds, or many ranks; small budgets or large ones; faults often or never.
+
+    ``layout`` is a mutant's own, where the core is.
+    """
     rng = random.Random(seed)
     shape = rng.choice(("small", "small", "long", "long", "wide", "large"))
     world_size = {"small": rng.randint(1, 4), "long": rng.randint(1, 3), "wide": rng.randint(17, 24)}.get(
@@ -264,6 +268,7 @@ def make_world(seed: int, core: Core) -> World:
     shared = {
         "world_size": world_size,
         "budget_tokens": budget,
+        "layout": layout,
         "limits": tuple(rng.randrange(1, 30) for _ in range(rng.choice((0, 0, 1, 2)))),
         "window_samples": rng.choice(windows),
         "mode": mode,
@@ -317,9 +322,11 @@ def make_long_world(seed: int, samples: int) -> World:
     return World([replace(config, rank=rank) for rank in range(world_size)], shards, rates, rng, Core())
 
 
-def run_world(seed: int, core: Core | None = None, most_events: int = MOST_EVENTS) -> World:
+def run_world(
+    seed: int, core: Core | None = None, layout: Layout = Layout.PADDED, *, most_events: int = MOST_EVENTS
+) -> World:
     """The world of a seed, driven to its end or for so many events."""
-    world = make_world(seed, core or Core())
+    world = make_world(seed, core or Core(), layout)
     for _ in range(most_events):
         if world.is_over():
             break

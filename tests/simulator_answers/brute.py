@@ -66,7 +66,7 @@ def try_all(
     ]
     points = list(dict.fromkeys([chosen, *points]))
     # A steady state does not depend on the epoch's length.
-    truth = replace(question, seed=TRUTH_SEED, samples=None)
+    truth = replace(question, study=replace(question.study, seed=TRUTH_SEED, samples=None))
     screened = _simulate(truth, points, SCREENING, executor)
     best = max(answer.rate for answer in screened)
     near = [point for point, answer in zip(points, screened, strict=True) if answer.rate > (1 - NEAR) * best]

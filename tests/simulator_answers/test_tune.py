@@ -122,7 +122,7 @@ def test_a_long_epoch_needs_no_caution() -> None:
     assert tuning.cautions == ()
     assert tuning.best_epoch is None
     assert tuning.epoch.summary.tokens_per_s == pytest.approx(tuning.recommended.rate, rel=0.02)
-    uneven = tune(replace(question, sharding=Sharding.UNEVEN, samples=4000), Local())
+    uneven = tune(replace(question, study=Study(lengths=LENGTHS, sharding=Sharding.UNEVEN, samples=4000)), Local())
     assert uneven.recommended.steady_tokens_per_s is None, "there is no steady state to see"
 
 

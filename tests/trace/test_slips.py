@@ -29,6 +29,7 @@ STOP = Offer(
 def make_settings(limits: tuple[int, ...]) -> Settings:
     return Settings(
         budget_tokens=100,
+        is_packed=False,
         limits=limits,
         window_samples=4,
         ramp_rounds=0,

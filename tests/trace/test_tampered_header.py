@@ -57,7 +57,7 @@ def say_a_longer_quota(trace: Tampered) -> None:
 
 
 def add_a_setting(trace: Tampered) -> None:
-    trace.header["config"]["layout"] = "packed"
+    trace.header["config"]["shuffled"] = True
 
 
 def claim_a_larger_window(trace: Tampered) -> None:

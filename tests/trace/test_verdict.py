@@ -148,6 +148,7 @@ def test_the_settings_of_a_header_are_read() -> None:
     """Spec: R9."""
     assert decode(tag="x") == Settings(
         budget_tokens=9,
+        is_packed=False,
         limits=(3,),
         window_samples=12,
         ramp_rounds=2,
@@ -156,6 +157,7 @@ def test_the_settings_of_a_header_are_read() -> None:
         max_age_rounds=4,
         fingerprint=compute_fingerprint(json.dumps(CONFIG | {"tag": "x"}, sort_keys=True)),
     )
+    assert decode(layout="packed").is_packed
     bare = decode(mode="join", quota_samples=None, limits=[])
     assert (bare.limits, bare.is_quota, bare.quota_samples) == ((), False, None)
     assert [decode().compute_window_samples(round_) for round_ in range(4)] == [3, 6, 12, 12]

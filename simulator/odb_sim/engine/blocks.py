@@ -219,7 +219,7 @@ class Block:
         self.rank_tokens += real.sum(axis=1)
         pairs = runs.compute_sums(accumulate_rows(windows.lengths * windows.lengths)) if self._is_packed else real
         compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
-        compute_s *= self._trainer_factors[:, None]
+        compute_s = compute_s * self._trainer_factors[:, None]
         collate_s = self._costs.loader.compute_collate_s(
             np.full(len(padded), float(steps)),
             padded.sum(axis=1).astype(np.float64),
