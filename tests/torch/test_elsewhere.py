@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def hide(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
         case "all of Linux":
             for part in ("files of memory", "descriptors", "processes"):
                 hide(monkeypatch, part, tmp_path)
-            monkeypatch.setattr(collate_workers.sys, "platform", "darwin")
+            monkeypatch.setattr(collate_workers, "_SCHEDULED", tmp_path / "schedstat")
+            monkeypatch.setattr(sys, "platform", "darwin")
 
 
 @pytest.mark.parametrize("what", ["files of memory", "descriptors", "processes", "all of Linux"])

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import torch
@@ -37,6 +38,9 @@ loaded once is loaded then.
 
 NAME: Final = "odb-collate"
 """What the names of these processes begin with."""
+
+_SCHEDULED: Final = Path("/proc/thread-self/schedstat")
+"""What Linux tells of a thread: nanoseconds that it has run, and that it has waited to."""
 
 Link: TypeAlias = "Connection[object, object]"
 
@@ -242,8 +246,7 @@ def _make_timed(make: Callable[[CollateTask], Made], task: CollateTask) -> Made:
 def _read_waited_s() -> float:
     """Returns for how long this thread, ready to run, has waited for a processor; always 0 where that cannot be told."""
     try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) / 1e9
+        return int(_SCHEDULED.read_text("ascii").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 
