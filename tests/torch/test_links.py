@@ -243,8 +243,10 @@ def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> Non
 def test_a_process_that_is_gone_while_its_link_stays_open_is_found() -> None:
     one, other = socket.socketpair()
     links = Links(0, {1: Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=2**22 + 1, started=0))}, 60.0)
+    began = time.monotonic()
     with contextlib.closing(links), contextlib.closing(other):
         assert find_end(links) == PeerLost(1, links_module.GONE)
+        assert time.monotonic() - began < 15  # two looks half a second apart, and not the timeout
 
 
 def test_a_forked_child_keeps_no_link_open(pair: tuple[Links, Links]) -> None:

@@ -293,9 +293,8 @@ class Links:
             if self._end is None:
                 self._end = PeerLost(self.rank, "its links are closed")
                 self._told.set()
-        self._told.wait(
-            self._timeout_s
-        )  # a link that ends before its word has come would say that this process is gone
+        # A link that ends before its word has come would say that this process is gone.
+        self._told.wait(self._timeout_s)
         self._closing.set()
         with contextlib.suppress(OSError):
             self._wake_out.send(b"!")
@@ -388,10 +387,12 @@ class Links:
 
 
 def _has_unread(connection: socket.socket) -> bool:
-    try:
-        return bool(connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
-    except OSError:
-        return False
+    # Not by a recv that peeks: a socket with a timeout waits for as long, whatever the flags say.
+    poller = select.poll()
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        poller.register(connection, select.POLLIN)
+        return bool(poller.poll(0))
+    return False
 
 
 _open: weakref.WeakSet[Links] = weakref.WeakSet()
