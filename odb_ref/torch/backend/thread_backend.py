@@ -23,8 +23,12 @@ class ThreadBackend:
     def begin(self, start: EpochStart, listener: Listener) -> None:
         """Starts an epoch."""
         self.end()
-        self._driver = Driver(start.make_config(self._config), start, listener)
-        self._driver.begin(self._pipeline)
+        driver = Driver(start.make_config(self._config), start, listener)
+        try:
+            driver.begin(self._pipeline)
+        finally:
+            # Not before: workers that have died since the last epoch, and are replaced now, are no matter of this one.
+            self._driver = driver
 
     def submit(self, event: Event, at_s: float | None = None) -> None:
         """Has the machine handle an event."""
@@ -42,12 +46,13 @@ class ThreadBackend:
 
     def check_workers(self) -> bool:
         """Returns False when a worker has died; the driver is then told. Torch itself looks only every five seconds."""
+        driver = self._driver  # first: a worker of an epoch that ends meanwhile does not concern the next
         worker = self._pipeline.find_dead_worker()
         if worker is None:
             return True
-        if self._driver is not None:
+        if driver is not None:
             cause = f"DataLoader worker (pid {worker.pid}) exited unexpectedly (exit code {worker.exitcode})"
-            self._driver.on_error(cause, RuntimeError(cause))
+            driver.on_error(cause, RuntimeError(cause))
         return False
 
     def describe(self) -> str:

@@ -194,6 +194,11 @@ def _read_content(content: Content, nbytes: int) -> torch.Tensor:
         file = content.detach()
     except OSError as error:
         raise _explain(error, nbytes) from error
+    except EOFError as error:  # all that is heard of what fails in the process that sends
+        raise TransferError(
+            "no file descriptor left in the process that hands over a tensor, or it is gone: "
+            "close files that the data set keeps open, or raise the limit (ulimit -n)"
+        ) from error
     try:
         # Maps the file, and closes what it has opened: a map of Python's own would keep a descriptor.
         return torch.from_file(str(_DESCRIPTORS / str(file)), shared=True, size=nbytes, dtype=torch.uint8)
