@@ -27,7 +27,7 @@ class ThreadBackend:
         try:
             driver.begin(self._pipeline)
         finally:
-            # Not before: workers that have died since the last epoch, and are replaced now, are no matter of this one.
+            # Not before: workers that have died since the last epoch, and are replaced now, do not concern this one.
             self._driver = driver
 
     def submit(self, event: Event, at_s: float | None = None) -> None:
