@@ -19,9 +19,10 @@ def run_rank(rank: int, world_size: int, store: str, request: dict[str, Any], pi
     import torch
     from tensordict import TensorDict
     from torch import distributed
-    from verl.utils.seqlen_balancing import rearrange_micro_batches
+    from verl.utils import seqlen_balancing
 
     torch.set_num_threads(1)
+    seqlen_balancing.get_device_name = lambda: "cpu"  # it takes CUDA for granted; what it computes is the same
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     found = []
     for lengths in request["cases"]:
@@ -31,7 +32,7 @@ def run_rank(rank: int, world_size: int, store: str, request: dict[str, Any], pi
         distributed.barrier()
         began = time.perf_counter()
         try:
-            _, indices = rearrange_micro_batches(
+            _, indices = seqlen_balancing.rearrange_micro_batches(
                 batch, request["budget_tokens"], dp_group=distributed.group.WORLD, use_dynamic_bsz_balance=True
             )
             found.append({"micro_batches": indices, "seconds": time.perf_counter() - began})
