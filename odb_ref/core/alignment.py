@@ -10,6 +10,7 @@ import heapq
 from itertools import chain
 
 from odb_ref.core.layouts import Layout
+from odb_ref.core.order import StepOrder
 from odb_ref.core.types import Group
 
 
@@ -19,27 +20,30 @@ def is_due(group: Group, due_before: int) -> bool:
 
 
 def align(
-    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout = Layout.PADDED
+    groups: tuple[Group, ...],
+    target: int,
+    due_before: int,
+    layout: Layout = Layout.PADDED,
+    order: StepOrder = StepOrder.FULLEST,
 ) -> tuple[tuple[Group, ...], Group]:
-    """Returns exactly ``target`` groups to emit, fullest first and idle (empty) last, and the samples carried, by position.
+    """Returns exactly ``target`` groups to emit, lined up, idle (empty) ones last, and the samples carried, by position.
 
-    Due groups are emitted before any other, then the fullest (most tokens); ties fall to the order of ``groups``.
+    Due groups are emitted before any other, then the fullest (most tokens) or, in sampler order, the first; ties fall to the
+    order of ``groups``. What is emitted is lined up alike.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
     """
+
+    def line_up(groups: list[Group]) -> tuple[Group, ...]:
+        # The same on every rank, so that full groups meet full ones and a step waits for no straggler.
+        return tuple(sorted(groups, key=lambda group: order.compute_rank(group, layout)))
+
     if len(groups) > target:
-        order = sorted(
-            range(len(groups)),
-            key=lambda i: (not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i),
-        )
-        chosen = [groups[i] for i in order[:target]]
-        carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)
-        return _fullest_first(chosen, layout), tuple(carried)
-    return _fullest_first(_split(groups, target, layout), layout) + ((),) * max(0, target - sum(map(len, groups))), ()
-
-
-def _fullest_first(groups: list[Group], layout: Layout) -> tuple[Group, ...]:
-    # The same order on every rank pairs full groups with full ones, so that a step waits for no straggler.
-    return tuple(sorted(groups, key=layout.compute_tokens, reverse=True))
+        ranks = [(not is_due(group, due_before), order.compute_rank(group, layout)) for group in groups]
+        places = sorted(range(len(groups)), key=ranks.__getitem__)
+        chosen = [groups[i] for i in places[:target]]
+        carried = sorted(chain.from_iterable(groups[i] for i in places[target:]), key=lambda sample: sample.position)
+        return line_up(chosen), tuple(carried)
+    return line_up(_split(groups, target, layout)) + ((),) * max(0, target - sum(map(len, groups))), ()
 
 
 def _split(groups: tuple[Group, ...], target: int, layout: Layout) -> list[Group]:

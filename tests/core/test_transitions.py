@@ -25,6 +25,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.machine import compute_failure, transition
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.order import StepOrder
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 
@@ -32,7 +33,7 @@ from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 def make_config(**changes: Any) -> Config:
     values: dict[str, Any] = {
         "rank": 1, "world_size": 2, "budget_tokens": 10, "window_samples": 32, "depth_steps": 2, "max_age_rounds": 2,
-        "ramp_rounds": 4,
+        "ramp_rounds": 4, "order": StepOrder.FULLEST,
     }  # fmt: skip
     return Config(**(values | changes))
 

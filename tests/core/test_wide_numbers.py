@@ -18,11 +18,15 @@ from odb_ref.core.grouping import compute_groups
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.machine import Machine, transition
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.order import StepOrder
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
 
-CONFIG = Config(rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2)
+CONFIG = Config(
+    rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2, order=StepOrder.FULLEST
+)
+"""The same in every round: shuffled steps would not be."""
 SHARDS = [[(i * i + 5 * rank) % 11 + 1 for i in range(23 - 9 * rank)] for rank in range(2)]
 FAR = {"position": 2**40, "round": 2**33, "number": 2**41, "samples": 2**45}
 """How much further a run begins."""

@@ -19,7 +19,7 @@ from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import State
 
-REBUILT = ("offer", "grouping", "layouts", "alignment", "rules", "rounds", "resume", "machine", "summary")
+REBUILT = ("offer", "grouping", "layouts", "order", "alignment", "rules", "rounds", "resume", "machine", "summary")
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()
@@ -51,7 +51,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["rules"]
-        summary, layouts = modules["summary"], modules["layouts"]
+        summary, layouts, order = modules["summary"], modules["layouts"], modules["order"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -67,7 +67,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
         check = check_transition if has_invariants else accept
         core = Core(machine.start, machine.transition, check, reduce, stand_in)
         rule, layout = rules.RULES[mutant.bounds.rule.name], layouts.Layout(str(mutant.bounds.layout))
-        bounds = replace(mutant.bounds, rule=rule, layout=layout)
+        bounds = replace(mutant.bounds, rule=rule, layout=layout, order=order.StepOrder(str(mutant.bounds.order)))
         yield core, bounds
     finally:
         for name in REBUILT:

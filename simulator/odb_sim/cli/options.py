@@ -11,7 +11,6 @@ from typing import Final
 
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Mode
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
@@ -177,12 +176,11 @@ def build_terms(options: argparse.Namespace) -> Terms:
     given = {item.name: getattr(options, item.name) for item in fields(Terms) if item.name in options}
     if "limit" in options:
         given["limits"] = tuple(parse_limits(options.limit).values())
-    if "layout" in given:
-        given["layout"] = Layout(given["layout"])
-    if "mode" in given:
-        given["mode"] = Mode(given["mode"])
-        if given["quota_samples"] is not None and given["mode"] is not Mode.QUOTA:
-            raise UsageError("--quota needs --mode quota")
+    for item in fields(Terms):
+        if item.name in given and isinstance(item.default, StrEnum):
+            given[item.name] = type(item.default)(given[item.name])
+    if given.get("quota_samples") is not None and given["mode"] is not Mode.QUOTA:
+        raise UsageError("--quota needs --mode quota")
     return Terms(**given)
 
 

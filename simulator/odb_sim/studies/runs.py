@@ -126,6 +126,7 @@ class Run(Terms):
             window_samples=self.window_samples,
             depth_steps=self.depth_steps,
             rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
+            seed=self.seed,
             tag=f"seed={self.seed}",
         )
         return self.apply(config)
