@@ -93,7 +93,7 @@ class Rates:
 
 
 class World:
-    """The real transition function on N ranks under a random schedule, with a log of what happened to each."""
+    """The real transition function on W ranks under a random schedule, with a log of what happened to each."""
 
     def __init__(
         self, configs: Sequence[Config], shards: Sequence[Sequence[int]], rates: Rates, rng: random.Random, core: Core
