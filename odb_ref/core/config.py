@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeVar
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
-from odb_ref.core.order import StepOrder
-from odb_ref.core.rules import OdbRule, TargetRule
 from odb_ref.core.types import Mode, Sample
 
 DEPTH_STEPS: Final = 8
@@ -79,8 +79,8 @@ class Config(Terms):
     """What a rank must know before an epoch. All but what ``is_own`` enters the fingerprint that the ranks compare.
 
     ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
-    loader and its consumer. ``seed`` is that of the order of steps. ``tag`` holds whatever else must be equal on all ranks
-    (epoch, loss scaling ...).
+    loader and its consumer. ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal on all
+    ranks (epoch, loss scaling ...).
 
     Raises: UsageError when a value makes no sense.
     """
@@ -91,7 +91,7 @@ class Config(Terms):
     window_samples: int = field(metadata={"least": 1})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
     rule: TargetRule = field(default_factory=OdbRule)
-    seed: int = field(default=0, metadata={"least": 0, "absent": 0})
+    order_seed: int = field(default=0, metadata={"least": 0, "absent": 0})
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)
     """What must be equal on all ranks, as canonical JSON."""

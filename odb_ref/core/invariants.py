@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from operator import ge, le, lt
 from typing import Final
 
+from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.order import StepOrder, permute
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Step
 
@@ -125,7 +125,7 @@ def _is_in_order(config: Config, before: State, after: State, _moved: Moved) -> 
         return all(map(lt, positions, positions[1:]))
     tokens = list(map(config.layout.compute_tokens, filled))
     if config.order == StepOrder.SHUFFLED:
-        places = permute(len(after.aligned), config.seed, before.round)
+        places = permute(len(after.aligned), config.order_seed, before.round)
         lined = zip([place for place in places if place < len(filled)], tokens, strict=True)
         tokens = [count for _, count in sorted(lined)]
     return all(map(ge, tokens, tokens[1:])) and not any(after.aligned[len(filled) :])

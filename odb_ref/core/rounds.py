@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from odb_ref.core.alignment import align, is_due
+from odb_ref.core.batching.alignment import align, is_due
+from odb_ref.core.batching.rules import compute_checked_target
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, PostOffer
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.rules import compute_checked_target
 from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Mode
 
@@ -70,7 +70,7 @@ def form_steps(config: Config, state: State, target: int) -> tuple[tuple[Group, 
     Spec: R4.1, R4.2, R4.8. Preserves: ALIGN, CONSERVE.
     """
     steps, carried = align(state.groups, target, compute_due_before(config, state), config.layout, config.order)
-    return config.order.arrange(steps, config.seed, state.round), carried
+    return config.order.arrange(steps, config.order_seed, state.round), carried
 
 
 def is_quota_met(config: Config, state: State) -> bool:

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
 from odb_ref.torch.backend.messages import Backend
@@ -30,7 +31,14 @@ from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import check_len_bound, choose, choose_collate, compute_trace_path, make_order
+from odb_ref.torch.options import (
+    check_len_bound,
+    check_skipping,
+    choose,
+    choose_collate,
+    compute_trace_path,
+    make_order,
+)
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.start import EpochStart
@@ -69,7 +77,8 @@ class ODBDataLoader(Generic[Batch]):
     is how many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
     ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that carry
     loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries another number
-    fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be
+    fails, for its weight would be wrong). Batches of a window leave shuffled; with ``order="sampler"`` they hold neighbours and
+    leave in the sampler's order, at a price. ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be
     put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
@@ -130,6 +139,7 @@ class ODBDataLoader(Generic[Batch]):
         *,
         token_budget: int,
         layout: str = "padded",
+        order: str = "shuffled",
         max_patches: int | None = None,
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
@@ -186,6 +196,7 @@ class ODBDataLoader(Generic[Batch]):
         self._window = check_integer(window, "window", 1)
         self._terms = Terms(
             layout=self._layout,
+            order=choose(StepOrder, order, "order"),
             limits=self._resources.limits,
             max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),
@@ -204,11 +215,7 @@ class ODBDataLoader(Generic[Batch]):
         )
         # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
         self._depth = max(check_integer(depth, "depth", 1), accumulation_steps + 1)
-        if self._on_idle is OnIdle.SKIP and accumulation_steps > 1:
-            raise UsageError(
-                "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
-                "would never synchronize what it has of it; use on_idle='replay'"
-            )
+        check_skipping(self._on_idle, accumulation_steps)
         self._order = make_order(dataset, sampler=sampler, shuffle=shuffle, shard=shard, seed=seed, generator=generator)
         self._len_bound = check_len_bound(len_bound, self._order)
         if process_group is not None and device_mesh is not None:
@@ -227,8 +234,8 @@ class ODBDataLoader(Generic[Batch]):
             is_packing=num_workers > 0,
         )
         choices = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
-        order, weighting = self._order, self._weighting
-        self._shared = SharedSettings(order=order, weighting=weighting, counting=self._counting, choices=choices)
+        weighting, counting = self._weighting, self._counting
+        self._shared = SharedSettings(order=self._order, weighting=weighting, counting=counting, choices=choices)
         self._options = make_loader_options(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,

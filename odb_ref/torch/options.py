@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.layouts import Layout
 from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.plan.order import Order
-from odb_ref.torch.reading.collator import CollateFn
+from odb_ref.torch.reading.collator import CollateFn, OnIdle
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -36,6 +36,18 @@ def choose(kind: type[Choice], value: str, name: str) -> Choice:
 def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:
     """Returns what makes batches where the user gives no ``collate_fn``."""
     return FlattenSamples(causal_shift) if layout is Layout.PACKED else default_collate
+
+
+def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
+    """Checks that no rank would leave out the step that synchronizes an accumulation window.
+
+    Raises: UsageError.
+    """
+    if on_idle is OnIdle.SKIP and accumulation_steps > 1:
+        raise UsageError(
+            "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
+            "would never synchronize what it has of it; use on_idle='replay'"
+        )
 
 
 def make_order(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Finish, Outcome, OutcomeKind, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import PeerError, UsageError
@@ -25,7 +26,6 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.machine import compute_failure, transition
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.order import StepOrder
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 

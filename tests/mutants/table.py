@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from odb_sim.explore.bounds import Bounds, compute_lengths
 
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import PaperRule
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant
 
@@ -50,13 +51,17 @@ ROWS = Bounds(lengths=((3, 1, 2, 2, 1, 3), (2, 3)), layout=Layout.PACKED, window
 ROW_LIMITS = Bounds(lengths=((5, 1, 6), (1, 2)), budget_tokens=8, layout=Layout.PACKED, limits=(2,), window_samples=3)
 LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
+# Neighbours of unlike length, of which a short one would fill a group further back.
+NEIGHBOURS = Bounds(lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4)
+# Four steps of a window, none as full as another.
+UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 
 MUTANTS = (
     # Grouping and alignment.
     Mutant(
         name="the budget is one sample too wide",
-        module="grouping",
+        module="batching.grouping",
         old="(size + 1) * sample.length > budget_tokens",
         new="size * sample.length > budget_tokens",
         property="BUDGET",
@@ -64,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the budget counts real tokens, not padded ones",
-        module="grouping",
+        module="batching.grouping",
         old="(size + 1) * sample.length > budget_tokens",
         new="sum(item.length for item in ordered[begin:end]) + sample.length > budget_tokens",
         property="BUDGET",
@@ -72,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         name="limits are not looked at",
-        module="grouping",
+        module="batching.grouping",
         old="(limits and any(map(gt, sample.costs, room)))",
         new="False",
         property="BUDGET",
@@ -80,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a limit holds for each sample, not for their sum",
-        module="grouping",
+        module="batching.grouping",
         old="            room = tuple(map(sub, room, sample.costs))",
         new="            room = limits",
         property="BUDGET",
@@ -88,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         name="groups are swept in sampler order",
-        module="grouping",
+        module="batching.grouping",
         old='sorted(by_position, key=attrgetter("length"))',
         new="by_position",
         property="BUDGET",
@@ -96,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         name="every sample is a group of its own",
-        module="grouping",
+        module="batching.grouping",
         old="(size + 1) * sample.length > budget_tokens",
         new="True",
         property="FEWEST",
@@ -104,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the last group is forgotten when it is a single sample",
-        module="grouping",
+        module="batching.grouping",
         old="    if ordered:\n        groups",
         new="    if len(ordered) - begin > 1:\n        groups",
         property="CONSERVE",
@@ -112,7 +117,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row takes a token more than it has room for",
-        module="grouping",
+        module="batching.grouping",
         old="bisect_left(rooms, (sample.length, 0))",
         new="bisect_left(rooms, (sample.length - 1, 0))",
         property="BUDGET",
@@ -120,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row that was joined keeps its room",
-        module="grouping",
+        module="batching.grouping",
         old="insort(rooms, (room - sample.length, number))",
         new="insort(rooms, (room, number))",
         property="BUDGET",
@@ -128,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         name="only the last row is looked at",
-        module="grouping",
+        module="batching.grouping",
         old="        if place < len(rooms):\n",
         new="        if place < len(rooms) and rooms[place][1] == len(groups) - 1:\n",
         property="ANY-FIT",
@@ -136,7 +141,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row's limits are not looked at",
-        module="grouping",
+        module="batching.grouping",
         old="while limits and place",
         new="while False and place",
         property="BUDGET",
@@ -144,7 +149,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row over a limit ends the search",
-        module="grouping",
+        module="batching.grouping",
         old="            place += 1\n",
         new="            place = len(rooms)\n",
         property="ANY-FIT",
@@ -152,7 +157,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what a row has used of a limit is not counted",
-        module="grouping",
+        module="batching.grouping",
         old="tuple(map(sub, rests[number], sample.costs))",
         new="limits",
         property="BUDGET",
@@ -160,7 +165,7 @@ MUTANTS = (
     ),
     Mutant(
         name="packed groups are formed as padded ones",
-        module="layouts",
+        module="batching.layouts",
         old="return compute_rows(samples, budget_tokens, limits)",
         new="return compute_groups(samples, budget_tokens, limits)",
         property="ANY-FIT",
@@ -168,7 +173,7 @@ MUTANTS = (
     ),
     Mutant(
         name="packed groups are packed by a larger budget",
-        module="layouts",
+        module="batching.layouts",
         old="return compute_rows(samples, budget_tokens, limits)",
         new="return compute_rows(samples, 2 * budget_tokens, limits)",
         property="BUDGET",
@@ -176,15 +181,15 @@ MUTANTS = (
     ),
     Mutant(
         name="what is carried is dropped",
-        module="alignment",
-        old="return _fullest_first(chosen, layout), tuple(carried)",
-        new="return _fullest_first(chosen, layout), ()",
+        module="batching.alignment",
+        old="return _line_up(chosen, layout, step_order), tuple(carried)",
+        new="return _line_up(chosen, layout, step_order), ()",
         property="CONSERVE",
         bounds=CARRY,
     ),
     Mutant(
         name="what is carried is emitted as well",
-        module="alignment",
+        module="batching.alignment",
         old="for i in order[target:]",
         new="for i in order[target - 1 :]",
         property="CONSERVE",
@@ -192,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         name="an idle step uses up the slot of a group",
-        module="alignment",
+        module="batching.alignment",
         old="chosen = [groups[i] for i in order[:target]]",
         new="chosen = [*(groups[i] for i in order[: target - 1]), ()]",
         property="CONSERVE",
@@ -200,7 +205,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a rank that runs dry posts no idle steps",
-        module="alignment",
+        module="batching.alignment",
         old=" + ((),) * max(0, target - sum(map(len, groups)))",
         new="",
         property="ALIGN",
@@ -208,15 +213,15 @@ MUTANTS = (
     ),
     Mutant(
         name="what is due by age does not go first",
-        module="alignment",
-        old="(not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i)",
-        new="(-layout.compute_tokens(groups[i]), i)",
+        module="batching.alignment",
+        old="(not is_due(groups[i], due_before), step_order",
+        new="(False, step_order",
         property="AGE",
         bounds=AGED,
     ),
     Mutant(
         name="the carried samples lose their order",
-        module="alignment",
+        module="batching.alignment",
         old="sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)",
         new="reversed(sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position))",
         property="REPLAY",
@@ -225,26 +230,26 @@ MUTANTS = (
     ),
     Mutant(
         name="ties are broken by how often the rank has been asked",
-        module="alignment",
-        old="-layout.compute_tokens(groups[i]), i)",
-        new="-layout.compute_tokens(groups[i]), -i if _calls % 3 else i)",
+        module="batching.alignment",
+        old="compute_rank(groups[i], layout), i)",
+        new="compute_rank(groups[i], layout), -i if _calls % 3 else i)",
         prelude="""
 _original, _calls = align, 0
 
 
 def align(
-    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout
+    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout, step_order: StepOrder
 ) -> tuple[tuple[Group, ...], Group]:
     global _calls
     _calls += 1
-    return _original(groups, target, due_before, layout)
+    return _original(groups, target, due_before, layout, step_order)
 """,
         property="REPLAY",
         bounds=replace(CARRY, lengths=((4,) * 8, (1,) * 16), max_age_rounds=4),
     ),
     Mutant(
         name="a split loses the sample in the middle",
-        module="alignment",
+        module="batching.alignment",
         old="group[middle:])",
         new="group[middle + 1 :])",
         property="CONSERVE",
@@ -252,11 +257,60 @@ def align(
     ),
     Mutant(
         name="a split emits the sample in the middle twice",
-        module="alignment",
+        module="batching.alignment",
         old="(group[:middle],",
         new="(group[: middle + 1],",
         property="CONSERVE",
         bounds=SPLIT,
+    ),
+    # The order of steps.
+    Mutant(
+        name="steps are not shuffled",
+        module="batching.order",
+        old="if self is not StepOrder.SHUFFLED:",
+        new="if True:",
+        property="ORDER",
+        bounds=UNLIKE,
+    ),
+    Mutant(
+        name="every round is shuffled alike",
+        module="batching.order",
+        old="key = mix(mix(seed) ^ round_)",
+        new="key = mix(mix(seed))",
+        property="ORDER",
+        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2) * 2,)),
+    ),
+    Mutant(
+        name="idle steps are shuffled with the others",
+        module="batching.order",
+        old="permute(len(steps), seed, round_) if steps[number]])",
+        new="permute(len(steps), seed, round_)])",
+        property="ORDER",
+        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2), (5, 4, 3))),
+    ),
+    Mutant(
+        name="neighbours are grouped with who fits",
+        module="batching.order",
+        old="if self is StepOrder.SAMPLER:\n            return",
+        new="if False:\n            return",
+        property="ORDER",
+        bounds=NEIGHBOURS,
+    ),
+    Mutant(
+        name="in sampler order the fullest groups are chosen",
+        module="batching.order",
+        old="group[0].position if self is StepOrder.SAMPLER else -layout",
+        new="-layout",
+        property="ORDER",
+        bounds=NEIGHBOURS,
+    ),
+    Mutant(
+        name="a run forgets how long its longest sample is",
+        module="batching.grouping",
+        old="longest, total = max(longest, sample.length), total",
+        new="longest, total = sample.length, total",
+        property="BUDGET",
+        bounds=NEIGHBOURS,
     ),
     # Offers, agreements and the target.
     Mutant(
@@ -317,7 +371,7 @@ def align(
     ),
     Mutant(
         name="the rule forgets what is due",
-        module="rules",
+        module="batching.rules",
         old="return max(wanted, agreement.due_max)",
         new="return wanted",
         property="RULE-BOUNDS",
@@ -325,7 +379,7 @@ def align(
     ),
     Mutant(
         name="the rule asks for more steps than anybody has samples",
-        module="rules",
+        module="batching.rules",
         old="        return agreement.groups_max\n",
         new="        return agreement.groups_max + 1\n",
         property="RULE-BOUNDS",

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.alignment import align
-from odb_ref.core.layouts import Layout
-from odb_ref.core.order import StepOrder, mix, permute
-from odb_ref.core.rules import get_rule
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder, mix, permute
+from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.types import Group, Mode
 from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
@@ -57,7 +57,7 @@ def test_shuffled_steps_are_the_fullest_first_ones_in_another_order(
     """Spec: R4.8. Checks: ALIGN, COVER, ORDER. As steps of all ranks, where none is idle on any."""
     rounds = []
     for order in (StepOrder.FULLEST, StepOrder.SHUFFLED):
-        world = run(lengths, make_config(order=order, seed=seed, layout=layout), seed=seed)
+        world = run(lengths, make_config(order=order, order_seed=seed, layout=layout), seed=seed)
         steps: dict[int, list[tuple[tuple[int, ...], ...]]] = {}
         for each in zip(*(node.taken for node in world.nodes), strict=True):
             meeting = tuple(tuple(sample.position for sample in step.group) for step in each)

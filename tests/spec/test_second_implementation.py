@@ -16,10 +16,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
-from odb_ref.core.layouts import Layout
-from odb_ref.core.order import StepOrder
-from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shards
 
@@ -99,7 +99,7 @@ def _order(steps: list[list[Item]], round_: int, config: Config) -> list[list[It
     """R4.8."""
     if config.order is not StepOrder.SHUFFLED:
         return steps
-    hashes = {_mix(_mix(_mix(config.seed) ^ round_) ^ i): i for i in range(len(steps))}
+    hashes = {_mix(_mix(_mix(config.order_seed) ^ round_) ^ i): i for i in range(len(steps))}
     filled = sum(map(bool, steps))
     return [steps[hashes[h]] for h in sorted(hashes) if hashes[h] < filled] + [[]] * (len(steps) - filled)
 
@@ -220,7 +220,7 @@ def test_both_make_the_same_batches(
         budget_tokens=data.draw(st.integers(1, 24)),
         layout=layout,
         order=order,
-        seed=data.draw(st.integers(0, 2**62)),
+        order_seed=data.draw(st.integers(0, 2**62)),
         limits=limits,
         window_samples=data.draw(st.integers(1, 8)),
         max_age_rounds=data.draw(st.integers(1, 3)),
@@ -261,7 +261,7 @@ def _compare(seed: int, reached: Counter[str]) -> None:
         mode=mode,
         layout=Layout.PACKED if seed % 3 == 2 else Layout.PADDED,
         order=tuple(StepOrder)[seed // 3 % 3],
-        seed=seed // 9,
+        order_seed=seed // 9,
         rule=RULES[draw.choice(("odb", "odb", "paper"))],
         budget_tokens=budget,
         window_samples=draw.choice((draw.randint(1, 4), draw.randint(3, 14))),
@@ -300,8 +300,8 @@ def test_both_make_the_same_fingerprint() -> None:
     assert config.fingerprint == int.from_bytes(digest, "big")
     limited = hashlib.blake2b(text.replace('"max', '"limits": [9, 7], "max').encode(), digest_size=7).digest()
     packed = hashlib.blake2b(text.replace('"max', '"layout": "packed", "max', 1).encode(), digest_size=7).digest()
-    ordered = text.replace('"quota_s', '"order": "shuffled", "quota_s', 1).replace('"tag', '"seed": 7, "tag', 1)
+    ordered = text.replace('"quota_s', '"order": "shuffled", "order_seed": 7, "quota_s', 1)
     shuffled = hashlib.blake2b(ordered.encode(), digest_size=7).digest()
-    assert replace(config, order=StepOrder.SHUFFLED, seed=7).fingerprint == int.from_bytes(shuffled, "big")
+    assert replace(config, order=StepOrder.SHUFFLED, order_seed=7).fingerprint == int.from_bytes(shuffled, "big")
     assert replace(config, layout=Layout.PACKED).fingerprint == int.from_bytes(packed, "big")
     assert replace(config, limits=(9, 7)).fingerprint == int.from_bytes(limited, "big")

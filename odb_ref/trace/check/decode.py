@@ -219,7 +219,7 @@ class Settings:
     is_packed: bool
     """True for the packed layout. Spec: R2.4."""
     order: str
-    seed: int
+    order_seed: int
     limits: tuple[int, ...]
     window_samples: int
     ramp_rounds: int
@@ -272,7 +272,7 @@ def decode_settings(header: Header) -> Settings:
         budget_tokens=_get_setting(config, "budget_tokens"),
         is_packed=layout == "packed",
         order=str(order),
-        seed=_get_setting(config, "seed", least=0) if "seed" in config else 0,
+        order_seed=_get_setting(config, "order_seed", least=0) if "order_seed" in config else 0,
         limits=tuple(limits),
         window_samples=_get_setting(config, "window_samples"),
         ramp_rounds=_get_setting(config, "ramp_rounds", least=0),

@@ -42,10 +42,10 @@ def find_disorder(steps: Sequence[Rows], target: int, round_: int, settings: Set
     places = list(range(target))
     if settings.order == "shuffled":
         most = target - (len(steps) - len(filled))  # idle steps are left out of the permutation
-        places = [place for place in list_places(target, settings.seed, round_) if place < most]
+        places = [place for place in list_places(target, settings.order_seed, round_) if place < most]
     lined = sorted(zip(places, range(len(filled)), filled, strict=False))
-    for (_, _, before), (_, step, after) in pairwise(lined):
-        more, less = settings.compute_tokens(before), settings.compute_tokens(after)
+    for (_, _, fuller), (_, step, rows) in pairwise(lined):
+        more, less = settings.compute_tokens(fuller), settings.compute_tokens(rows)
         if more < less:
             return step, f"has {less} tokens, more than a step of {more} that is fuller by the order {settings.order}"
     return 0, ""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.resume import RoundStart
-from odb_ref.core.rules import RULES, TargetRule
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
@@ -126,7 +126,7 @@ class Run(Terms):
             window_samples=self.window_samples,
             depth_steps=self.depth_steps,
             rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
-            seed=self.seed,
+            order_seed=self.seed,
             tag=f"seed={self.seed}",
         )
         return self.apply(config)
@@ -134,6 +134,9 @@ class Run(Terms):
 
 PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
 """The layouts of baselines that do not pad."""
+
+PLANNED_ORDER: Final = "planned"
+"""The order of a baseline's steps is its own."""
 
 JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
@@ -226,6 +229,7 @@ def run(
         mode=str(what.mode),
         shards=str(what.sharding),
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
+        order=str(what.order) if what.is_protocol else PLANNED_ORDER,
         ranks=what.workload.ranks,
         window=what.window_samples,
         depth=what.depth_steps,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from itertools import chain
 
-from odb_ref.core.layouts import Layout
-from odb_ref.core.order import StepOrder
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.types import Group
 
 
@@ -24,7 +24,7 @@ def align(
     target: int,
     due_before: int,
     layout: Layout = Layout.PADDED,
-    order: StepOrder = StepOrder.FULLEST,
+    step_order: StepOrder = StepOrder.FULLEST,
 ) -> tuple[tuple[Group, ...], Group]:
     """Returns exactly ``target`` groups to emit, lined up, idle (empty) ones last, and the samples carried, by position.
 
@@ -32,18 +32,21 @@ def align(
     order of ``groups``. What is emitted is lined up alike.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
     """
-
-    def line_up(groups: list[Group]) -> tuple[Group, ...]:
-        # The same on every rank, so that full groups meet full ones and a step waits for no straggler.
-        return tuple(sorted(groups, key=lambda group: order.compute_rank(group, layout)))
-
     if len(groups) > target:
-        ranks = [(not is_due(group, due_before), order.compute_rank(group, layout)) for group in groups]
-        places = sorted(range(len(groups)), key=ranks.__getitem__)
-        chosen = [groups[i] for i in places[:target]]
-        carried = sorted(chain.from_iterable(groups[i] for i in places[target:]), key=lambda sample: sample.position)
-        return line_up(chosen), tuple(carried)
-    return line_up(_split(groups, target, layout)) + ((),) * max(0, target - sum(map(len, groups))), ()
+        order = sorted(
+            range(len(groups)),
+            key=lambda i: (not is_due(groups[i], due_before), step_order.compute_rank(groups[i], layout), i),
+        )
+        chosen = [groups[i] for i in order[:target]]
+        carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)
+        return _line_up(chosen, layout, step_order), tuple(carried)
+    steps = _line_up(_split(groups, target, layout), layout, step_order)
+    return steps + ((),) * max(0, target - sum(map(len, groups))), ()
+
+
+def _line_up(groups: list[Group], layout: Layout, step_order: StepOrder) -> tuple[Group, ...]:
+    # Fullest first pairs full groups with full ones on every rank, so that a step waits for no straggler.
+    return tuple(sorted(groups, key=lambda group: step_order.compute_rank(group, layout)))
 
 
 def _split(groups: tuple[Group, ...], target: int, layout: Layout) -> list[Group]:

@@ -13,8 +13,8 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
-from odb_ref.core.grouping import compute_runs
-from odb_ref.core.layouts import Layout
+from odb_ref.core.batching.grouping import compute_runs
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Group, Sample
 
 _MASK: Final = (1 << 64) - 1
