@@ -21,7 +21,6 @@ from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Act, Core, Rank, Violation
 from odb_sim.explore.world import Action, Space, World, decode
 
-from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Deliver, Effect
@@ -61,7 +60,6 @@ WORLDS = {
         stops=1,
     ),
 }
-WORLDS = {name: replace(bounds, order=StepOrder.FULLEST) for name, bounds in WORLDS.items()}
 _CAUSES = re.compile(
     r"sample (\d+) of rank \d+ is broken|round (\d+) of rank \d+ cannot be collated|its process is gone"
 )
