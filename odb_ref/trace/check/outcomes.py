@@ -25,7 +25,7 @@ def is_ended_by(agreement: Offer | None) -> bool:
 
 
 def judge_outcome(finish: TracedFinish, agreement: Offer | None, lost_peers: Set[int | None]) -> Iterator[Judgement]:
-    """Yields what is judged of an finish: the property, and how it is violated; no words when it is not."""
+    """Yields what is judged of a finish: the property, and how it is violated; no words when it is not."""
     if finish.kind == OutcomeKind.LOST:
         what = f"finishes with {finish.outcome}, but was not told so"
         yield Property.ABORT, "" if finish.rank in lost_peers else what
