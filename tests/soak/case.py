@@ -60,8 +60,6 @@ ENDS_LOADER = NEEDS_NEW_LOADER - {Fault.LATE} | {Fault.BLOCK}
 """The ranks have lost touch, or differ in their settings."""
 WAITED_FOR = {Fault.STOP, Fault.CUT, Fault.NEVER, Fault.TOO_LATE}
 """Only a timeout tells."""
-MEET_FIRST = {Fault.STOP, Fault.CUT}
-"""The ranks begin at one time: a short timeout is for the fault, not for one that a busy machine kept in the case before."""
 
 ERRORS = (
     "ValueError",
