@@ -151,7 +151,9 @@ def fail(spec: Spec, rank: int, ranks: int) -> Spec:
             pass
     before = settle({})
     kind = spec["kind"] if rank == CULPRIT or spec["kind"].startswith("all_") else ""
-    if spec["kind"] == "length":  # on every rank, for ranks must agree on what counts a sample; only one holds this sample
+    if (
+        spec["kind"] == "length"
+    ):  # on every rank, for ranks must agree on what counts a sample; only one holds this sample
         settings["length_fn"] = BadLength(CULPRIT * SHARD + FAULT_AT)
     if kind == "collate":
         settings["collate_fn"] = MarkedCollate(first + FAULT_AT, mark)
