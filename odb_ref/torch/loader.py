@@ -110,8 +110,8 @@ class ODBDataLoader(Generic[Batch]):
     whose several samples is good. A ``collate_fn`` or an iterator that raises and a worker that dies always fail.
 
     **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
-    leaves early or is lost: does not answer for ``timeout_s`` (its loader process: ``loader_timeout_s``, doing nothing). One
-    that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` gives everything back.
+    leaves early or is lost: silent for ``timeout_s`` (``loader_timeout_s``: its loader process does nothing, or a worker is
+    stopped). One that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` ends all.
 
     **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``, which
     always holds, or a number of your own, beyond which a warning is given.
