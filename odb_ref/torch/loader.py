@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
-from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
 from odb_ref.torch.backend.messages import Backend
@@ -30,7 +30,7 @@ from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import check_len_bound, choose, choose_collate, compute_trace_path, make_order
+from odb_ref.torch.options import check_len_bound, choose_collate, compute_trace_path, make_order
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.start import EpochStart
