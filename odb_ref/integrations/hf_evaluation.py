@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer
-from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_utils import EvalLoopOutput
 
+from odb_ref.integrations.hf_counting import make_counting_options
 from odb_ref.integrations.hf_gathering import gather_rows
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -72,16 +72,6 @@ class EvaluationSteps:
         return gather_rows(tensors, info=self.info)
 
 
-def predicts_next_token(model: object) -> bool | None:
-    """Returns whether a model of transformers predicts each label from the token before it; None where its class says
-    nothing.
-    """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False
-    loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
-    return None if loss is None else loss is ForCausalLMLoss
-
-
 class EvaluatingTrainer(Trainer):  # type: ignore[misc]
     """The part of an `ODBTrainer` that evaluates, where `ODBOptions.evaluation` asks for it; else the Trainer's own does."""
 
@@ -97,10 +87,8 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
         """Returns what a loader takes over from the one that the Trainer has made."""
         options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
         options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
-        is_shifted = predicts_next_token(self.model)
-        if is_shifted is not None and "supervised_fn" not in self.odb.loader:
-            options["causal_shift"] = is_shifted
-        return options
+        is_packed = self.odb.loader.get("layout") == "packed"
+        return options | make_counting_options(self.model, self.data_collator, is_packed=is_packed)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[object] | None = None) -> object:
         """Returns the steps of this rank, or the Trainer's own loader."""

@@ -37,7 +37,7 @@ from transformers import (  # noqa: E402
 )
 
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.hf_evaluation import predicts_next_token  # noqa: E402
+from odb_ref.integrations.hf_counting import CollatedLength, predicts_next_token  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -341,3 +341,19 @@ def test_default_collation_of_transformers_keeps_one_label_each() -> None:
     samples = [{"input_ids": [1, 2, 3], "label": number % 2} for number in range(9)]
     with ODBDataLoader(samples, token_budget=12, collate_fn=default_data_collator) as loader:  # type: ignore[arg-type]
         assert sum(info.local_supervised for _, info in loader.steps()) == 9
+
+
+def test_what_a_collator_pads_to_counts() -> None:
+    """Checks: BUDGET. The Trainer asks its collator; a causal sample's supervised tokens stay those it has."""
+    length = CollatedLength(8, max_length=20)
+    assert length({"input_ids": [1, 2]}) == 8
+    assert length({"input_ids": [[1] * 9, [1]]}) == 32
+    assert length({"prompt_ids": [1] * 3, "chosen_ids": [1] * 30, "rejected_ids": [1]}) == 48
+    collate = DataCollatorForLanguageModeling(TOKENIZER, mlm=False, pad_to_multiple_of=8)
+    added = 0
+    with make_loader("causal without labels", collate_fn=collate, length_fn=CollatedLength(8)) as loader:
+        for batch, info in loader.steps():
+            assert batch["input_ids"].numel() == info.padded_tokens <= 60
+            assert int((batch["labels"][:, 1:] != -100).sum()) == info.local_supervised
+            added += 1
+    assert added > 3

@@ -11,7 +11,15 @@ import torch
 
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, pack
-from odb_ref.torch.reading.tasks import IGNORE_INDEX, SampleError, get_field, get_labels, is_one_label, is_pair
+from odb_ref.torch.reading.tasks import (
+    IGNORE_INDEX,
+    SampleError,
+    get_field,
+    get_labels,
+    get_length,
+    is_one_label,
+    is_pair,
+)
 
 LengthFn = Callable[[object], int]
 
@@ -63,7 +71,11 @@ class SupervisedCounter:
         """
         labels = get_labels(sample)
         if labels is None:
-            return 1 if is_pair(sample) else max(0, self.length_fn(sample) - int(self.is_shifted))
+            if is_pair(sample):
+                return 1
+            # A length_fn may say what a collator pads a sample to.
+            length = self.length_fn(sample) if get_field(sample, "input_ids") is None else get_length(sample)
+            return max(0, length - int(self.is_shifted))
         if is_one_label(labels):
             is_single = isinstance(labels, int) or getattr(labels, "ndim", None) == 0
             return int(not (is_single and labels == IGNORE_INDEX))

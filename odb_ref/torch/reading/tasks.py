@@ -16,6 +16,7 @@ Whether a model predicts each label from the token before it, no field says: ``c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -85,33 +86,38 @@ def get_length(sample: object) -> int:
 
     Raises: SampleError when nothing says.
     """
+    rows, longest = measure_rows(sample)
+    return rows * longest
+
+
+def measure_rows(sample: object) -> tuple[int, int]:
+    """Returns how many rows of a batch a sample takes, and the tokens of the longest.
+
+    Raises: SampleError when nothing says.
+    """
     value = get_field(sample, "input_ids")
     if value is None:
-        pair = _find_pair(sample)
-        if pair is None:
+        longer = _find_pair(sample)
+        if longer is None:
             raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass length_fn=")
-        return pair
-    length = _count_tokens(value, "input_ids")
+        return 2, longer
+    rows, longest = _measure(value, "input_ids")
     labels = get_field(sample, "labels")
-    return max(length, _count_tokens(labels, "labels")) if _has_length(labels) else length
+    return rows, max(longest, _measure(labels, "labels")[1]) if _has_length(labels) else longest
 
 
 def _has_length(labels: object) -> bool:
     return bool(getattr(labels, "shape", ())) or (isinstance(labels, Sequence) and not isinstance(labels, str))
 
 
-def _count_tokens(value: object, name: str) -> int:
-    """Returns the tokens of all rows, each as long as the longest."""
+def _measure(value: object, name: str) -> tuple[int, int]:
     shape = getattr(value, "shape", None)
     if isinstance(shape, Sequence) and shape:
-        tokens = 1
-        for size in shape:
-            tokens *= int(size)
-        return tokens
+        return math.prod(shape[:-1]), int(shape[-1])
     if isinstance(value, Sequence) and not isinstance(value, str):
         if value and hasattr(value[0], "__len__"):
-            return len(value) * max(_count_tokens(row, name) for row in value)
-        return len(value)
+            return len(value), max(len(row) for row in value)
+        return 1, len(value)
     raise SampleError(f"{name} is {type(value).__name__}, expected a tensor, an array or a sequence")
 
 
@@ -120,6 +126,6 @@ def _find_pair(sample: object) -> int | None:
         texts = [get_field(sample, name) for name in names]
         if all(text is not None for text in texts):
             prompt = get_field(sample, prompt_name)
-            first = 0 if prompt is None else _count_tokens(prompt, prompt_name)
-            return 2 * (first + max(_count_tokens(text, name) for text, name in zip(texts, names, strict=True)))
+            first = 0 if prompt is None else _measure(prompt, prompt_name)[1]
+            return first + max(_measure(text, name)[1] for text, name in zip(texts, names, strict=True))
     return None
