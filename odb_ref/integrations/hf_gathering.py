@@ -25,8 +25,11 @@ Tensors = TypeVar("Tensors")
 def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> Tensors:
     """Returns the rows of all ranks' tensors, rank by rank, without those of idle ranks; a collective of all ranks.
 
-    A number is a row of its own. Where all ranks are idle, as in what fills up an accumulation window, nothing is left out.
+    A number is a row of its own. Where all ranks are idle, as in what fills up an accumulation window, numbers are 0, so that
+    they add nothing to a sum, and rows stay, so that they have a mean.
     """
+    if info.is_idle and isinstance(tensors, Tensor) and not tensors.ndim:
+        tensors = torch.zeros_like(tensors)  # type: ignore[assignment]
     rows: int = find_batch_size(tensors) or 1
     counts: list[int] = gather(torch.tensor([rows, 0 if info.is_idle else rows], device=_get_device(tensors))).tolist()
     held, wanted = counts[::2], counts[1::2]
