@@ -67,10 +67,10 @@ class ODBDataLoader(Generic[Batch]):
     **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. With ``layout="packed"`` a
     batch is one row of samples laid end to end (`odb_ref.torch.FlattenSamples`), and the budget bounds their sum. ``window``
     is how many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
-    ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that carry
-    loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries another number
-    fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be
-    put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+    ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
+    say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
+    carries another number fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how
+    often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
     fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a batch may
