@@ -43,7 +43,7 @@ Lemma length_filled : forall l : list group, length (filter is_filled l) <= leng
 Proof. induction l as [|g l IH]; simpl; [lia|]. destruct (is_filled g); simpl; lia. Qed.
 
 Lemma all_filled : forall l : list group, Forall (fun g => g <> []) l -> filter is_filled l = l.
-Proof. induction 1 as [|[|x g] l N F IH]; simpl; [reflexivity|easy|]. rewrite IH. reflexivity. Qed.
+Proof. induction 1 as [|[|x g] l E F IH]; simpl; [reflexivity|easy|]. rewrite IH. reflexivity. Qed.
 
 Lemma arrange_length : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> length (arrange p steps) = length steps.
 Proof.
@@ -59,10 +59,10 @@ Qed.
 Lemma arrange_keeps : forall (Q : group -> Prop) p (steps : list group), Permutation p (seq 0 (length steps)) -> Q [] ->
   Forall Q steps -> Forall Q (arrange p steps).
 Proof.
-  intros Q p steps P N F. apply Forall_app. split.
+  intros Q p steps P E F. apply Forall_app. split.
   - rewrite Forall_forall in *. intros g Hg. apply filter_In in Hg as [Hg _]. apply F.
     eapply Permutation_in; [apply places_perm, P|exact Hg].
-  - apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact N.
+  - apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
 Qed.
 
 (** Where no step is idle, the steps are those of the alignment at the places that the permutation lists. *)

@@ -43,7 +43,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.torch.backend",
         "odb_ref.torch.trainer",
     ),
-    "odb_ref.integrations": ("odb_ref.torch",),
+    "odb_ref.integrations": ("odb_ref.torch", "odb_ref.torch.reading"),
     "odb_ref.compat": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.plan"),
     "odb_ref.compat.integrations": ("odb_ref.compat", "odb_ref.integrations", "odb_ref.torch"),
     "odb_ref": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.reading"),
@@ -97,7 +97,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 
 FLOORS = (
     {"values", "errors", "types", "offer"},
-    {f"batching.{name}" for name in ("grouping", "layouts", "alignment", "rules", "known_lengths")},
+    {f"batching.{name}" for name in ("grouping", "layouts", "order", "alignment", "rules", "known_lengths")},
 )
 """The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
 

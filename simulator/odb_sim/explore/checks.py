@@ -14,13 +14,12 @@ from operator import gt
 from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
-from odb_ref.trace.check.order import list_places
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Rank, Violation
 
@@ -163,9 +162,7 @@ class RankChecks:
         """Checks that the steps of a round, taken back into the order fullest, are that."""
         tokens = [_compute_tokens(config, [sample.length for sample in step.group]) for step in steps]
         filled = len(tokens) - tokens.count(0)
-        places = (
-            list_places(len(steps), config.order_seed, round_) if config.order == StepOrder.SHUFFLED else range(filled)
-        )
+        places = permute(len(steps), config.order_seed, round_) if config.order == StepOrder.SHUFFLED else range(filled)
         lined = sorted(zip([place for place in places if place < filled], tokens, strict=False))
         fullness = [count for _, count in lined]
         if not all(tokens[:filled]) or fullness != sorted(fullness, reverse=True):
