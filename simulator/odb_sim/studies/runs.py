@@ -69,6 +69,8 @@ class Run(Terms):
     depth_steps: int = DEPTH_STEPS
     sharding: Sharding = Sharding.EVEN
     seed: int = 0
+    order_seed: int | None = None
+    """How steps are shuffled, in a job that is replayed; None: as ``seed`` says."""
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     rule: TargetRule | None = None
@@ -126,7 +128,7 @@ class Run(Terms):
             window_samples=self.window_samples,
             depth_steps=self.depth_steps,
             rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
-            order_seed=self.seed,
+            order_seed=self.seed if self.order_seed is None else self.order_seed,
             tag=f"seed={self.seed}",
         )
         return self.apply(config)
