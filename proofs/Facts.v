@@ -195,7 +195,7 @@ Lemma got_current : forall s r x, invariant s -> r < W -> may input s r (Got x) 
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ (some_rank _ _ ok) s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
+  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
 Qed.
 
