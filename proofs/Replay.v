@@ -130,6 +130,7 @@ Record image (h : hist) (v : view) (u : state) : Prop := {
   i_aligned : forall t, h_kind h = NCount t -> aligned u = v_aligned v;
   i_marks : alive h -> marks u = v_marks v;
   i_window : alive h -> is_quota_met c (h_samples h) = false -> reading v u;
+  i_last : forall l, h_kind h = NClosed Complete l -> is_quota_met c (h_samples h) = false -> wanted u = 0 /\ window u = full_window v /\ aligned u = [];
   i_offer : fair u }.
 
 (** ** One rank *)
@@ -184,10 +185,11 @@ Proof. intros v u t P [x R]. unfold part in P. injection P as _ _ P3 P4 P5 P6. e
 
 Lemma image_part : forall h v u t, part t = part u -> steps_of t = steps_of u -> (fair u -> fair t) -> image h v u -> image h v t.
 Proof.
-  intros h v u t P S F [I1 I2 I3 I4 I5]. constructor; [rewrite S; exact I1| | | |auto].
+  intros h v u t P S F [I1 I2 I3 I4 IL I5]. constructor; [rewrite S; exact I1| | | | |auto].
   - intros k K. unfold part in P. injection P as _ P _ _ _ _. rewrite P. exact (I2 k K).
   - intros A. unfold part in P. injection P as P _ _ _ _ _. rewrite P. exact (I3 A).
   - intros A Q. eapply reading_part; eauto.
+  - intros l K Q. unfold part in P. injection P as _ P1 _ _ P2 P3. rewrite P1, P2, P3. exact (IL l K Q).
 Qed.
 
 End View.
@@ -324,7 +326,7 @@ Qed.
 (** What a good agreement says, of which every rank takes part. *)
 Lemma all_are_ready : forall s a, basis s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) -> is_bad a = false -> o_stop_rank a = None ->
   exists os, agreement_of a os /\ (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ o_ready o = true /\ offer_ok c r (rank_of s r) o) /\
-  (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false).
+  (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false /\ sane a).
 Proof.
   intros s a I P Rd B Sr. destruct (reduce_agreed _ _ Rd) as [os [E A]]. exists os. split; [exact A|].
   assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
@@ -342,17 +344,19 @@ Proof.
     exists o. repeat (split; [assumption|]). split; [apply (ag_ready _ _ A o Ho Ra)|exact X3].
   - intros NZ. destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (Y o Ho) as [r [H [_ [_ O]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Ho Ra)) as [_ [_ [_ [Os _]]]].
     destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [_ [_ [Kg _]]]]. destruct (basis_pending s r I H (P r H)) as [Se _]. rewrite Se in Kg. rewrite Kg in Os.
-    destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity].
+    assert (U : is_quota_met c (h_samples (history (results s))) = false) by (destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity]). split; [exact U|].
+    apply (sane_agreement a os A); [|exact NZ]. intros p Hp. destruct (Y p Hp) as [q [Hq [_ [_ Op]]]]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I q Hq)) as [_ [_ [_ [Kq [h' K]]]]].
+    destruct (basis_pending s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Op (ag_ready _ _ A p Hp Ra) U).
 Qed.
 
 Lemma read_keeps_image : forall s r xs en t, basis s -> r < W -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
   transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
   forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
 Proof.
-  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
+  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 IL I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
   destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
-  constructor; [rewrite P2; exact I1| | | |apply post_fair, I5].
+  constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5].
   - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. exact (I2 k K).
   - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 A).
   - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
@@ -369,12 +373,13 @@ Qed.
 Lemma released_steps : forall u, steps_of (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
 Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
 
-Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
+Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> (forall l, h_kind h <> NClosed Complete l) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
 Proof.
-  intros h v u t e inp D K I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | |].
+  intros h v u t e inp D K N I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | |].
   - intros k Hk. exfalso. apply (K k Hk).
   - intros A. contradiction.
   - intros A. contradiction.
+  - intros l Hk. contradiction (N l Hk).
   - intros X. contradiction.
 Qed.
 
@@ -392,16 +397,18 @@ Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may
 Proof.
   intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj2 M)) as [_ [_ [ms [El Em]]]].
   destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
-  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
+  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 _ I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|reflexivity|discriminate]. }
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
       match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1| |].
-      - rewrite steps_drain. apply released_steps.
-      - match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
+    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => destruct (drain_same_plain d o l w) as [_ [Da [Dw [Dn _]]]]; pose proof (drain_phase d o l w) as Dp end.
+      constructor; [rewrite steps_drain; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence].
+      intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
+      assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw _].
+      rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
     assert (Qm : is_quota_met c (h_samples h) = false).
     { assert (A : alive (history (firstn (S (got s r)) (results s)))).
       { rewrite (firstn_snoc _ _ _ _ (proj2 M)), history_snoc. change (history (firstn (got s r) (results s))) with h. unfold alive, h_step. rewrite Kk, B, Sr, Ta. exact Logic.I. }
@@ -418,6 +425,7 @@ Proof.
     + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
     + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
       rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [rewrite Kr; lia|]. intros _. left. reflexivity.
+    + intros l Hk. discriminate.
     + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
   - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
     pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl.
@@ -436,9 +444,10 @@ Proof.
         apply cut_reaches in Y. exfalso. unfold h_samples in Y, Q. simpl in Q. unfold h_samples in Q. congruence. }
       assert (Re : concat (skipn (cut c (gsum u) cs) (aligned u)) = []) by (rewrite Kg, Cu, L, skipn_all; reflexivity).
       destruct (I4 Al Q0) as [x X]. exists x. unfold w. simpl. rewrite Re. simpl. exact X.
+    + intros l Hk. discriminate.
     + apply post_fair. unfold fair, w. discriminate.
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
-    apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
     match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
 Qed.
 
@@ -514,15 +523,20 @@ Proof.
     rewrite firstn_all2 in * by lia. refine (exchange_says s _ I Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
 Qed.
 
-(** A run that is complete was alive up to its last exchange. *)
+(** A run that is complete was alive up to its last exchange, an agreement on nothing. *)
 Definition complete_at_last (s : sys) : Prop := forall l, h_kind (whole cfg s) = NClosed Complete l ->
-  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer.
+  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer /\
+  exists a, nth_error (results s) n = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a).
 
 Lemma step_keeps_complete_at_last : forall s l t, basis s -> step s l t -> complete_at_last s -> complete_at_last t.
 Proof.
   intros s lb t I St IH l Hk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
   unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
-  change (h_kind (whole cfg s) = NOffer). unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [reflexivity| | |]; exfalso.
+  change (h_kind (whole cfg s) = NOffer /\ exists a, nth_error (map snd (log s) ++ [x]) (length (log s)) = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a)).
+  unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [| exfalso | exfalso | exfalso].
+  - split; [reflexivity|]. destruct x as [a|cs|rs]; simpl in Hk; try congruence. exists a. split; [rewrite nth_error_app2, map_length, Nat.sub_diag by (rewrite map_length; lia); reflexivity|].
+    destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Hk. split; [destruct (target c a); [reflexivity|discriminate]|].
+    destruct (all_are_ready s a I P Rd B Sr) as [_ [_ [_ F]]]. intros NZ. apply (F NZ).
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
   - pose proof (some_rank _ _ ok) as SR. destruct (basis_pending s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].
@@ -727,7 +741,7 @@ Lemma what_two_complete_runs_tell : forall d d' s s' r, tells d s -> tells d' s'
 Proof.
   intros d d' s s' r Rp Rp' H E E' O O'. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
   destruct (ended_tells d s r Rp H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (ended_tells d' s' r Rp' H E') as [G' [o' [l' [Hk' X']]]]. rewrite O' in X'. injection X' as <-.
-  destruct (tell_tail d s Rp l Hk) as [n [Ln K]]. destruct (tell_tail d' s' Rp' l' Hk') as [n' [Ln' K']].
+  destruct (tell_tail d s Rp l Hk) as [n [Ln [K _]]]. destruct (tell_tail d' s' Rp' l' Hk') as [n' [Ln' [K' _]]].
   pose proof (no_longer d d' s s' n n' l Rp Rp' Ln Ln' Hk K K') as X1. pose proof (no_longer d' d s' s n' n l' Rp' Rp Ln' Ln Hk' K' K) as X2. assert (n' = n) by lia. subst n'.
   rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen. rewrite G, G', Ln, Ln'.
   assert (D : ~ alive (history (firstn (S n) (results s)))) by (rewrite firstn_all2 by (unfold results; rewrite map_length; lia); change (~ alive (whole cfg s)); unfold alive; rewrite Hk; auto).

@@ -195,6 +195,7 @@ Proof.
   - intros t Ht. fold h in Kd. rewrite Kd in Ht. discriminate.
   - intros _. exact F4.
   - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x H) _ _ r _ _ K Im Wa Kd Qu (proj1 Sv)).
+  - intros l Hk. fold h in Kd. rewrite Kd in Hk. discriminate.
   - intros X. discriminate.
 Qed.
 
@@ -339,6 +340,43 @@ Theorem complete_jobs_have_planned_the_same_steps : forall d d' s s' r, job d s 
 Proof.
   intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
   rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c eager input ok d d'); assumption.
+Qed.
+
+(** COVER, of a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before and after. *)
+Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job d s -> r < W -> c_is_quota c = false -> c_quota c = None ->
+  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
+Proof.
+  intros d s0 r J H Jm Nq E O. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. clear s0 J past Re.
+  destruct (ended_tells _ _ _ _ _ _ _ T H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (tell_tail _ _ _ _ _ _ T l Hk) as [n [Ln [K [a [Ea [Ta Sa]]]]]].
+  assert (Q : forall k, is_quota_met c k = false) by (intros k; unfold is_quota_met; rewrite Nq; reflexivity).
+  assert (Z : o_samples_max a = 0).
+  { destruct (Nat.eq_dec (o_samples_max a) 0) as [Z|Z]; [exact Z|exfalso]. pose proof (ok_rule _ (configs_ok _ _ ok r H) a (Sa Z)) as B. unfold target in Ta. rewrite Jm in Ta.
+    apply Nat.eqb_neq in Z. rewrite Z in Ta. simpl in Ta. lia. }
+  destruct (nth_error (log s) n) as [[ms x]|] eqn:El; [|apply nth_error_None in El; lia]. pose proof (results_nth _ _ _ El) as Ex. rewrite Ea in Ex. injection Ex as <-.
+  assert (Wh : history (firstn (S n) (results s)) = whole (fun _ => c) s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
+  assert (Pl : plain c (history (firstn n (results s))) (history (firstn (S n) (results s)))) by (right; rewrite Wh; split; [eauto|apply Q]).
+  destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
+  pose proof (tell_log _ _ _ _ _ _ T n ms _ El Pl r m Hm) as M. unfold message_of in M. rewrite K in M. destruct M as [_ [o [-> Oo]]].
+  destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
+  unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
+  pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw Al]].
+  assert (V : view_of c (eager r) (input r) (results s) = view_of c (eager r) (input r) (firstn n (results s))).
+  { assert (R : results s = firstn n (results s) ++ [Agreed a]) by (rewrite <- (firstn_snoc _ _ _ _ Ea), firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
+    rewrite R at 1. rewrite view_snoc. unfold next_view. rewrite K. rewrite <- Wh, (firstn_snoc _ _ _ _ Ea), history_snoc in Hk. unfold h_step in Hk. rewrite K in Hk.
+    destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
+  rewrite V in Fw. assert (Ew : window (rank_of s r) = []) by (rewrite Fw; destruct (full_window _ _); [reflexivity|simpl in S2; lia]).
+  destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' Kc]]]]].
+  assert (En : ended (rank_of s r) = true) by (destruct (k_window _ _ _ _ _ _ Kc) as [X|X]; [exact X|rewrite Ew, W0 in X; simpl in X; lia]).
+  destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
+Qed.
+
+(** ONCE, of such a job: what it has planned, what it has formed, what it holds and what it has not read are its input. *)
+Theorem nothing_is_lost_in_a_job : forall d s r, job d s -> r < W -> let u := rank_of s r in
+  Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (input r)) (input r).
+Proof.
+  intros d s0 r J H. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. simpl.
+  destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' K]]]]]. pose proof (k_cons _ _ _ _ _ _ K) as C.
+  rewrite <- (firstn_skipn (read (rank_of s r)) (input r)) at 2. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. exact C.
 Qed.
 
 (** The checkpoint of a rank that has taken the samples at the positions [t] of the round: see [Rest.checkpoint]. *)
