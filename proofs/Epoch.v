@@ -5,7 +5,7 @@ From ODB Require Import Types Alignment Machine Local System Facts Protocol Repl
 Import ListNotations.
 
 Section Epoch.
-Context {A : Type}.
+Variable A : Type.
 
 (** The items at the positions [f r] of each rank [r], when [W] ranks share out a list. *)
 Definition items (W : nat) (order : list A) (f : nat -> list nat) : list A :=
