@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from odb_ref.core.batching.known_lengths import plan
     from odb_ref.core.errors import JobError, OdbError, UsageError
-    from odb_ref.core.known_lengths import plan
     from odb_ref.torch.checkpoint import JobState
     from odb_ref.torch.flattening import FlattenSamples
     from odb_ref.torch.from_dataloader import apply
+    from odb_ref.torch.gathering import gather_samples
     from odb_ref.torch.info import StepInfo, pop_step_info
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
@@ -35,13 +36,14 @@ __all__ = [
     "__version__",
     "apply",
     "count_patches",
+    "gather_samples",
     "plan",
     "plan_micro_batches",
     "pop_step_info",
 ]
 
 _CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | {
-    "plan": "odb_ref.core.known_lengths"
+    "plan": "odb_ref.core.batching.known_lengths"
 }
 """What needs no torch, and where it stands."""
 

@@ -1,4 +1,4 @@
-(** The executable [align] of odb_ref/core/alignment.py, and what it keeps. Spec: R4. *)
+(** The executable [align] of odb_ref/core/batching/alignment.py, and what it keeps. Spec: R4. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types.
 Import ListNotations.

@@ -1,4 +1,4 @@
-(** The executable [compute_groups] of odb_ref/core/grouping.py, and BUDGET and FEWEST for it. Spec: R2. *)
+(** The executable [compute_groups] of odb_ref/core/batching/grouping.py, and BUDGET and FEWEST for it. Spec: R2. *)
 Require Import List Arith Lia Permutation Sorted.
 From ODB Require Import Types.
 Import ListNotations.

@@ -16,7 +16,7 @@ Record sane (a : offer) : Prop := {
   sane_due : o_due_max a <= o_groups_max a;
   sane_groups_min : forall g, o_groups_min a = Some g -> 1 <= g <= o_groups_max a }.
 
-(** The bounds of odb_ref/core/rules.py. *)
+(** The bounds of odb_ref/core/batching/rules.py. *)
 Definition within_bounds (rule : offer -> nat) : Prop :=
   forall a, sane a -> Nat.max 1 (o_due_max a) <= rule a <= o_samples_max a.
 

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import WIRE_SIZE
 
 Seconds = NDArray[np.float64]
