@@ -120,7 +120,7 @@ Proof.
   rewrite <- app_assoc, (one_job_splits W c eager input left depths moments t Sv J Ht). exact IH.
 Qed.
 
-(** RESUME, ONCE: at every moment of the job that goes on with it, no item is planned that was trained on before, nor any twice. *)
+(** RESUME, ONCE: at every moment of the job that continues with it, no item is planned that was trained on before, nor any twice. *)
 Theorem over_any_number_of_ranks_no_item_is_planned_twice : forall order trained left W c eager input d s, trained_on order trained left -> serves W c input left ->
   job W c eager input d s -> exists others, Permutation (trained ++ items W left (fun r => positions (rank_of s r)) ++ others) order.
 Proof.

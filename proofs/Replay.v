@@ -375,11 +375,11 @@ Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
 
 Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> (forall l, h_kind h <> NClosed Complete l) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
 Proof.
-  intros h v u t e inp D K N I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | |].
+  intros h v u t e inp D K Nc I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | |].
   - intros k Hk. exfalso. apply (K k Hk).
   - intros A. contradiction.
   - intros A. contradiction.
-  - intros l Hk. contradiction (N l Hk).
+  - intros l Hk. contradiction (Nc l Hk).
   - intros X. contradiction.
 Qed.
 
