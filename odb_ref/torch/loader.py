@@ -109,7 +109,7 @@ class ODBDataLoader(Generic[Batch]):
     samples (of those read so far, where their number is unknown), which above 0 always allows ten; so does a rank none of
     whose several samples is good. A ``collate_fn`` or an iterator that raises and a worker that dies always fail.
 
-    **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
+    **Ends.** Iterating raises `JobError`, on every rank and with the name of a rank and the cause, when any rank fails,
     leaves early or is lost: silent for ``timeout_s`` (``loader_timeout_s``: its loader process does nothing, or a worker is
     stopped). One that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` ends all.
 
