@@ -18,8 +18,8 @@ from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
 from odb_ref.torch.reading.costs import Costed
+from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.labels import LabelCheck
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import (
     BadSample,
