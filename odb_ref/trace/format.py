@@ -77,12 +77,9 @@ def encode_event(event: Event | Resumed) -> JsonObject:
         case Resumed():
             return {"kind": RESUMED, "start": asdict(event.start), "samples": _encode_samples(event.samples)}
         case SamplesRead():
-            read: JsonObject = {
-                "kind": "samples_read",
-                "samples": _encode_samples(event.samples),
-                "is_ended": event.is_ended,
-            }
-            return read | {"is_full": True} if event.is_full else read  # left out as the older traces do
+            samples = _encode_samples(event.samples)
+            full = {"is_full": True} if event.is_full else {}  # left out where it is not, as older traces do
+            return {"kind": "samples_read", "samples": samples, "is_ended": event.is_ended, **full}
         case Collated():
             return {"kind": "collated", "round": event.round}
         case Agreed():
