@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from odb_sim.recorded.replay import replay  # noqa: E402
+from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
 
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.core.events import SamplesRead  # noqa: E402
@@ -85,6 +89,15 @@ def test_a_window_holds_no_more_than_it_may_but_for_one_sample(tmp_path: Path) -
                     assert sum(held.values()) <= 20_000 or len(held) == 1
     assert fulls > 5
     assert check_traces([path], is_replayed=True).is_ok
+    (run,) = load_runs([path])
+    replayed = replay(run)
+    assert replayed.is_equal, replayed.difference
+    assert not replay(replace_full_reads(run)).is_equal  # it is the bound that this depends on
+
+
+def replace_full_reads(run: RecordedRun) -> RecordedRun:
+    ranks = tuple(replace(rank, full_reads={}) for rank in run.ranks)
+    return replace(run, ranks=ranks)
 
 
 def train(rank: int, window_bytes: int, others: int) -> int:

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Sampler
 
 from odb_ref.core.errors import OdbError
+from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
 from odb_ref.torch.reading.costs import Costed
@@ -178,9 +180,11 @@ class Reader:
         self._read_samples = 0
 
     def describe(self) -> str:
+        """Returns what it is asked for, in words; empty when nothing."""
         return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
 
     def ask(self, count: int, room: Room | None = None) -> None:
+        """Asks for so many samples, or as many as there is room for."""
         self._wanted.append((count, room))
 
     def count_work(self) -> int:
@@ -217,16 +221,13 @@ class Reader:
         return room is not None and self._buffer_bytes > room.nbytes and buffered > room.is_empty
 
     def _answer(self, count: int, room: Room | None) -> None:
-        items: list[ReadItem] = []
-        used = 0
-        while self._buffer and len(items) < count:
-            item, nbytes = self._buffer[0]
-            if room is not None and used + nbytes > room.nbytes and (items or not room.is_empty):
-                break
+        asked = list(islice(self._buffer, count))
+        if room is not None:
+            asked = asked[: count_fitting((nbytes for _, nbytes in asked), room.nbytes, is_empty=room.is_empty)]
+        for _, nbytes in asked:
             self._buffer.popleft()
-            items.append(item)
-            used += nbytes
-        self._buffer_bytes -= used
+            self._buffer_bytes -= nbytes
+        items = [item for item, _ in asked]
         is_full = bool(self._buffer) and len(items) < count
         self.listener.on_read(items, is_ended=self._is_ended and not self._buffer, is_full=is_full)
 

@@ -40,7 +40,7 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import Answer, combine_posts
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer, reduce_offers
-from odb_ref.core.rounds import Transition
+from odb_ref.core.rounds import Transition, count_fitting
 from odb_ref.core.state import Phase, State
 from odb_ref.core.summary import compute_summary, make_stand_in
 from odb_ref.core.types import Sample, Step
@@ -310,27 +310,17 @@ class RankDriver:
         start = rank.state.read_samples
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
         samples = self.shard[start : start + asked]
-        fitting = self._fit(rank, samples)
+        fitting = samples
+        if most := self.bounds.window_bytes:
+            room = most - sum(sample.length for sample in rank.state.window)
+            fits = count_fitting((item.length for item in samples), room, is_empty=not rank.state.window)
+            fitting = samples[:fits]
         is_full = len(fitting) < len(samples)
         is_ended = not is_full and len(samples) < asked
         if self.bounds.is_eager_end:
             is_ended = start + len(fitting) == len(self.shard)
         left = 0 if is_ended or is_full else rank.reading - len(fitting)
         return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(fitting, is_ended, is_full)
-
-    def _fit(self, rank: Rank, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-        """Returns the first of them: as many as the window has bytes for, and one where it holds none. Spec: R2.3."""
-        most = self.bounds.window_bytes
-        if not most:
-            return samples
-        held = sum(sample.length for sample in rank.state.window)
-        count = 0
-        for sample in samples:
-            held += sample.length
-            if held > most and (count or rank.state.window):
-                break
-            count += 1
-        return samples[:count]
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
         if rank.is_cut and not rank.is_replaced:
