@@ -117,6 +117,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         costs=costs or Costs(),
         order_seed=config.order_seed,
         starts=recorded.starts,
+        full_reads=recorded.full_reads,
     )
     return config.apply(what)
 
