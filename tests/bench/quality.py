@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Final
 
@@ -187,3 +187,11 @@ def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[str]:
     if mean > MOST_PADDED_MEAN:
         missed.append(f"the geometric mean of those ratios is {mean:.3f}, the goal is {MOST_PADDED_MEAN}")
     return missed
+
+
+def encode(found: Mapping[Cell, Mapping[str, Summary]]) -> list[dict[str, object]]:
+    """What ``--json`` writes of every cell."""
+    return [
+        {**asdict(cell), "ways": {name: summary.to_json() for name, summary in ways.items()}}
+        for cell, ways in found.items()
+    ]
