@@ -12,12 +12,14 @@ from odb_ref.core.types import Sample, StepCounts
 class SamplesRead:
     """The answer to ``Read``: samples in sampler order, and whether the source has ended. Spec: R5.1.
 
-    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` is true, and holds no
-    sample only when ``is_ended`` is true.
+    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` or ``is_full`` is true,
+    and holds no sample only when one of these is true.
     """
 
     samples: tuple[Sample, ...]
     is_ended: bool = False
+    is_full: bool = False
+    """The reader stops below what was asked for: it holds as many bytes as it may. Depends on nothing but samples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,10 +131,14 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
     samples = event.samples
     if not state.wanted_samples:
         raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
-    if not samples and not event.is_ended:
+    if not samples and not event.is_ended and not event.is_full:
         raise UsageError("SamplesRead holds no sample, and the source has not ended: an answer must say something")
     if len(samples) > state.wanted_samples:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
+    if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not (samples or state.window)):
+        raise UsageError(
+            "SamplesRead is full, but nothing is left out, or nothing is held: a round without a sample is none"
+        )
     for position, sample in enumerate(samples, state.read_samples):
         if sample.position != position:
             raise UsageError(f"sample {sample.id} has position {sample.position}, expected {position}")
@@ -143,7 +147,7 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
         state,
         read_samples=state.read_samples + len(samples),
         is_ended=event.is_ended,
-        wanted_samples=0 if event.is_ended else state.wanted_samples - len(samples),
+        wanted_samples=0 if event.is_ended or event.is_full else state.wanted_samples - len(samples),
         window=state.window + samples,
     )
 

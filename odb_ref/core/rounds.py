@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from odb_ref.core.batching.alignment import is_due
 from odb_ref.core.batching.rules import compute_checked_target
@@ -72,6 +72,19 @@ def is_quota_met(config: Config, state: State) -> bool:
 def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ended: bool) -> int:
     """Returns how many samples fill the window of ``round_``, into which ``carried`` are carried. Spec: R2.3."""
     return 0 if is_ended else max(0, config.compute_window_samples(round_) - carried)
+
+
+def count_fitting(nbytes: Iterable[int], room: int, *, is_empty: bool) -> int:
+    """Returns how many of the next samples, by their bytes, fit into a window that has so much room, and if it is empty, for
+    one in any case. Spec: R2.3. Preserves: TERM.
+    """
+    count = 0
+    for size in nbytes:
+        room -= size
+        if room < 0 and not (is_empty and not count):
+            break
+        count += 1
+    return count
 
 
 def count_planned_steps(config: Config, totals: Sequence[int]) -> int:

@@ -45,6 +45,7 @@ def bounds(draw: st.DrawFn) -> Bounds:
         losses=draw(faults),
         is_single_reads=draw(st.booleans()),
         is_eager_end=draw(st.booleans()),
+        window_bytes=draw(st.sampled_from((0, 0, 1, 5, 12))),
         is_urged_freely=draw(st.booleans()),
         is_left_inside=draw(st.booleans()),
         is_uneven_depth=draw(st.booleans()),

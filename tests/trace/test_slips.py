@@ -81,6 +81,9 @@ def test_a_window_is_read_whole_unless_the_source_ends(read: int) -> None:
     """Spec: R2.3. Checks: REPLAY."""
     assert (compare_window(read + 1, read, 3, 4, is_ended=False) == "") is (read == 3)
     assert (compare_window(read + 1, read, 3, 4, is_ended=True) == "") is (read <= 3)
+    # One that is full of bytes is smaller than asked for, and never empty.
+    assert (compare_window(read + 1, read, 3, 4, is_ended=False, is_full=True) == "") is (read <= 3)
+    assert compare_window(0, 0, 4, 4, is_ended=False, is_full=True)
 
 
 @pytest.mark.parametrize("failed_rank", [NONE, 0, 1, 2])

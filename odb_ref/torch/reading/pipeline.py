@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
@@ -14,25 +14,21 @@ from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
-from odb_ref.torch.reading.costs import Costed
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import (
-    BadSample,
     GuardedDataset,
     GuardedMeasure,
     MeasureFn,
     OnBadSample,
     find_good,
 )
-from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener, ReadItem
+from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
-from odb_ref.torch.reading.source import LoaderOptions, ReadPlan, Source
+from odb_ref.torch.reading.source import LoaderOptions, Reader, ReadPlan, Room, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
@@ -50,6 +46,8 @@ class PipelineSpec:
     on_idle: OnIdle
     idle_sample: object
     """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
+    window_bytes: int | None = None
+    """How many bytes of samples a window may hold; None: any."""
     label_check: LabelCheck | None = None
     """None where no weight depends on it, or only the user knows what carries loss."""
 
@@ -81,16 +79,29 @@ class ReadPipeline:
             self._workers = _make_collators(self._spec, is_inline=True)
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
-        reader = _Reader(self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead)
+        most = self._spec.window_bytes
+        reader = Reader(
+            self._source,
+            self._collator,
+            plan,
+            Gate(listener),
+            read_ahead=read_ahead,
+            read_ahead_bytes=None if most is None else most // 2,
+        )
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
         self._epoch = _Epoch(reader, maker, self._left, is_inline=self._is_inline)
         if not self._is_inline:
             self._epoch.start(is_forking=self._workers.is_forking)
 
-    def read(self, count: int) -> None:
-        """Asks for samples; does not wait."""
+    def read(self, count: int, held: tuple[int, ...] | None = None) -> None:
+        """Asks for samples; does not wait. They are to join those ``held``, by place, in a window whose bytes are bounded;
+        None: in none.
+        """
         if self._epoch is not None:
-            self._epoch.read(count)
+            room = None
+            if held is not None and self._spec.window_bytes is not None:
+                room = Room(nbytes=self._spec.window_bytes - self._collator.count_bytes(held), is_empty=not held)
+            self._epoch.read(count, room)
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
         """Asks for the batches of a round; does not wait."""
@@ -188,67 +199,6 @@ def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
     return lambda: unpack(find_good(GuardedDataset(dataset), GuardedMeasure(spec.measure), tries))
 
 
-class _Reader:
-    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
-
-    def __init__(self, source: Source, collator: Collator, plan: ReadPlan, listener: Gate, *, read_ahead: int) -> None:
-        self._source = source
-        self._collator = collator
-        self._plan = plan
-        self.listener = listener
-        self._read_ahead = read_ahead
-        self._samples: Iterator[tuple[int, object]] | None = None
-        self._buffer: deque[ReadItem] = deque()
-        self._wanted: deque[int] = deque()
-        self._is_ended = False
-        self._read_samples = 0
-
-    def describe(self) -> str:
-        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
-
-    def ask(self, count: int) -> None:
-        self._wanted.append(count)
-
-    def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
-        buffered = len(self._buffer)
-        if self._wanted:
-            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
-            return 1 if self._is_ended else max(1, self._wanted[0] + 2 - buffered)
-        return 0 if self._is_ended else max(0, self._read_ahead - buffered)
-
-    def prepare(self) -> None:
-        """Starts the workers, unless they are there."""
-        if self._samples is None:
-            self._samples = self._source.open(self._plan, self.listener.on_doubt)
-
-    def work(self) -> None:
-        """Answers what was asked for, or reads one sample."""
-        count = self._wanted[0] if self._wanted else None
-        if count is not None and (self._is_ended or len(self._buffer) > count):
-            items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
-            self._wanted.popleft()
-            self.listener.on_read(items, self._is_ended and not self._buffer)
-            return
-        self.prepare()
-        for place, item in self._samples or ():
-            self._read_samples += 1
-            self._put(place, item)
-            return
-        self._is_ended = True
-
-    def _put(self, place: int, item: object) -> None:
-        match item:
-            case Measured():
-                self._collator.put(place, item)
-                costs = item.costs if isinstance(item, Costed) else ()
-                self._buffer.append((place, item.length, item.supervised, costs))
-            case BadSample():
-                self.listener.on_bad(place, item.cause)
-            case _:
-                raise OdbError(f"unexpected answer of the measure: {item!r}")
-
-
 class _Maker:
     """Makes batches. `work` belongs to one thread at a time."""
 
@@ -307,7 +257,7 @@ class _Maker:
 class _Epoch:
     """What is asked for in one epoch, and who does it: two threads of its own once started, or whoever calls `work`."""
 
-    def __init__(self, reader: _Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
+    def __init__(self, reader: Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
         self._after = after
         self._is_inline = is_inline
         self._reader = reader
@@ -334,9 +284,9 @@ class _Epoch:
         for thread in self.threads:
             thread.start()
 
-    def read(self, count: int) -> None:
+    def read(self, count: int, room: Room | None) -> None:
         with self._condition:
-            self._reader.ask(count)
+            self._reader.ask(count, room)
             self._condition.notify_all()
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
@@ -378,7 +328,7 @@ class _Epoch:
                         return
                     self._do(part, part.work)
 
-    def _do(self, part: _Reader | _Maker, work: Callable[[], None]) -> None:
+    def _do(self, part: Reader | _Maker, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:  # whatever user code raises
@@ -390,7 +340,7 @@ class _Epoch:
             if not isinstance(error, Exception):
                 raise
 
-    def _run(self, part: _Reader | _Maker) -> None:
+    def _run(self, part: Reader | _Maker) -> None:
         for thread in self._after:  # what it has under way is the user's code, perhaps not made for two threads
             thread.join()
         if self._is_open:

@@ -1,12 +1,14 @@
-"""The inner DataLoader: a standard one, that reads and measures."""
+"""The inner DataLoader, a standard one that reads and measures, and who asks it for samples."""
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -14,10 +16,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Sampler
 
 from odb_ref.core.errors import OdbError
+from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
+from odb_ref.torch.reading.collator import Collator
+from odb_ref.torch.reading.costs import Costed
 from odb_ref.torch.reading.datasets import Contained, DataSetError, SampleKey, SeededDataset, SeededStream, WorkerInit
 from odb_ref.torch.reading.measure import Measured
-from odb_ref.torch.reading.quarantine import GuardedDataset, MeasureFn
+from odb_ref.torch.reading.quarantine import BadSample, GuardedDataset, MeasureFn
+from odb_ref.torch.reading.reports import Gate, ReadItem
 from odb_ref.torch.reading.serialization import Packed
 
 CHUNK_SAMPLES: Final = 16
@@ -136,6 +142,106 @@ class Source:
                     yield place, item
         if not self._loader.persistent_workers:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """For how many bytes a window has room; one that is empty has room for any one sample. Spec: R2.3."""
+
+    nbytes: int
+    is_empty: bool
+
+
+class Reader:
+    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        source: Source,
+        collator: Collator,
+        plan: ReadPlan,
+        listener: Gate,
+        *,
+        read_ahead: int,
+        read_ahead_bytes: int | None = None,
+    ) -> None:
+        self._source = source
+        self._collator = collator
+        self._plan = plan
+        self.listener = listener
+        self._read_ahead = read_ahead
+        self._read_ahead_bytes = read_ahead_bytes
+        self._samples: Iterator[tuple[int, object]] | None = None
+        self._buffer: deque[tuple[ReadItem, int]] = deque()
+        """What is read and not asked for yet, each with its bytes."""
+        self._buffer_bytes = 0
+        self._wanted: deque[tuple[int, Room | None]] = deque()
+        self._is_ended = False
+        self._read_samples = 0
+
+    def describe(self) -> str:
+        """Returns what it is asked for, in words; empty when nothing."""
+        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
+
+    def ask(self, count: int, room: Room | None = None) -> None:
+        """Asks for so many samples, or as many as there is room for."""
+        self._wanted.append((count, room))
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        buffered = len(self._buffer)
+        if self._wanted:
+            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+            return 1 if self._is_ended else max(1, self._wanted[0][0] + 2 - buffered)
+        is_full = self._read_ahead_bytes is not None and self._buffer_bytes >= self._read_ahead_bytes
+        return 0 if self._is_ended or is_full else max(0, self._read_ahead - buffered)
+
+    def prepare(self) -> None:
+        """Starts the workers, unless they are there."""
+        if self._samples is None:
+            self._samples = self._source.open(self._plan, self.listener.on_doubt)
+
+    def work(self) -> None:
+        """Answers what was asked for, or reads one sample."""
+        if self._wanted and self._has_enough(*self._wanted[0]):
+            self._answer(*self._wanted.popleft())
+            return
+        self.prepare()
+        for place, item in self._samples or ():
+            self._read_samples += 1
+            self._put(place, item)
+            return
+        self._is_ended = True
+
+    def _has_enough(self, count: int, room: Room | None) -> bool:
+        """Returns True when it is known which samples are the answer, and whether the source has ended with them."""
+        buffered = len(self._buffer)
+        if self._is_ended or buffered > count:
+            return True
+        return room is not None and self._buffer_bytes > room.nbytes and buffered > room.is_empty
+
+    def _answer(self, count: int, room: Room | None) -> None:
+        asked = list(islice(self._buffer, count))
+        if room is not None:
+            asked = asked[: count_fitting((nbytes for _, nbytes in asked), room.nbytes, is_empty=room.is_empty)]
+        for _, nbytes in asked:
+            self._buffer.popleft()
+            self._buffer_bytes -= nbytes
+        items = [item for item, _ in asked]
+        is_full = bool(self._buffer) and len(items) < count
+        self.listener.on_read(items, is_ended=self._is_ended and not self._buffer, is_full=is_full)
+
+    def _put(self, place: int, item: object) -> None:
+        match item:
+            case Measured():
+                self._collator.put(place, item)
+                costs = item.costs if isinstance(item, Costed) else ()
+                self._buffer.append(((place, item.length, item.supervised, costs), item.nbytes))
+                self._buffer_bytes += item.nbytes
+            case BadSample():
+                self.listener.on_bad(place, item.cause)
+            case _:
+                raise OdbError(f"unexpected answer of the measure: {item!r}")
 
 
 def _flatten(chunks: Iterator[object]) -> Iterator[object]:

@@ -37,12 +37,14 @@ class Rank:
 
     __slots__ = (
         "_collate_fault",
+        "_full_reads",
         "_notice",
         "_post",
         "_posted_s",
         "_read_fault",
         "_read_samples",
         "_reader",
+        "_reads",
         "_receiving",
         "_slowness",
         "_stage",
@@ -59,7 +61,8 @@ class Rank:
         self._stage = stage
         self._post = post
         self._notice = notice
-        self._read_samples = 0
+        self._read_samples = self._reads = 0
+        self._full_reads = stage.full_reads[machine.config.rank] if stage.full_reads else {}
         self._posted_s = 0.0
         self.machine = machine
         self.number = machine.config.rank
@@ -107,8 +110,11 @@ class Rank:
                     self._notice(self.number)
                 case Read():
                     left = stage.workload.compute_shard_size(self.number) - self._read_samples
-                    self._receiving = min(effect.count, left)
-                    stage.env.process(self._read(effect.count))
+                    full = self._full_reads.get(self._reads)
+                    self._reads += 1
+                    count = effect.count if full is None else full
+                    self._receiving = min(count, left)
+                    stage.env.process(self._read(count, is_full=full is not None))
                 case Collate():
                     stage.env.process(self._collate(effect))
                 case PostOffer() | PostCounts() | PostReport():
@@ -123,7 +129,7 @@ class Rank:
                 case _:
                     assert_never(effect)
 
-    def _read(self, count: int) -> Process:
+    def _read(self, count: int, *, is_full: bool) -> Process:
         stage, start_s = self._stage, self._stage.env.now
         span = stage.workload.compute_span(self.number, self._read_samples, count)
         samples = span.stop - span.start
@@ -136,8 +142,8 @@ class Rank:
             return
         read = stage.workload.read_samples(self.number, self._read_samples, count)
         self._read_samples += len(read)
-        is_ended = self._read_samples == stage.workload.compute_shard_size(self.number)
-        self.handle(SamplesRead(read, is_ended))
+        is_ended = not is_full and self._read_samples == stage.workload.compute_shard_size(self.number)
+        self.handle(SamplesRead(read, is_ended, is_full))
 
     def _collate(self, effect: Collate) -> Process:
         stage, start_s = self._stage, self._stage.env.now

@@ -40,7 +40,7 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import Answer, combine_posts
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer, reduce_offers
-from odb_ref.core.rounds import Transition
+from odb_ref.core.rounds import Transition, count_fitting
 from odb_ref.core.state import Phase, State
 from odb_ref.core.summary import compute_summary, make_stand_in
 from odb_ref.core.types import Sample, Step
@@ -310,11 +310,17 @@ class RankDriver:
         start = rank.state.read_samples
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
         samples = self.shard[start : start + asked]
-        is_ended = len(samples) < asked
+        fitting = samples
+        if most := self.bounds.window_bytes:
+            room = most - sum(sample.length for sample in rank.state.window)
+            fits = count_fitting((item.length for item in samples), room, is_empty=not rank.state.window)
+            fitting = samples[:fits]
+        is_full = len(fitting) < len(samples)
+        is_ended = not is_full and len(samples) < asked
         if self.bounds.is_eager_end:
-            is_ended = start + len(samples) == len(self.shard)
-        left = 0 if is_ended else rank.reading - len(samples)
-        return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(samples, is_ended)
+            is_ended = start + len(fitting) == len(self.shard)
+        left = 0 if is_ended or is_full else rank.reading - len(fitting)
+        return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(fitting, is_ended, is_full)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
         if rank.is_cut and not rank.is_replaced:

@@ -72,6 +72,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.03 else None,
         lost_loaders=faults * draw.choice((0, 0, 1, 2)),
         layout=draw.choice((Layout.PADDED, Layout.PADDED, *Layout)),
+        window_bytes=draw.choice((0, 0, 0, draw.randint(1, 20))),
     )
 
 

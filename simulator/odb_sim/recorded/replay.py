@@ -116,6 +116,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         depth_steps=config.depth_steps,
         costs=costs or Costs(),
         starts=recorded.starts,
+        full_reads=recorded.full_reads,
     )
     return config.apply(what)
 
