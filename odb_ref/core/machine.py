@@ -38,7 +38,6 @@ from collections.abc import Callable
 from itertools import accumulate, chain, repeat
 from typing import Final, assert_never
 
-from odb_ref.core.batching.alignment import align
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
@@ -71,10 +70,10 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart, resume
 from odb_ref.core.rounds import (
     Transition,
-    compute_due_before,
     compute_round_target,
     compute_wanted_samples,
     count_planned_steps,
+    form_steps,
     post_when_ready,
 )
 from odb_ref.core.state import Phase, State, replace
@@ -182,7 +181,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     released = replace(state, groups=(), outbox=state.outbox + state.plan, plan=())
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
-    aligned, carried = align(state.groups, target, compute_due_before(config, released), config.layout)
+    aligned, carried = form_steps(config, state, target)
     wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)
     counting = replace(
         released,

@@ -21,6 +21,8 @@ class EpochStart:
     """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set."""
     progress: Progress = START
     seed: int = 0
+    order_seed: int = 0
+    """Of the order of steps: the same on all ranks."""
     read_ahead: int = 1
     max_bad: float = 0
     tag: str = ""
@@ -36,7 +38,7 @@ class EpochStart:
 
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""
-        return replace(base, tag=self.tag, quota_samples=self.quota_samples)
+        return replace(base, tag=self.tag, order_seed=self.order_seed, quota_samples=self.quota_samples)
 
     def make_quarantine(self) -> Quarantine:
         """Knows what was set aside before."""

@@ -13,12 +13,14 @@ from itertools import chain
 import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart, resume
 from odb_ref.core.state import State
 from odb_sim.engine.loading import BlockReader
+from odb_sim.engine.moves import sum_moves
 from odb_sim.engine.twins import (
     HUGE,
     Booleans,
@@ -26,6 +28,7 @@ from odb_sim.engine.twins import (
     Windows,
     accumulate_rows,
     align_windows,
+    arrange_runs,
     compute_block_offer,
     compute_group_bounds,
     compute_ragged,
@@ -34,6 +37,7 @@ from odb_sim.engine.twins import (
     decode_positions,
     encode_samples,
     find_due,
+    line_up_windows,
     pack_windows,
     sort_windows,
 )
@@ -83,6 +87,7 @@ class Block:
         "_config",
         "_costs",
         "_due",
+        "_emitted",
         "_held",
         "_held_counts",
         "_is_ended",
@@ -99,6 +104,7 @@ class Block:
         "_wanted",
         "_windows",
         "_workload",
+        "moved_places",
         "rank_tokens",
     )
 
@@ -145,6 +151,8 @@ class Block:
         )
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
         """Real tokens that each rank has trained on."""
+        self._emitted = self._read - self._held_counts
+        self.moved_places = 0
 
     def read(self, asked_s: float) -> float:
         """Fills the windows and forms their groups; when the rank that reads longest has done so."""
@@ -158,7 +166,10 @@ class Block:
         windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, positions), counts))
         self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
         budget_tokens, limits = self._config.budget_tokens, self._config.limits
-        if self._is_packed:
+        if self._config.order is StepOrder.SAMPLER:
+            layout = self._config.layout
+            self._windows, self._bounds = line_up_windows(self._windows, layout, min(budget_tokens, HUGE), limits)
+        elif self._is_packed:
             self._windows, self._bounds = pack_windows(self._windows, budget_tokens, limits)
         else:
             self._bounds = compute_group_bounds(self._windows, budget_tokens, limits)
@@ -197,7 +208,12 @@ class Block:
 
     def align(self, round_: int, target: int) -> Integers:
         """Forms ``target`` steps on each rank, and says how many samples all its ranks have in each."""
-        self._runs = align_windows(self._windows, self._bounds, target, self._due, self._config.layout)
+        config = self._config
+        self._runs = align_windows(
+            self._windows, self._bounds, target, self._due, layout=config.layout, step_order=config.order
+        )
+        if config.order is StepOrder.SHUFFLED:
+            self._runs = arrange_runs(self._runs, config.order_seed, round_)
         self._marks = [*self._marks, self._read][-self._config.max_age_rounds :]
         sizes = self._runs.sizes
         self._wanted = compute_wanted(
@@ -248,7 +264,11 @@ class Block:
         is_held = (np.arange(width) < self._windows.counts[:, None]).reshape(-1)
         is_held[places] = False
         emitted = sizes.sum(axis=1)
-        ids = decode_positions(samples[places]) + np.repeat(self._offsets, emitted)
+        positions = decode_positions(samples[places])
+        before = self._emitted[:, None] + accumulate_rows(sizes)[:, :-1]
+        self.moved_places += sum_moves(before.reshape(-1), sizes.reshape(-1), positions)
+        self._emitted = self._emitted + emitted
+        ids = positions + np.repeat(self._offsets, emitted)
         self._held, self._held_counts = samples[is_held], self._windows.counts - emitted
         if len(self._held) != self._held_counts.sum() or self._seen[ids].any():
             raise InvariantError("ONCE", "a sample is emitted twice")

@@ -115,6 +115,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         window_samples=config.window_samples,
         depth_steps=config.depth_steps,
         costs=costs or Costs(),
+        order_seed=config.order_seed,
         starts=recorded.starts,
         full_reads=recorded.full_reads,
     )
