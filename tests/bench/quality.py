@@ -1,15 +1,15 @@
 """How full the batches are, beside others' and the limit: ``python -m tests.bench --only quality``.
 
 Every shipped trace, on 8 and 64 ranks (with ``--full`` 512 too), in windows of 256 and 1,024: epochs of eight windows a rank in
-every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens by ranks times critical tokens; 1 is
-the physical limit. Nothing here is timed, so the figures are the same on every machine.
+every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens by ranks times critical tokens,
+and 1 is the physical limit. Nothing here is timed, so the figures are the same on every machine.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Final
 
@@ -187,3 +187,11 @@ def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[str]:
     if mean > MOST_PADDED_MEAN:
         missed.append(f"the geometric mean of those ratios is {mean:.3f}, the goal is {MOST_PADDED_MEAN}")
     return missed
+
+
+def encode(found: Mapping[Cell, Mapping[str, Summary]]) -> list[dict[str, object]]:
+    """What ``--json`` writes of every cell."""
+    return [
+        {**asdict(cell), "ways": {name: summary.to_json() for name, summary in ways.items()}}
+        for cell, ways in found.items()
+    ]

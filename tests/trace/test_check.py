@@ -363,9 +363,9 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(
 
 
 def test_a_folder_is_all_the_traces_in_it(tmp_path: Path) -> None:
-    paths = run(tmp_path / "t")
+    paths = [path.rename(path.with_name(f"{path.name}.ndjson")) for path in run(tmp_path / "t")]
     (tmp_path / "notes.txt").write_text("not a trace")
-    assert [Path(path) for job in check_traces([tmp_path]).jobs for path in job.paths] == sorted(map(Path, paths))
+    assert [Path(path) for job in check_traces([tmp_path]).jobs for path in job.paths] == sorted(paths)
 
 
 def test_no_file_at_all_is_refused() -> None:
