@@ -37,6 +37,7 @@ from odb_sim.recorded.replay import replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.studies.runs import Run, run
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.format import TraceWriter
 from tests.simulator_answers.helpers import record
@@ -64,6 +65,7 @@ def record_noisy(path: Path, seed: int, costs: Costs, jitter: float) -> Recorded
         policy="odb",
         budget_tokens=2048,
         window_samples=32,
+        order=StepOrder.FULLEST,  # so that the seed, which shuffles steps, decides of the noise alone
         seed=seed,
         costs=costs,
         conditions=Conditions(jitter=jitter),
