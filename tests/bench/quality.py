@@ -1,8 +1,8 @@
 """How full the batches are, beside others' and the limit: ``python -m tests.bench --only quality``.
 
 Every shipped trace, on 8 and 64 ranks (with ``--full`` 512 too), in windows of 256 and 1,024: epochs of eight windows a rank in
-every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens by ranks times critical tokens; 1 is
-the physical limit. Nothing here is timed, so the figures are the same on every machine.
+every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens by ranks times critical tokens; 1
+is the physical limit. Nothing here is timed, so the figures are the same on every machine.
 """
 
 from __future__ import annotations
