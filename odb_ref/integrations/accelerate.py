@@ -60,6 +60,6 @@ def _check_engine(accelerator: Accelerator) -> None:
     steps = accelerator.deepspeed_plugin.deepspeed_config.get("gradient_accumulation_steps", 1)
     if steps not in (1, "auto"):
         raise UsageError(
-            f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, which would be normalised twice: leave it at 1 "
-            "and pass accumulation_steps to the ODBDataLoader"
+            f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, which would be normalised twice: leave it at "
+            "1 and pass accumulation_steps to the ODBDataLoader"
         )

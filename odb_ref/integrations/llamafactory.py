@@ -22,7 +22,7 @@ What its collators pad rows to (a multiple of 8) is counted. Pairs are units.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -91,18 +91,23 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
 
 @contextmanager
 def _replacing(stage: str, settings: Mapping[str, object]) -> Iterator[None]:
-    """Has the workflow of a stage make trainers that are configured."""
-    module, name = importlib.import_module(f"llamafactory.train.{stage}.workflow"), _TRAINERS[stage]
-    kind: Callable[..., Trainer] = getattr(module, name)
+    """Has the workflow of a stage make trainers that are configured; some import the class only when they run."""
+    name = _TRAINERS[stage]
+    trainer = importlib.import_module(f"llamafactory.train.{stage}.trainer")
+    workflow = importlib.import_module(f"llamafactory.train.{stage}.workflow")
+    kind: type[Trainer] = getattr(trainer, name)
 
     def make(*args: object, **kwargs: object) -> ODBTrainer:
         return configure_trainer(kind(*args, **kwargs), **settings)
 
-    setattr(module, name, make)
+    modules = [module for module in (trainer, workflow) if hasattr(module, name)]
+    for module in modules:
+        setattr(module, name, make)
     try:
         yield
     finally:
-        setattr(module, name, kind)
+        for module in modules:
+            setattr(module, name, kind)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def train_all(rank: int, folder: Path) -> Any:
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs,
     evaluation on the way."""
+    # https://github.com/huggingface/transformers/pull/34242
     results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
     assert not any(result.error for result in results), results
     whole, windows, llama = zip(*(result.value for result in results), strict=True)

@@ -10,12 +10,12 @@ import json
 import os
 import random
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
@@ -136,11 +136,7 @@ def compare(folder: Path, trainer: Any, sampled: list[list[str]]) -> float:
     gone: by the loss of the trainer's own class.
     """
     steps = [(info.is_window_end, texts) for (info, _), texts in zip(trainer.batches, sampled, strict=True)]
-    everybody = [steps]
-    if int(os.environ["WORLD_SIZE"]) > 1:
-        dist.init_process_group("gloo")
-        everybody *= dist.get_world_size()
-        dist.all_gather_object(everybody, steps)
+    everybody = exchange(folder, steps)
     rows = {show(sample): sample for sample in trainer.train_dataset}
     model = LlamaForCausalLM.from_pretrained(folder / "model")
     kind = next(kind for kind in type(trainer).__mro__ if kind.__module__.startswith("llamafactory"))
@@ -154,10 +150,19 @@ def compare(folder: Path, trainer: Any, sampled: list[list[str]]) -> float:
             optimizer.step()
             optimizer.zero_grad()
             union = []
-    if dist.is_initialized():
-        dist.destroy_process_group()
     change = get_weights(model) - start
     return float(torch.linalg.norm(get_weights(trainer.model) - start - change) / torch.linalg.norm(change))
+
+
+def exchange(folder: Path, steps: Any) -> list[Any]:
+    """What all ranks have, by files: LLaMA-Factory has ended the process group, and its store is not for a second one."""
+    names = [folder.parent / f"steps-{rank}.json" for rank in range(int(os.environ["WORLD_SIZE"]))]
+    half = folder / "steps.json"
+    half.write_text(json.dumps(steps))
+    half.rename(names[int(os.environ["RANK"])])
+    while not all(name.exists() for name in names):
+        time.sleep(0.1)
+    return [json.loads(name.read_text()) for name in names]
 
 
 def show(sample: Any) -> str:
