@@ -52,7 +52,7 @@ class EvaluationLoader:
 
     def _read(self) -> Iterator[object]:
         for index, (batch, info) in enumerate(self.loader.steps()):
-            # Its counts are checked as training's are; its loss is no part of a gradient.
+            # Its counts are checked as training's are; its loss is not a part of a gradient.
             self._newest.append((index, replace(info, loss_scale=float(not info.is_idle))))
             yield batch
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
-from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import TargetRule, get_rule
+from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
 from odb_ref.torch.backend.messages import Backend
@@ -30,7 +30,7 @@ from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import check_len_bound, choose, choose_collate, compute_trace_path, make_order
+from odb_ref.torch.options import check_len_bound, choose_collate, compute_trace_path, make_order
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.start import EpochStart
@@ -110,8 +110,8 @@ class ODBDataLoader(Generic[Batch]):
     whose several samples is good. A ``collate_fn`` or an iterator that raises and a worker that dies always fail.
 
     **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
-    leaves early or is lost: does not answer for ``timeout_s`` (its loader process: ``loader_timeout_s``, doing nothing). One
-    that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` gives everything back.
+    leaves early or is lost: silent for ``timeout_s`` (``loader_timeout_s``: its loader process does nothing, or a worker is
+    stopped). One that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` ends all.
 
     **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``, which
     always holds, or a number of your own, beyond which a warning is given.

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.known_lengths import PlanTerms, plan, prepare
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.core.known_lengths import PlanTerms, plan, prepare
-from odb_ref.core.layouts import Layout
 
 BUDGET = 60
 RANKS = st.lists(st.lists(st.integers(1, BUDGET), max_size=30), min_size=1, max_size=5)
@@ -98,8 +98,8 @@ def test_units_stay_together() -> None:
         ([[0]], {}, "rank 0: sample 0 has the length 0"),
         ([[()]], {}, r"rank 0: sample 0 has the length \(\)"),
         ([[5]], {"cost": lambda tokens: -tokens}, r"rank 0: cost\(5\) is -5"),
-        ([[5]], {"layout": "folded"}, "no layout 'folded'"),
-        ([[5]], {"multiple_of": 0}, "multiple_of must be an integer of at least 1, got 0"),
+        ([[5]], {"layout": "folded"}, "layout must be one of padded, packed, got 'folded'"),
+        ([[5]], {"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
         ([[5]], {"at_least": 1.5}, "at_least must be an integer"),
         ([[5]], {"budget_tokens": 0}, "budget_tokens must be"),
     ],

@@ -146,6 +146,11 @@ class ReadPipeline:
         self.end()
         self._workers.close()
 
+    @property
+    def processes(self) -> tuple[BaseProcess, ...]:
+        """Those that read and those that collate."""
+        return (*self._source.workers, *self._workers.processes)
+
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
         # Those without one may have read their part. One that has not is found by torch, after some seconds.
