@@ -153,7 +153,7 @@ PLANTED = (
     ),
     _trace(
         "a stop is believed one step late",
-        "check/endings",
+        "check/outcomes",
         "ending.step_limit <= agreement.stop_step",
         "ending.step_limit <= agreement.stop_step + 1",
     ),
