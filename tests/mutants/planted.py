@@ -154,8 +154,8 @@ PLANTED = (
     _trace(
         "a stop is believed one step late",
         "check/outcomes",
-        "ending.step_limit <= agreement.stop_step",
-        "ending.step_limit <= agreement.stop_step + 1",
+        "finish.step_limit <= agreement.stop_step",
+        "finish.step_limit <= agreement.stop_step + 1",
     ),
     _trace(
         "a quota is met one sample late",
