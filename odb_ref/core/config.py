@@ -70,7 +70,8 @@ class Config(Terms):
     """What a rank must know before an epoch. All but what ``is_own`` enters the fingerprint that the ranks compare.
 
     ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
-    loader and its consumer. ``tag`` holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
+    loader and its consumer. ``shared_samples`` is how many samples the common order has that all ranks draw from (R14); None:
+    each rank has a source of its own. ``tag`` holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
 
     Raises: UsageError when a value makes no sense.
     """
@@ -80,6 +81,7 @@ class Config(Terms):
     budget_tokens: int = field(metadata={"least": 1})
     window_samples: int = field(metadata={"least": 1})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
+    shared_samples: int | None = field(default=None, metadata={"least": 0, "is_optional": True})
     rule: TargetRule = field(default_factory=OdbRule)
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from odb_ref.core.alignment import is_due
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Effect, PostOffer
+from odb_ref.core.effects import Effect, PostOffer, Read
+from odb_ref.core.errors import PeerError
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rules import compute_checked_target
+from odb_ref.core.shards import Draw, compute_draw
 from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Mode
 
@@ -72,6 +74,28 @@ def is_quota_met(config: Config, state: State) -> bool:
 def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ended: bool) -> int:
     """Returns how many samples fill the window of ``round_``, into which ``carried`` are carried. Spec: R2.3."""
     return 0 if is_ended else max(0, config.compute_window_samples(round_) - carried)
+
+
+def draw_samples(config: Config, state: State, wants: Sequence[int]) -> tuple[State, tuple[Read, ...]]:
+    """Returns the state of a rank that has drawn its part of what all ranks want, and its read.
+
+    With a source of its own it has asked for that already: nothing changes.
+
+    Spec: R14.3, R14.5. Preserves: DEAL.
+    Raises: PeerError when there is not one number of samples for each rank.
+    """
+    if config.shared_samples is None or state.is_ended:
+        return state, ()
+    if len(wants) != config.world_size or min(wants) < 0:
+        raise PeerError(f"counts of round {state.round - 1}, field wants: {wants}, of {config.world_size} ranks")
+    return read_draw(config, state, compute_draw(config.rank, wants, state.draw.end, config.shared_samples))
+
+
+def read_draw(config: Config, state: State, draw: Draw) -> tuple[State, tuple[Read, ...]]:
+    """Returns the state of a rank that reads what it has drawn, and its read, if it has drawn anything. Spec: R14.4, R14.5."""
+    is_ended = draw.end == config.shared_samples
+    drawn = replace(state, draw=draw, wanted_samples=draw.count, is_ended=is_ended)
+    return drawn, ((Read(draw.count, draw.first),) if draw.count else ())
 
 
 def count_planned_steps(config: Config, totals: Sequence[int]) -> int:

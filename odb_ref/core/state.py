@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import NONE
+from odb_ref.core.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.types import Group, Step
 from odb_ref.core.values import make_copier
 
@@ -35,6 +36,8 @@ class State:
     is_ended: bool = False
     wanted_samples: int = 0
     """Samples asked for and not yet read."""
+    draw: Draw = NOTHING_DRAWN
+    """With shared shards: what this rank has drawn for the window, and how far the common order is drawn by all (DEAL)."""
     window: Group = ()
     """Samples held and in no step, by position."""
     marks: tuple[int, ...] = ()

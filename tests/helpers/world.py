@@ -88,6 +88,14 @@ class Node:
     events: list[tuple[Event, tuple[Effect, ...]]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     begun: tuple[Effect, ...] = ()
+    drawn: list[range] = field(default_factory=list)
+    """With shared shards: the places of the common order that were drawn, a range for each read."""
+
+    def draw(self, order: Shard, places: range) -> None:
+        """Appends what lies at ``places`` of the common ``order`` to the rank's input."""
+        self.drawn.append(places)
+        read = len(self.shard)
+        self.shard += tuple(replace(order[place], position=i) for i, place in enumerate(places, read))
 
     @property
     def collating(self) -> Collate | None:
@@ -204,7 +212,8 @@ class ByArrival(Schedule):
 
 class World:
     """W ranks of one epoch. ``stops[r]`` is after how many steps the consumer of rank r leaves; ``fails[r]`` which ("read" or
-    "collate", round) fails there. ``config`` is that of all ranks, or one for each.
+    "collate", round) fails there. ``config`` is that of all ranks, or one for each. With shared shards, ``order`` holds all
+    samples, and ``shards`` what each rank has drawn of it before.
     """
 
     paths: Sequence[Path] = ()
@@ -215,6 +224,7 @@ class World:
         config: Config | Sequence[Config],
         shards: Sequence[Shard],
         *,
+        order: Shard = (),
         seed: int = 0,
         schedule: Schedule | None = None,
         stops: dict[int, int] | None = None,
@@ -224,6 +234,7 @@ class World:
         make_machine: Callable[[Config], Machine] = Machine,
     ) -> None:
         self.schedule = schedule or AnyOrder(seed)
+        self.order = order
         self.stops = stops or {}
         self.fails = fails or {}
         self.is_urging = is_urging
@@ -250,6 +261,8 @@ class World:
         for effect in effects:
             match effect:
                 case Read() | Collate():
+                    if isinstance(effect, Read) and effect.first is not None:
+                        node.draw(self.order, range(effect.first, effect.first + effect.count))
                     node.waiting.append(effect)
                 case PostOffer() | PostCounts() | PostReport():
                     self._post(rank, effect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -90,6 +90,8 @@ class Run(Terms):
         self.conditions.check_ranks(self.workload.ranks)
         if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
             raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")
+        if self.starts and self.sharding is Sharding.SHARED:
+            raise UsageError("an epoch of shared shards is simulated from its beginning only")
         self.build_config()
         if self.is_protocol and self.driver is Driver.ROUNDS and (obstacle := self.find_obstacle()):
             raise UsageError(
@@ -128,7 +130,8 @@ class Run(Terms):
             rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
             tag=f"seed={self.seed}",
         )
-        return self.apply(config)
+        shared_samples = self.workload.samples_total if self.sharding is Sharding.SHARED else None
+        return replace(self.apply(config), shared_samples=shared_samples)
 
 
 PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
