@@ -71,9 +71,9 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart, resume
 from odb_ref.core.rounds import (
     Transition,
+    ask_for_samples,
     compute_due_before,
     compute_round_target,
-    compute_wanted_samples,
     count_planned_steps,
     draw_samples,
     post_when_ready,
@@ -181,8 +181,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
     aligned, carried = align(state.groups, target, compute_due_before(config, released), config.layout)
-    wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)
-    asked, told = (wanted, None) if config.shared_samples is None else (0, wanted)
+    asked, told = ask_for_samples(config, released, carried)
     counting = replace(
         released,
         phase=Phase.COUNT,

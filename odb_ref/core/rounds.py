@@ -10,9 +10,9 @@ from odb_ref.core.effects import Effect, PostOffer, Read
 from odb_ref.core.errors import PeerError
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rules import compute_checked_target
-from odb_ref.core.shards import Draw, compute_draw
+from odb_ref.core.shards import Draw, compute_draw, compute_want
 from odb_ref.core.state import Phase, State, replace
-from odb_ref.core.types import Group, Mode
+from odb_ref.core.types import Group, Mode, compute_real_tokens
 
 Transition = tuple[State, tuple[Effect, ...]]
 
@@ -74,6 +74,21 @@ def is_quota_met(config: Config, state: State) -> bool:
 def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ended: bool) -> int:
     """Returns how many samples fill the window of ``round_``, into which ``carried`` are carried. Spec: R2.3."""
     return 0 if is_ended else max(0, config.compute_window_samples(round_) - carried)
+
+
+def ask_for_samples(config: Config, state: State, carried: Group) -> tuple[int, int | None]:
+    """Returns for how many samples to ask a source of one's own now, and what to tell all ranks that one wants of a shared one.
+
+    Either is for the next window, into which ``carried`` are carried. Spec: R2.3, R14.2.
+    """
+    round_, is_ended = state.round + 1, state.is_ended
+    if config.shared_samples is None:
+        return compute_wanted_samples(config, round_, len(carried), is_ended=is_ended), None
+    if is_ended:
+        return 0, 0
+    tokens, carried_tokens = compute_real_tokens(state.window), compute_real_tokens(carried)
+    size = config.compute_window_samples(round_)
+    return 0, compute_want(size, samples=len(state.window), tokens=tokens, carried_tokens=carried_tokens)
 
 
 def draw_samples(config: Config, state: State, wants: Sequence[int]) -> tuple[State, tuple[Read, ...]]:

@@ -29,11 +29,24 @@ class Draw:
 NOTHING_DRAWN: Final = Draw(0, 0, 0)
 
 
+def compute_want(size: int, *, samples: int, tokens: int, carried_tokens: int) -> int:
+    """Returns how many samples a rank wants for a window of ``size``, when its last one held ``samples`` of so many ``tokens``.
+
+    What it carries counts by its tokens, as so many samples of average length: of two ranks that carry equally many samples,
+    the one whose are longer draws fewer. So it is not the numbers of samples that the ranks come to have in common but what
+    makes steps, and that decides how evenly an epoch ends.
+
+    Spec: R14.2.
+    """
+    held = -(-samples * carried_tokens // tokens) if carried_tokens else 0
+    return max(0, size - held)
+
+
 def compute_shares(wants: Sequence[int], left: int) -> tuple[int, ...]:
     """Returns how many places each rank draws when ``left`` are left: as many as it wants, while that can be.
 
-    The last places are shared out so that the room left in the windows is the same for all, but for one sample: the ranks
-    then hold equally many. Ranks that are alike by that draw in the order of their numbers.
+    The last places are shared out so that the want left is the same on all ranks, but for one sample. Of ranks that are alike
+    by that, the lower ones draw it.
 
     Spec: R14.3. Preserves: DEAL.
     """

@@ -28,6 +28,7 @@ from odb_sim.engine.twins import (
     compute_block_offer,
     compute_group_bounds,
     compute_ragged,
+    compute_shared_wants,
     compute_wanted,
     count_groups,
     decode_positions,
@@ -216,7 +217,11 @@ class Block:
         self._marks = [*self._marks, self._known][-self._config.max_age_rounds :]
         sizes = self._runs.sizes
         carried = self._windows.counts - sizes.sum(axis=1)
-        self.wants = compute_wanted(self._config, round_ + 1, carried, self._is_ended)
+        if self._config.shared_samples is None:
+            self.wants = compute_wanted(self._config, round_ + 1, carried, self._is_ended)
+        else:
+            carried_tokens = self._windows.tokens - self._runs.compute_sums(self._windows.sums).sum(axis=1)
+            self.wants = compute_shared_wants(self._config, round_ + 1, self._windows, carried_tokens, self._is_ended)
         samples: Integers = sizes.sum(axis=0)
         return samples
 
