@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from odb_ref.core.batching.known_lengths import plan
     from odb_ref.core.errors import JobError, OdbError, UsageError
-    from odb_ref.core.known_lengths import plan
     from odb_ref.torch.checkpoint import JobState
     from odb_ref.torch.flattening import FlattenSamples
     from odb_ref.torch.from_dataloader import apply
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | {
-    "plan": "odb_ref.core.known_lengths"
+    "plan": "odb_ref.core.batching.known_lengths"
 }
 """What needs no torch, and where it stands."""
 

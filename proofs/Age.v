@@ -99,8 +99,8 @@ Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition
   end.
 Proof.
   intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|].
-    injection E as <-. apply Nat.eqb_neq in W. apply Nat.ltb_ge in W2. rewrite held_post. auto.
+  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|].
+    injection E as <-. apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. rewrite held_post. auto.
   - destruct (collated s); [discriminate|]. injection E as <-. rewrite held_post. reflexivity.
   - exfalso. eapply NG. reflexivity.
   - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
@@ -132,7 +132,7 @@ Proof. intros c r cs s t E. unfold count in E. destruct (negb _); [discriminate|
 
 Lemma ended_stays : forall c r d s e t, transition c r d s e = Some t -> ended s = true -> wanted s = 0 -> ended t = true.
 Proof.
-  intros c r d s e t E En W. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  intros c r d s e t E En Wa. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
   - simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
     + destruct (held_agree _ _ _ _ _ _ E) as [[_ A]|[_ A]]; unfold held in A; [injection A as A1 A2 A3 A4|injection A as A2 A3 A4]; congruence.
     + pose proof (held_count _ _ _ _ _ E) as A. unfold held in A. injection A as A1 A2 A3 A4. congruence.
@@ -163,18 +163,18 @@ Proof.
 Qed.
 
 Section Age.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
+Hypothesis ok : setting_ok W cfg.
 (** In quota mode windows do not shrink (R2.3); positions count a rank's input from 0. *)
-Hypothesis growing : forall r, r < N -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
-Hypothesis placed : forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
-Notation leads := (System.leads N cfg depth input).
+Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
+Notation leads := (System.leads W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 Notation quota_met := (Facts.quota_met cfg).
@@ -185,10 +185,10 @@ Definition sane_entry (p : list msg * result) : Prop :=
 
 Lemma logged_agreements_are_sane : forall s, reachable s -> Forall sane_entry (log s).
 Proof.
-  induction 1 as [|s l t R IH St]; [constructor|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  induction 1 as [|s l t R IH St]; [constructor|]. pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor].
   unfold sane_entry. simpl. destruct x as [a| |]; auto. intros B Sr NZ.
-  destruct (good_agreement_facts N cfg depth input ok s a I P Rd B Sr) as [_ [G _]]. apply G, NZ.
+  destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [_ [G _]]. apply G, NZ.
 Qed.
 
 (** Every mark of every rank, in full: how many samples it had read when each round's window was offered and agreed on. *)
@@ -211,20 +211,20 @@ Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Definition count_phase (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
 
-Lemma count_phase_stays : forall s r e t, invariant s -> r < N -> may input s r e -> (forall y, e <> Got y) ->
+Lemma count_phase_stays : forall s r e t, invariant s -> r < W -> may input s r e -> (forall y, e <> Got y) ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> count_phase t = count_phase (rank_of s r).
 Proof.
-  intros s r e t I H M NG E. pose proof (rank_step_after N cfg depth input ok s r e t I H M E) as K'. pose proof (g_core _ _ _ _ _ I r H) as K.
+  intros s r e t I H M NG E. pose proof (rank_step_after W cfg depth input ok s r e t I H M E) as K'. pose proof (g_core _ _ _ _ _ I r H) as K.
   replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K' by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
   pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as P1. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K')) as P2. unfold count_phase.
   destruct (h_kind (hist_of s r)); [destruct P1 as [-> | ->], P2 as [-> | ->]|rewrite P1, P2|rewrite P1, P2|destruct P1 as [-> | ->], P2 as [-> | ->]]; reflexivity.
 Qed.
 
 (** The results that a rank has seen do not change when one is added. *)
-Lemma seen_stays : forall s r x rk g p ru, invariant s -> r < N -> (forall q, q < N -> pending s q = true) ->
+Lemma seen_stays : forall s r x rk g p ru, invariant s -> r < W -> (forall q, q < W -> pending s q = true) ->
   firstn (got s r) (results (mkSys rk g p (log s ++ [x]) ru)) = firstn (got s r) (results s).
 Proof.
-  intros s r x rk g p ru I H P. destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [G _]]. unfold results. simpl. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag.
+  intros s r x rk g p ru I H P. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [G _]]. unfold results. simpl. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag.
   simpl. rewrite app_nil_r. reflexivity.
 Qed.
 
@@ -234,9 +234,9 @@ Record full (c : config) (met : bool) (s : state) : Prop := {
   u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c (round s + count_phase s);
   u_full : ended s = false -> c_window c (round s + count_phase s) <= length (window s) + wanted s }.
 
-Lemma reachable_full : forall s, reachable s -> forall r, r < N -> full (cfg r) (quota_met (hist_of s r)) (rank_of s r).
+Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) (quota_met (hist_of s r)) (rank_of s r).
 Proof.
-  induction 1 as [|s l t R IH St]; intros r H; [constructor; simpl; auto|]. pose proof (invariant_of N cfg depth input ok s R) as I. specialize (IH r H).
+  induction 1 as [|s l t R IH St]; intros r H; [constructor; simpl; auto|]. pose proof (invariant_of W cfg depth input ok s R) as I. specialize (IH r H).
   destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact IH].
   2:{ match goal with |- full _ (quota_met (hist_of ?z r)) _ => replace (hist_of z r) with (hist_of s r); [exact IH|] end.
       unfold System.hist_of. f_equal. symmetry. apply (seen_stays s r); assumption. }
@@ -254,8 +254,8 @@ Proof.
       * assert (Z : count_phase t = 1) by (unfold count_phase; rewrite Pt; reflexivity).
         assert (Lw : length (window t) <= length (window u)).
         { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-          destruct (got_current N cfg depth input ok s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
-          destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry N cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
+          destruct (got_current W cfg depth input ok s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
+          destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
           destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
@@ -304,40 +304,40 @@ Qed.
 
 Record spent (s : sys) : Prop := {
   sp_lowered : lowered (results s) = true -> match h_kind (whole s) with
-    | NCount n => exists q, q < N /\ ended (rank_of s q) = true /\
+    | NCount n => exists q, q < W /\ ended (rank_of s q) = true /\
         ((at_phase (rank_of s q) = OFFER /\ exists o, posted (rank_of s q) = Some (MOffer o) /\ o_ready o = true /\ o_samples_max o = n) \/
          (at_phase (rank_of s q) = COUNT /\ window (rank_of s q) = []))
-    | NOffer => quota_met (whole s) = true \/ exists q, q < N /\ ended (rank_of s q) = true /\ window (rank_of s q) = []
+    | NOffer => quota_met (whole s) = true \/ exists q, q < W /\ ended (rank_of s q) = true /\ window (rank_of s q) = []
     | _ => True
     end;
   sp_sound : forall l a n, results s = l ++ [Agreed a] -> h_kind (whole s) = NCount n -> doomed l = false }.
 
-Lemma rank_step_keeps_spent : forall s i e t s', reachable s -> spent s -> i < N -> may input s i e ->
+Lemma rank_step_keeps_spent : forall s i e t s', reachable s -> spent s -> i < W -> may input s i e ->
   transition (cfg i) i (depth i) (rank_of s i) e = Some t -> rank_of s' = update (rank_of s) i t -> log s' = log s -> spent s'.
 Proof.
-  intros s i e t s' R Sp Hi M E Er El. destruct (reachable_second N cfg depth input ok s R) as [I S2].
+  intros s i e t s' R Sp Hi M E Er El. destruct (reachable_second W cfg depth input ok s R) as [I S2].
   assert (Rs : results s' = results s) by (unfold results; rewrite El; reflexivity). assert (Wh : whole s' = whole s) by (unfold Facts.whole; rewrite Rs; reflexivity).
   constructor; rewrite Rs, Wh; [|apply (sp_sound s Sp)]. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Er.
-  pose proof (rank_step_after N cfg depth input ok s i e t I Hi M E) as K'. pose proof (g_core _ _ _ _ _ I i Hi) as K. set (u := rank_of s i) in *.
+  pose proof (rank_step_after W cfg depth input ok s i e t I Hi M E) as K'. pose proof (g_core _ _ _ _ _ I i Hi) as K. set (u := rank_of s i) in *.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
   assert (Kt : forall y, e = Got y -> core (cfg i) (cfg 0) i (input i) (whole s) t /\ whole s = h_step (cfg 0) (hist_of s i) y).
-  { intros y ->. destruct (got_current N cfg depth input ok s i y I Hi M) as [_ [_ [W _]]]. simpl in K'. rewrite <- W in K'. auto. }
+  { intros y ->. destruct (got_current W cfg depth input ok s i y I Hi M) as [_ [_ [Wa _]]]. simpl in K'. rewrite <- Wa in K'. auto. }
   assert (Own : ended u = true -> ended t = true) by (intros En; apply (ended_stays _ _ _ _ _ _ E En), (k_ended _ _ _ _ _ _ K En)).
   assert (Win : ended u = true -> (forall y, e <> Got y) -> window t = window u) by (intros En NG; apply (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)), (k_ended _ _ _ _ _ _ K En)).
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk; auto.
   - destruct Old as [Old|[q [Hq [En Wq]]]]; [auto|]. destruct (Nat.eq_dec q i) as [->|NE]; [|right; exists q; rewrite update_other by exact NE; auto]. fold u in En, Wq.
-    destruct Cases as [[y ->]|NG]; [|right; exists i; rewrite update_same, (Win En NG); auto]. destruct (Kt y eq_refl) as [K1 W]. simpl in E. fold u in E.
+    destruct Cases as [[y ->]|NG]; [|right; exists i; rewrite update_same, (Win En NG); auto]. destruct (Kt y eq_refl) as [K1 Wa]. simpl in E. fold u in E.
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk. destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
-    + exfalso. rewrite W in Hk. apply (agreed_goes_on (cfg 0) (hist_of s i) a); [|exact Hk]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. exact Kk.
+    + exfalso. rewrite Wa in Hk. apply (agreed_goes_on (cfg 0) (hist_of s i) a); [|exact Hk]. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. exact Kk.
     + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
       pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc _]. set (n := cut (cfg i) (gsum u) cs) in *.
       destruct (skipn n (aligned u)) as [|g gs] eqn:Sk; [right; exists i; rewrite update_same; simpl in A1; rewrite A1; auto|left].
       assert (Ln : n < length cs) by (assert (L : length (skipn n (aligned u)) = S (length gs)) by (rewrite Sk; reflexivity); rewrite skipn_length in L; lia).
-      pose proof (cut_reaches _ _ _ Ln) as Cr. rewrite W. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples. rewrite Kg, Kc in Cr. exact Cr.
-    + exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. rewrite W in Hk. unfold h_step in Hk. rewrite Kk in Hk. destruct (failure_of rs); [discriminate|congruence].
+      pose proof (cut_reaches _ _ _ Ln) as Cr. rewrite Wa. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples. rewrite Kg, Kc in Cr. exact Cr.
+    + exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. rewrite Wa in Hk. unfold h_step in Hk. rewrite Kk in Hk. destruct (failure_of rs); [discriminate|congruence].
   - destruct Old as [q [Hq [En St]]]. exists q. split; [exact Hq|]. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto]. rewrite update_same. fold u in En, St. split; [apply Own, En|].
     destruct Cases as [[y ->]|NG].
-    + right. destruct (Kt y eq_refl) as [K1 W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite Hk in P1. split; [exact P1|].
+    + right. destruct (Kt y eq_refl) as [K1 Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite Hk in P1. split; [exact P1|].
       simpl in E. fold u in E. destruct St as [[Ph [o [Po [Ro Mo]]]]|[Ph _]]; rewrite Ph in E; destruct y as [a|cs|rs]; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|m B Sr Ra Tg _ _ Al Ca]; try congruence.
         destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. fold u in Po', O. rewrite Po in Po'. injection Po' as <-. destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
@@ -350,19 +350,19 @@ Proof.
         pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
         assert (Lf : length (aligned t) <= length (concat (aligned t))) by (clear - F; induction F as [|g gs Hg F IH]; simpl; [lia|]; rewrite app_length; destruct g; [easy|simpl; lia]).
         destruct (window t) as [|z zs]; [reflexivity|]. simpl in Pl. lia.
-      * exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _]. rewrite W in Hk. unfold h_step in Hk. rewrite Kk in Hk. discriminate.
+      * exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _]. rewrite Wa in Hk. unfold h_step in Hk. rewrite Kk in Hk. discriminate.
     + rewrite (Win En NG). destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct St as [[Ph X]|[Ph X]]; (destruct S1 as [S3 S4]; [unfold is_waiting; fold u; rewrite Ph; reflexivity|]); fold u in S3, S4; rewrite S3, ?S4; auto.
 Qed.
 
-Lemma exchange_keeps_spent : forall s x, reachable s -> spent s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some x ->
-  spent (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)).
+Lemma exchange_keeps_spent : forall s x, reachable s -> spent s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
+  spent (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)).
 Proof.
-  intros s x R Sp P Rd. destruct (reachable_second N cfg depth input ok s R) as [I S2]. pose proof (some_rank _ _ ok) as SR.
+  intros s x R Sp P Rd. destruct (reachable_second W cfg depth input ok s R) as [I S2]. pose proof (some_rank _ _ ok) as SR.
   set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc). assert (Rs : results s' = results s ++ [x]) by (unfold results, s'; simpl; rewrite map_app; reflexivity).
   assert (Lx : lowered (results s') = lowered (results s) || match x with Agreed a => is_lowered a | _ => false end) by (rewrite Rs; unfold lowered; rewrite existsb_app; simpl; rewrite orb_false_r; reflexivity).
   destruct x as [a|cs|rs].
-  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o0 [_ [Ph0 _]]].
-    destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _].
+  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o0 [_ [Ph0 _]]].
+    destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _].
     assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K; unfold kind_ok in K; rewrite Ph0, W0 in K; exact K).
     destruct (is_bad a) eqn:B.
     { assert (Hk' : h_kind (whole s') = NReport) by (rewrite Wh; unfold h_step; rewrite Hk, B; reflexivity). constructor; rewrite Hk'; [auto|discriminate]. }
@@ -371,7 +371,7 @@ Proof.
     destruct (target (cfg 0) a) as [|n] eqn:Tg.
     { assert (Hk' : exists o l, h_kind (whole s') = NClosed o l) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; simpl; eauto). destruct Hk' as [o [l Hk']]. constructor; rewrite Hk'; [auto|discriminate]. }
     assert (Hk' : h_kind (whole s') = NCount (S n)) by (rewrite Wh; unfold h_step; rewrite Hk, B, Sr, Tg; reflexivity).
-    destruct (good_agreement_facts N cfg depth input ok s a I P Rd B Sr) as [G1 [G2 [[p [Hp [op [Pop Mop]]]] [q [Hq [o [Po Mo]]]]]]].
+    destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [G1 [G2 [[p [Hp [op [Pop Mop]]]] [q [Hq [o [Po Mo]]]]]]].
     assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate). destruct (G2 NZ) as [Sa Qf].
     assert (Fresh : lowered (results s) = false).
     { destruct (lowered (results s)) eqn:L; [exfalso|reflexivity]. pose proof (sp_lowered s Sp L) as Old. rewrite Hk in Old. destruct Old as [Old|[i [Hi [En Wi]]]]; [congruence|].
@@ -382,27 +382,27 @@ Proof.
       destruct (G1 q Hq) as [o' [Po' [Phq [Ro [Wq [M1 [M2 M3]]]]]]]. rewrite Po in Po'. injection Po' as <-.
       destruct (G1 p Hp) as [o'' [Pp' [Php [_ [Wp [_ [_ M4]]]]]]]. rewrite Pop in Pp'. injection Pp' as <-.
       assert (Tn : S n = o_samples_min a) by (unfold target in Tg; rewrite Lq in Tg; destruct ((o_samples_max a =? 0) || (true && (o_samples_min a =? 0))); [discriminate|]; lia).
-      assert (Same : forall r, r < N -> cfg r = cfg 0).
-      { intros r H. apply (good_agreement N cfg SR (prints_differ _ _ ok) (messages N s) a r); [|exact B|exact H].
-        repeat split; simpl; [apply messages_length|exact Rd|]. intros i m Hm. assert (Hi : i < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence).
-        rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current N cfg depth input s i I Hi (P i Hi)) as [_ [_ W]]. exact W. }
+      assert (Same : forall r, r < W -> cfg r = cfg 0).
+      { intros r H. apply (good_agreement W cfg SR (prints_differ _ _ ok) (messages W s) a r); [|exact B|exact H].
+        repeat split; simpl; [apply messages_length|exact Rd|]. intros i m Hm. assert (Hi : i < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
+        rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current W cfg depth input s i I Hi (P i Hi)) as [_ [_ Wa]]. exact Wa. }
       exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
       simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
       pose proof (u_full _ _ _ (reachable_full s R q Hq) En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
       pose proof (u_cap _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
-      destruct (pending_current N cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current N cfg depth input s q I Hq (P q Hq)) as [Wq' _].
+      destruct (pending_current W cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq' _].
       rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold count_phase in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
       pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I p Hp)) as Kp. pose proof (k_round _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq)) as Kq. rewrite Wp' in Kp. rewrite Wq' in Kq. rewrite Kp in Cp. rewrite Kq in Fq.
       pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as Bd. rewrite Qf in M3, M4. lia.
     + intros l a' n' El _. rewrite Rs in El. apply app_inj_tail in El as [<- _]. unfold doomed. rewrite Fresh, orb_false_r. exact Qf.
-  - destruct (pending_counts N cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L0].
-    destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K0. unfold kind_ok in K0. rewrite Ph, W0 in K0. destruct K0 as [Hk _].
+  - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L0].
+    destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K0. unfold kind_ok in K0. rewrite Ph, W0 in K0. destruct K0 as [Hk _].
     assert (Hk' : h_kind (whole s') = NOffer) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity). constructor; [|intros l a n El _; rewrite Rs in El; apply app_inj_tail in El as [_ El]; discriminate].
     rewrite Lx, orb_false_r, Hk'. intros Lw. pose proof (sp_lowered s Sp Lw) as Old. rewrite Hk in Old. destruct Old as [q [Hq [En [[Pq _]|[_ Wq]]]]]; [destruct (X1 q Hq) as [Pq' _]; congruence|].
     right. exists q. auto.
   - assert (Hk : h_kind (whole s') <> NOffer /\ forall n, h_kind (whole s') <> NCount n).
-    { destruct (reduce_reported _ _ Rd) as [Em _]. pose proof (messages_nth N s 0 ltac:(lia)) as Hm. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [x [Hm _]].
-      destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. unfold message in Hm. unfold is_waiting in Wt.
+    { destruct (reduce_reported _ _ Rd) as [Em _]. pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [x [Hm _]].
+      destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W0 [_ Wt]]. pose proof (g_core _ _ _ _ _ I 0 ltac:(lia)) as K. unfold message in Hm. unfold is_waiting in Wt.
       pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite W0 in Kk. destruct (at_phase (rank_of s 0)) eqn:Ph; try discriminate.
       - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
       - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
@@ -452,11 +452,11 @@ Proof.
   - unfold lowered in *. rewrite existsb_app, D. reflexivity.
 Qed.
 
-Lemma every_marked_state_is_young : forall s m, marked s m -> forall r, r < N -> young (c_max_age (cfg r)) (doom s r) (rank_of s r) (m r).
+Lemma every_marked_state_is_young : forall s m, marked s m -> forall r, r < W -> young (c_max_age (cfg r)) (doom s r) (rank_of s r) (m r).
 Proof.
   induction 1 as [|s l t m M IH St]; intros r H.
   - constructor; simpl; try lia; try easy.
-  - pose proof (marked_reachable s m M) as R. pose proof (invariant_of N cfg depth input ok s R) as I.
+  - pose proof (marked_reachable s m M) as R. pose proof (invariant_of W cfg depth input ok s R) as I.
     destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [| |exact (IH r H)].
     2:{ match goal with |- young _ (doom ?z r) _ _ => replace (doom z r) with (doom s r); [exact (IH r H)|] end. unfold doom. f_equal. symmetry. apply (seen_stays s r); assumption. }
     match goal with |- young _ _ (rank_of ?x r) _ => set (s' := x) end.
@@ -473,7 +473,7 @@ Proof.
       rewrite Forall_forall in Hr. apply Forall_forall. intros y Hy. exact (Hr (shared y) (in_map shared _ _ Hy)). }
     rewrite Forall_forall in Early.
     assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-    + destruct (got_current N cfg depth input ok s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
+    + destruct (got_current W cfg depth input ok s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
       assert (Seen : firstn (got s' i) (results s') = firstn (got s i) (results s) ++ [y]).
       { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ My]. apply firstn_snoc, My. }
       assert (Dm : doom s i = true -> doom s' i = true) by (unfold doom; rewrite Seen; intros D; apply doomed_snoc, D).
@@ -490,8 +490,8 @@ Proof.
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
         -- replace (remark s (LRank i (Got (Agreed a))) s' m i) with (m i ++ [read u]) by (unfold remark; rewrite Rt, Pt, update_same; reflexivity).
            destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry N cfg depth input s _ _ I El) as EO. pose proof EO as [_ [ER _]]. simpl in ER.
-           pose proof (good_agreement N cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i EO B H) as Ci.
+           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as EO. pose proof EO as [_ [ER _]]. simpl in ER.
+           pose proof (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ i EO B H) as Ci.
            destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [_ [_ [_ R7]]]]]].
            assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in Tg; rewrite Z in Tg; discriminate).
@@ -502,7 +502,7 @@ Proof.
            { unfold doom. destruct My as [_ My]. pose proof (firstn_snoc _ _ _ _ My) as Fs. rewrite Gl in Fs. rewrite firstn_all2 in Fs by (unfold results; rewrite map_length; lia).
              pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk.
              apply (sp_sound s (reachable_spent s R) _ a (S n) Fs). rewrite Wh. unfold h_step. rewrite Kk, B, Sr, <- Ci, Tg. reflexivity. }
-           assert (W : forall x k, In x (window u) -> k < length (m i) -> pos x < nth k (m i) 0 -> length (m i) <= k + age).
+           assert (Wa : forall x k, In x (window u) -> k < length (m i) -> pos x < nth k (m i) 0 -> length (m i) <= k + age).
            { intros x k Hx Lk Lp. destruct (Y4 x k Hx Lk Lp) as [Z|Z]; [exact Z|congruence]. }
            assert (Pm : Permutation (concat (aligned t) ++ window t) (window u)).
            { rewrite Al, Ca, (ok_align_perm _ (configs_ok _ _ ok i H)), R3. apply (ok_group_perm _ (configs_ok _ _ ok i H)). }
@@ -513,7 +513,7 @@ Proof.
            ++ intros x k Hx Lk Lp. destruct (is_lowered a) eqn:Low.
               { right. unfold doom. rewrite Seen. unfold doomed, lowered. rewrite existsb_app. simpl. rewrite Low. rewrite !orb_true_r. reflexivity. }
               left. rewrite app_length. simpl. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
-              assert (Hu : In x (window u)) by (apply (Permutation_in _ Pm), in_or_app; auto). pose proof (W x k Hu L Lp) as B1.
+              assert (Hu : In x (window u)) by (apply (Permutation_in _ Pm), in_or_app; auto). pose proof (Wa x k Hu L Lp) as B1.
               destruct (Nat.eq_dec (length (m i)) (k + age)) as [Q|Q]; [exfalso|lia].
               assert (Due : count_due (due_before (cfg i) u) (groups u) <= S n).
               { rewrite <- R7. pose proof (ag_due _ _ A o Io). unfold is_lowered in Low. rewrite <- Ci in Low. unfold target in Tg. destruct (c_is_quota (cfg i)); simpl in Low, Tg.
@@ -524,7 +524,7 @@ Proof.
               replace (Nat.min age (length (m i)) =? age) with true in Fc by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd in Fc by lia.
               replace (length (m i) - age) with k in Fc by lia. lia.
            ++ intros x k _ Hx Lk Lp. rewrite Rd2. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|lia].
-              pose proof (W x k (Permutation_in _ Pm Hx) L Lp). lia.
+              pose proof (Wa x k (Permutation_in _ Pm Hx) L Lp). lia.
            ++ intros y x k Hy Hx Lk Lp. rewrite S1 in Hy. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [|specialize (Early y Hy); lia].
               apply (Y6 y x k Hy); [|exact L|exact Lp]. rewrite Au. apply (Permutation_in _ Pm Hx).
            ++ intros y x k Hy Hx Lk Lp. rewrite S1 in Hy. destruct (nth_snoc _ _ _ Lk) as [[L E1]|[-> E1]]; rewrite E1 in Lp; [apply (Y7 y x k Hy Hx L Lp)|]. specialize (Early y Hy). lia.
@@ -589,12 +589,12 @@ Qed.
 
 (** AGE: [m] holds rank r's marks: entry [k] is how many samples it had read by the end of round k's window. What is planned is
     planned in time, in either mode. *)
-Theorem a_sample_held_in_a_round_is_planned_at_most_max_age_rounds_later : forall s m r y x k, marked s m -> r < N ->
+Theorem a_sample_held_in_a_round_is_planned_at_most_max_age_rounds_later : forall s m r y x k, marked s m -> r < W ->
   In y (steps_of (rank_of s r)) -> In x (s_group y) -> k < length (m r) -> pos x < nth k (m r) 0 -> s_round y <= k + c_max_age (cfg r).
 Proof. intros s m r y x k M H. apply (y_steps _ _ _ _ (every_marked_state_is_young s m M r H)). Qed.
 
 (** AGE: what is due in a round is what was read by the end of the window [max_age] rounds before (R4.3). *)
-Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marked s m -> r < N -> at_phase (rank_of s r) <> COUNT ->
+Theorem what_is_due_is_what_was_held_max_age_rounds_before : forall s m r, marked s m -> r < W -> at_phase (rank_of s r) <> COUNT ->
   due_before (cfg r) (rank_of s r) =
   if c_max_age (cfg r) <=? round (rank_of s r) then nth (round (rank_of s r) - c_max_age (cfg r)) (m r) 0 else 0.
 Proof.
@@ -622,7 +622,7 @@ Qed.
 
 (** AGE, in either mode: [x] is held in the window of a round. When that round and [max_age] more are over, [x] is in a step of one of
     them, or else the results say that no later round makes steps, and none has. *)
-Lemma planned_in_time_or_doomed : forall s t r x, reachable s -> leads s t -> r < N ->
+Lemma planned_in_time_or_doomed : forall s t r x, reachable s -> leads s t -> r < W ->
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
   (exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r)) \/
   (doom t r = true /\ forall y, In y (steps_of (rank_of t r)) -> s_round y <= round (rank_of s r) + c_max_age (cfg r)).
@@ -634,7 +634,7 @@ Proof.
   pose proof (y_length _ _ _ _ Y) as L'. assert (Lk : round (rank_of s r) < length (m' r)) by lia.
   assert (V : read (rank_of s r) <= nth (round (rank_of s r)) (m' r) 0).
   { rewrite X2, app_length in *. rewrite app_nth2, L, Nat.sub_diag by lia. destruct more as [|v more]; [simpl in *; lia|]. inversion X3; subst. assumption. }
-  pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok t R') r H) as K'.
+  pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok t R') r H) as K'.
   assert (Hi : In x (firstn (read (rank_of s r)) (input r))).
   { apply (Permutation_in _ (k_cons _ _ _ _ _ _ K)). apply in_or_app. right. apply in_or_app. right. exact Hx. }
   assert (Px : pos x < nth (round (rank_of s r)) (m' r) 0).
@@ -653,7 +653,7 @@ Proof.
     rewrite (k_aligned _ _ _ _ _ _ K' Pt) in Ht. simpl in Ht. destruct (y_window _ _ _ _ Y x _ Ht Lk Px) as [B|B]; [lia|exact B].
 Qed.
 
-Theorem in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step : forall s t r x, reachable s -> leads s t -> r < N ->
+Theorem in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step : forall s t r x, reachable s -> leads s t -> r < W ->
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
   (exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r)) \/
   (forall y, In y (steps_of (rank_of t r)) -> s_round y <= round (rank_of s r) + c_max_age (cfg r)).
@@ -662,19 +662,19 @@ Proof. intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed s t r 
 End Age.
 
 Section Join.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
+Hypothesis ok : setting_ok W cfg.
 (** Join mode, on every rank; positions count a rank's input from 0. *)
-Hypothesis join : forall r, r < N -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
-Hypothesis placed : forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i.
-Notation reachable := (System.reachable N cfg depth input).
-Notation leads := (System.leads N cfg depth input).
-Notation marked := (Age.marked N cfg depth input).
+Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
+Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
+Notation reachable := (System.reachable W cfg depth input).
+Notation leads := (System.leads W cfg depth input).
+Notation marked := (Age.marked W cfg depth input).
 
-Lemma join_growing : forall r, r < N -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
 Proof. intros r H Q. destruct (join r H). congruence. Qed.
 
 Lemma never_doomed : forall s r, doom cfg s r = false.
@@ -685,20 +685,20 @@ Proof.
 Qed.
 
 (** AGE: what is still held is not too old yet. *)
-Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < N ->
+Theorem a_held_sample_is_never_older_than_max_age_rounds : forall s m r x k, marked s m -> r < W ->
   In x (window (rank_of s r)) -> k < length (m r) -> pos x < nth k (m r) 0 -> round (rank_of s r) <= k + c_max_age (cfg r).
 Proof.
-  intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young N cfg depth input ok join_growing placed s m M r H) as Y. rewrite never_doomed in Y.
+  intros s m r x k M H Hx Lk Lp. pose proof (every_marked_state_is_young W cfg depth input ok join_growing placed s m M r H) as Y. rewrite never_doomed in Y.
   destruct (y_window _ _ _ _ Y x k Hx Lk Lp); [|discriminate]. pose proof (y_length _ _ _ _ Y). lia.
 Qed.
 
 (** AGE, as spec/properties.md has it: [x] is held in the window of a round; when that round and [max_age] more are over, it is in a
     step of one of them. *)
-Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest : forall s t r x, reachable s -> leads s t -> r < N ->
+Theorem a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest : forall s t r x, reachable s -> leads s t -> r < W ->
   at_phase (rank_of s r) <> COUNT -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
   exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
 Proof.
-  intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed N cfg depth input ok join_growing placed s t r x R Ld H P Hx Lr) as [A|[D _]]; [exact A|].
+  intros s t r x R Ld H P Hx Lr. destruct (planned_in_time_or_doomed W cfg depth input ok join_growing placed s t r x R Ld H P Hx Lr) as [A|[D _]]; [exact A|].
   rewrite never_doomed in D. discriminate.
 Qed.
 

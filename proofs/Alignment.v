@@ -1,4 +1,4 @@
-(** The executable [align] of odb_ref/core/alignment.py, and what it keeps. Spec: R4. *)
+(** The executable [align] of odb_ref/core/batching/alignment.py, and what it keeps. Spec: R4. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types.
 Import ListNotations.
@@ -369,9 +369,9 @@ Proof.
       apply concat_length_singles in H. rewrite (Permutation_length (split_perm _ _)) in H.
       pose proof (split_length (target - length gs) gs). lia. }
     rewrite Eq, Nat.sub_diag, app_nil_r. apply sort_by_forall, split_keeps; [|exact F].
-    intros g Lg _. pose proof (middle_bounds g Lg). split; intros N; apply (f_equal (@length sample)) in N.
-    + rewrite firstn_length in N. simpl in N. lia.
-    + rewrite skipn_length in N. simpl in N. lia.
+    intros g Lg _. pose proof (middle_bounds g Lg). split; intros Na; apply (f_equal (@length sample)) in Na.
+    + rewrite firstn_length in Na. simpl in Na. lia.
+    + rewrite skipn_length in Na. simpl in Na. lia.
 Qed.
 
 Theorem an_alignment_carries_only_surplus_groups : forall gs target due, length gs <= target -> snd (align gs target due) = [].

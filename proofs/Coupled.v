@@ -51,16 +51,16 @@ Proof.
 Qed.
 
 Section Coupled.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Hypothesis deep : forall r, r < N -> 1 <= depth r.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation second := (Keeps.second N cfg).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Hypothesis deep : forall r, r < W -> 1 <= depth r.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation second := (Keeps.second W cfg).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
@@ -70,21 +70,21 @@ Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped |
 Definition by_itself (s : sys) (l : label) : Prop :=
   match l with
   | LRank _ (ConsumerStopped | LocalFailed _) => False
-  | LRank _ Urged => exists q, q < N /\ stopped (rank_of s q) = true
+  | LRank _ Urged => exists q, q < W /\ stopped (rank_of s q) = true
   | _ => True
   end.
 
 (** The step that rank [r]'s trainer is in has no end: a consumer left in the middle of it, before anybody had gone on. *)
 Definition broken (s : sys) (r : nat) : Prop :=
-  (forall p, p < N -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
-  exists q, q < N /\ stopped (rank_of s q) = true /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
+  (forall p, p < W -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
+  exists q, q < W /\ stopped (rank_of s q) = true /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
 
 (** What happens by itself, when a step that a consumer left in the middle of it never ends. *)
 Definition calm (s : sys) (l : label) : Prop := unurged l /\ match l with LTrained r => ~ broken s r | _ => True end.
 
 Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
 
-Lemma can_rank : forall s r e t, r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma can_rank : forall s r e t, r < W -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   unurged (LRank r e) -> can (calm s) s.
 Proof. intros s r e t H M E U. eexists. eexists. split; [split; [exact U|exact Logic.I]|]. eapply StepRank; eauto. Qed.
 
@@ -95,20 +95,20 @@ Proof. intros s [l [t [[U _] St]]]. exists l, t. auto. Qed.
 
 Lemma logged_reports_say : forall s, reachable s -> Forall (fun p => match snd p with Reported rs => failure_of rs <> None | _ => True end) (log s).
 Proof.
-  induction 1 as [|s l t R IH St]; [constructor|]. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  induction 1 as [|s l t R IH St]; [constructor|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; simpl; try exact IH. apply Forall_app. split; [exact IH|]. constructor; [|constructor]. simpl.
-  destruct x; auto. destruct (reports_say N cfg depth input ok s rs I S P Rd) as [o [-> _]]. discriminate.
+  destruct x; auto. destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. discriminate.
 Qed.
 
 (** Every result is accepted: the Python raises neither UsageError nor PeerError. *)
-Theorem every_result_is_accepted : forall s r x, reachable s -> r < N -> may input s r (Got x) ->
+Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> may input s r (Got x) ->
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
-  intros s r x R H M. destruct (reachable_second N cfg depth input ok s R) as [I S].
-  destruct (got_current N cfg depth input ok s r x I H M) as [G [W [Wh [ms [El Em]]]]].
-  pose proof (log_entry N cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
+  intros s r x R H M. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  destruct (got_current W cfg depth input ok s r x I H M) as [G [Wa [Wh [ms [El Em]]]]].
+  pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (logged_reports_say s R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
-  unfold is_waiting in W. unfold message in Em. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+  unfold is_waiting in Wa. unfold message in Em. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. rewrite Po in Em. destruct x as [a|cs|rs].
     2:{ destruct (reduce_counted _ _ ER) as [l [-> _]]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
     2:{ destruct (reduce_reported _ _ ER) as [-> _]. apply nth_error_In in Em. apply in_map_iff in Em as [? [? _]]. discriminate. }
@@ -134,32 +134,32 @@ Proof.
     destruct (failure_of rs); [eauto|easy].
 Qed.
 
-Lemma in_messages : forall s m, In m (messages N s) -> exists r, r < N /\ m = message (rank_of s r).
+Lemma in_messages : forall s m, In m (messages W s) -> exists r, r < W /\ m = message (rank_of s r).
 Proof. intros s m H. unfold messages in H. apply in_map_iff in H as [r [<- Hr]]. apply in_seq in Hr. exists r. split; [lia|reflexivity]. Qed.
 
 (** The messages of one exchange are always of one kind and one size. *)
-Theorem every_exchange_that_all_have_joined_completes : forall s, invariant s -> (forall r, r < N -> pending s r = true) -> exists x, reduce (messages N s) = Some x.
+Theorem every_exchange_that_all_have_joined_completes : forall s, invariant s -> (forall r, r < W -> pending s r = true) -> exists x, reduce (messages W s) = Some x.
 Proof.
   intros s I P. pose proof (some_rank _ _ ok) as SR.
-  assert (C : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r) /\ is_waiting (rank_of s r) = true).
-  { intros r H. destruct (pending_current N cfg depth input s r I H (P r H)) as [<- [_ W]]. split; [apply (g_core _ _ _ _ _ I r H)|exact W]. }
-  assert (NE : messages N s <> []) by (intros E; pose proof (messages_length N s) as L; rewrite E in L; simpl in L; lia).
+  assert (C : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r) /\ is_waiting (rank_of s r) = true).
+  { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- [_ Wa]]. split; [apply (g_core _ _ _ _ _ I r H)|exact Wa]. }
+  assert (NE : messages W s <> []) by (intros E; pose proof (messages_length W s) as L; rewrite E in L; simpl in L; lia).
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk.
-  - destruct (map_choice _ _ MOffer (fun _ => True) (messages N s)) as [os [E _]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-      unfold is_waiting in W. destruct Ph as [Ph|Ph]; [rewrite Ph in W; discriminate|]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
+  - destruct (map_choice _ _ MOffer (fun _ => True) (messages W s)) as [os [E _]].
+    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+      unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|]. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
     rewrite E in *. destruct os as [|o os]; [easy|]. simpl. rewrite offers_of_total. eauto.
-  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages N s)) as [l [E F]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+  - destruct (map_choice _ _ MCounts (fun c => length c = n) (messages W s)) as [l [E F]].
+    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
       pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
       unfold message. rewrite (k_count _ _ _ _ _ _ K Ph). eexists. split; [reflexivity|]. rewrite map_length. congruence. }
     rewrite E in *. destruct l as [|c l]; [easy|]. inversion F; subst. simpl. rewrite counts_of_total by assumption. eauto.
-  - destruct (map_choice _ _ MReport (fun _ => True) (messages N s)) as [rs [E _]].
-    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+  - destruct (map_choice _ _ MReport (fun _ => True) (messages W s)) as [rs [E _]].
+    { intros m Hm. destruct (in_messages s m Hm) as [r [H ->]]. destruct (C r H) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
       destruct (k_report _ _ _ _ _ _ K Ph) as [o [Po _]]. unfold message. rewrite Po. eauto. }
     rewrite E in *. destruct rs as [|o rs]; [easy|]. simpl. rewrite reports_of_total. eauto.
-  - exfalso. destruct (C 0 ltac:(lia)) as [K W]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
-    unfold is_waiting in W. destruct Ph as [Ph|Ph]; rewrite Ph in W; discriminate.
+  - exfalso. destruct (C 0 ltac:(lia)) as [K Wa]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Ph. rewrite Hk in Ph.
+    unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; rewrite Ph in Wa; discriminate.
 Qed.
 
 (** ** The trainers *)
@@ -167,12 +167,12 @@ Qed.
 (** The consumer has a step to take. *)
 Definition takeable (s : state) : Prop := queue s <> [] /\ forall l, limit s = Some l -> length (taken s) < l.
 
-Lemma head_number : forall s r x q, invariant s -> r < N -> queue (rank_of s r) = x :: q -> s_number x = length (taken (rank_of s r)).
+Lemma head_number : forall s r x q, invariant s -> r < W -> queue (rank_of s r) = x :: q -> s_number x = length (taken (rank_of s r)).
 Proof.
   intros s r x q I H E. eapply step_number; [apply (g_core _ _ _ _ _ I r H)|apply history_numbered|]. unfold steps_of. rewrite E, nth_error_app2, Nat.sub_diag by lia. reflexivity.
 Qed.
 
-Lemma take_possible : forall s r, invariant s -> r < N -> running s r = false -> takeable (rank_of s r) -> can (calm s) s.
+Lemma take_possible : forall s r, invariant s -> r < W -> running s r = false -> takeable (rank_of s r) -> can (calm s) s.
 Proof.
   intros s r I H Ru [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx.
   assert (B : below (limit (rank_of s r)) (s_number x) = true).
@@ -191,28 +191,28 @@ Qed.
 Lemma broken_or_not : forall s r, broken s r \/ ~ broken s r.
 Proof.
   intros s r. set (n := length (taken (rank_of s r))).
-  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) N) as [[p [Hp Lp]]|Al].
+  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) W) as [[p [Hp Lp]]|Al].
   { right. intros [B _]. apply Nat.ltb_lt in Lp. specialize (B p Hp). fold n in B. lia. }
-  destruct (dec_exists (fun q => stopped (rank_of s q) && running s q && (length (taken (rank_of s q)) =? n)) N) as [[q [Hq Eq]]|No].
+  destruct (dec_exists (fun q => stopped (rank_of s q) && running s q && (length (taken (rank_of s q)) =? n)) W) as [[q [Hq Eq]]|No].
   - left. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. split; [|exists q; auto].
     intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
   - right. intros [_ [q [Hq [E1 [E2 E3]]]]]. specialize (No q Hq). rewrite E1, E2 in No. simpl in No. apply Nat.eqb_neq in No. apply No, E3.
 Qed.
 
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
-Lemma trainer_goes_on : forall s r, reachable s -> r < N -> running s r = true ->
+Lemma trainer_goes_on : forall s r, reachable s -> r < W -> running s r = true ->
   (forall i n l, h_kind (whole s) = NClosed (Stopped i n) l -> length (taken (rank_of s r)) <= l) ->
-  can (calm s) s \/ (exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/ (broken s r /\ can unurged s).
+  can (calm s) s \/ (exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/ (broken s r /\ can unurged s).
 Proof.
-  intros s r R H Ru Lr. destruct (reachable_second N cfg depth input ok s R) as [I S].
-  destruct (min_exists (fun i => length (taken (rank_of s i))) N (some_rank _ _ ok)) as [q [Hq M]].
+  intros s r R H Ru Lr. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  destruct (min_exists (fun i => length (taken (rank_of s i))) W (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
-  { assert (Tr : forall i, i < N -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
+  { assert (Tr : forall i, i < W -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
     destruct (broken_or_not s r) as [B|B].
-    - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru Tr)]. exact Logic.I.
-    - left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s r H Ru Tr)]. split; [exact Logic.I|exact B]. }
+    - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. exact Logic.I.
+    - left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; [exact Logic.I|exact B]. }
   destruct (running s q) eqn:Rq.
-  { left. eexists. eexists. split; [|apply (StepTrained N cfg depth input s q Hq Rq); exact M]. split; [exact Logic.I|]. intros [B _]. specialize (B r H). lia. }
+  { left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s q Hq Rq); exact M]. split; [exact Logic.I|]. intros [B _]. specialize (B r H). lia. }
   destruct (takeableb (rank_of s q)) eqn:T; [left; apply (take_possible s q I Hq Rq); apply takeableb_spec, T|].
   destruct (stopped (rank_of s q)) eqn:Sq; [right; left; exists q; auto|left].
   pose proof (g_core _ _ _ _ _ I r H) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
@@ -229,12 +229,12 @@ Proof.
       - unfold takeableb, below in T. rewrite Q in T. simpl in T. destruct (limit (rank_of s q)) as [l|]; [|discriminate]. apply Nat.ltb_ge in T. eauto. }
     destruct Lim as [l [L1 L2]]. rewrite (k_free _ _ _ _ _ _ Kq Sq) in L1. destruct (h_kind (hist_of s q)) as [| | |o l'] eqn:Hk; try discriminate. injection L1 as ->.
     exfalso. destruct (history_limit _ _ _ _ Hk) as [[i [n ->]]|E].
-    + destruct (hist_cases N cfg depth input s q I Hq) as [[Gq Wq]|[_ [_ [W _]]]].
-      2:{ pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite Hk in Ph. unfold is_waiting in W. destruct Ph as [Ph|Ph]; rewrite Ph in W; discriminate. }
+    + destruct (hist_cases W cfg depth input s q I Hq) as [[Gq Wq]|[_ [_ [Wa _]]]].
+      2:{ pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite Hk in Ph. unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; rewrite Ph in Wa; discriminate. }
       rewrite Wq in Hk. specialize (Lr i n l Hk). lia.
     + change (l = h_released (hist_of s q)) in E. lia.
-  - destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
-    + destruct (hist_cases N cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
+  - destruct (hist_cases W cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
+    + destruct (hist_cases W cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
     + assert (M2 : may input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
       destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|exact Logic.I].
 Qed.
@@ -246,16 +246,16 @@ Definition finished (s : sys) (r : nat) : Prop :=
 
 (** A trainer inside a step whose collective a consumer that has left will never enter. *)
 Definition forsaken (s : sys) (r : nat) : Prop :=
-  running s r = true /\ exists q, q < N /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
+  running s r = true /\ exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
 
-Lemma read_possible : forall s r, invariant s -> r < N -> wanted (rank_of s r) <> 0 -> can (calm s) s.
+Lemma read_possible : forall s r, invariant s -> r < W -> wanted (rank_of s r) <> 0 -> can (calm s) s.
 Proof.
-  intros s r I H W. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
+  intros s r I H Wa. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
   assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
   set (en := length xs <? wanted u).
   assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en) = Some t).
-  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact W). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
+  { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
     replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
   destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en)); [exact H| |exact T|exact Logic.I].
   simpl. fold u. split; [|split].
@@ -271,29 +271,29 @@ Definition phase_is (p : phase_name) (s : state) : bool :=
 
 (** Every reachable state that is not an end: a rank's loader is not done, or a trainer may still continue. *)
 Lemma free_lemma : forall s, reachable s ->
-  can (calm s) s \/ (exists r, r < N /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
-     (running s r = true -> exists q, q < N /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
-  (forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s)))).
+  can (calm s) s \/ (exists r, r < W /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
+     (running s r = true -> exists q, q < W /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
+  (forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s)))).
 Proof.
-  intros s R. destruct (reachable_second N cfg depth input ok s R) as [I S]. pose proof (some_rank _ _ ok) as SR.
-  destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) N) as [[r [H E]]|NG].
+  intros s R. destruct (reachable_second W cfg depth input ok s R) as [I S]. pose proof (some_rank _ _ ok) as SR.
+  destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) W) as [[r [H E]]|NG].
   { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
     destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
     assert (M : may input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
     eapply can_rank; [exact H|exact M|exact T|exact Logic.I]. }
-  assert (Cur : forall r, r < N -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
-  { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G W]]|[[P [G _]]|[P [G W]]]].
+  assert (Cur : forall r, r < W -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
+  { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G Wa]]|[[P [G _]]|[P [G Wa]]]].
     - split; [apply whole_when_current, G|auto].
     - exfalso. rewrite P in NG. simpl in NG. apply Nat.ltb_ge in NG. lia.
     - split; [apply whole_when_current, G|auto]. }
-  destruct (dec_exists (fun r => negb (pending s r)) N) as [[r [H E]]|AP].
+  destruct (dec_exists (fun r => negb (pending s r)) W) as [[r [H E]]|AP].
   2:{ left. destruct (every_exchange_that_all_have_joined_completes s I) as [x X]; [intros r H; specialize (AP r H); apply negb_false_iff in AP; exact AP|].
-      eexists. eexists. split; [|apply (StepExchange N cfg depth input s x); [|exact X]]; [split; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
-  destruct (dec_exists (fun r => phase_is FILL (rank_of s r)) N) as [[f [Hf Ef]]|NF].
+      eexists. eexists. split; [|apply (StepExchange W cfg depth input s x); [|exact X]]; [split; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
+  destruct (dec_exists (fun r => phase_is FILL (rank_of s r)) W) as [[f [Hf Ef]]|NF].
   - unfold phase_is in Ef. destruct (at_phase (rank_of s f)) eqn:Pf; try discriminate. clear Ef.
     destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
     destruct (is_ready (rank_of s f)) eqn:Rd.
-    2:{ left. unfold is_ready in Rd. destruct (wanted (rank_of s f)) eqn:W; [|apply (read_possible s f I Hf); rewrite W; discriminate].
+    2:{ left. unfold is_ready in Rd. destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f I Hf); rewrite Wa; discriminate].
         simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|exact Logic.I]. }
     destruct Fi as [Fi|[Ob Ur]]; [congruence|].
     pose proof (g_core _ _ _ _ _ I f Hf) as Kf. pose proof (k_kind _ _ _ _ _ _ Kf) as Kk. unfold kind_ok in Kk. rewrite Pf in Kk.
@@ -312,14 +312,14 @@ Proof.
       pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. specialize (NF r H). unfold phase_is in NF. unfold is_waiting in Wt.
       destruct (at_phase (rank_of s r)); try discriminate; destruct K as [o [l [K _]]]; eauto. }
     destruct Hk as [o [l Hk]].
-    assert (Ph : forall q, q < N -> at_phase (rank_of s q) = DRAIN \/ at_phase (rank_of s q) = DONE).
+    assert (Ph : forall q, q < W -> at_phase (rank_of s q) = DRAIN \/ at_phase (rank_of s q) = DONE).
     { intros q Hq. destruct (Cur q Hq) as [Wq _]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I q Hq))) as P. rewrite Wq, Hk in P. exact P. }
-    destruct (dec_exists (fun q => phase_is DRAIN (rank_of s q) && negb (running s q)) N) as [[d [Hd Ed]]|ND].
+    destruct (dec_exists (fun q => phase_is DRAIN (rank_of s q) && negb (running s q)) W) as [[d [Hd Ed]]|ND].
     + left. apply andb_true_iff in Ed as [Ed Rd]. apply negb_true_iff in Rd. unfold phase_is in Ed. destruct (at_phase (rank_of s d)) eqn:Pd; try discriminate.
       apply (take_possible s d I Hd Rd). destruct (t_drain _ _ (g_tight _ _ _ _ _ I d Hd) Pd) as [Ob Li]. split.
       * destruct (t_outbox _ _ (g_tight _ _ _ _ _ I d Hd) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep d Hd). lia.
       * intros l' L. specialize (Li l' L). lia.
-    + assert (Each : forall q, q < N -> can (calm s) s \/ at_phase (rank_of s q) = DONE \/
+    + assert (Each : forall q, q < W -> can (calm s) s \/ at_phase (rank_of s q) = DONE \/
         (at_phase (rank_of s q) = DRAIN /\ (forsaken s q \/ (running s q = true /\ broken s q /\ can unurged s)))).
       { intros q Hq. destruct (Ph q Hq) as [P|P]; [|auto]. specialize (ND q Hq). unfold phase_is in ND. rewrite P in ND. simpl in ND. apply negb_false_iff in ND.
         destruct (trainer_goes_on s q R Hq ND) as [C|[F|[B C]]]; [|left; exact C| |].
@@ -329,22 +329,22 @@ Proof.
           + pose proof (k_free _ _ _ _ _ _ Kq Sq) as L1. destruct (Cur q Hq) as [Wq _]. rewrite Wq, Hk' in L1. specialize (Li l' L1). lia.
         - right. right. split; [exact P|]. left. split; [exact ND|exact F].
         - right. right. split; [exact P|]. right. auto. }
-      destruct (one_or_each _ _ N Each) as [C|A]; auto.
+      destruct (one_or_each _ _ W Each) as [C|A]; auto.
 Qed.
 
 (** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers always goes on by itself, or every
     loader is done and every trainer has taken all it was given: even after failures, and without anybody's urging. *)
-Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < N -> stopped (rank_of s r) = false) ->
-  can unurged s \/ forall r, r < N -> finished s r.
+Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < W -> stopped (rank_of s r) = false) ->
+  can unurged s \/ forall r, r < W -> finished s r.
 Proof.
-  intros s R NS. destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unurged, C| |].
+  intros s R NS. destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unurged, C| |].
   - exfalso. destruct (running s r); [destruct (X eq_refl) as [q [Hq Sq]]; rewrite NS in Sq by exact Hq; discriminate|auto].
-  - assert (D : forall r, r < N -> at_phase (rank_of s r) = DONE).
+  - assert (D : forall r, r < W -> at_phase (rank_of s r) = DONE).
     { intros r H. destruct (A r H) as [D|[_ [[_ [q [Hq [Sq _]]]]|[_ [[_ [q [Hq [Sq _]]]] _]]]]]; [exact D| |]; rewrite NS in Sq by exact Hq; discriminate. }
-    destruct (dec_exists (fun r => running s r) N) as [[r [H Ru]]|NR].
+    destruct (dec_exists (fun r => running s r) W) as [[r [H Ru]]|NR].
     + destruct (trainer_goes_on s r R H Ru) as [C|[[q [Hq [Sq _]]]|[_ C]]]; [|left; apply calm_unurged, C|rewrite NS in Sq by exact Hq; discriminate|auto].
-      intros i n l Hk. exfalso. destruct (reachable_third N cfg depth input ok s R) as [_ O]. destruct (O _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
-    + destruct (dec_exists (fun r => takeableb (rank_of s r)) N) as [[r [H T]]|NT].
+      intros i n l Hk. exfalso. destruct (reachable_third W cfg depth input ok s R) as [_ O]. destruct (O _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
+    + destruct (dec_exists (fun r => takeableb (rank_of s r)) W) as [[r [H T]]|NT].
       * left. apply calm_unurged, (take_possible s r I H (NR r H)). apply takeableb_spec, T.
       * right. intros r H. split; [apply D, H|]. split; [apply NR, H|]. intros T. apply takeableb_spec in T. rewrite NT in T by exact H. discriminate.
 Qed.
@@ -353,7 +353,7 @@ Qed.
     that is inside a step which a consumer that has left never entered. *)
 Lemma urged_or_over : forall s, reachable s ->
   (exists l t, by_itself s l /\ match l with LTrained r => ~ broken s r | _ => True end /\ step s l t) \/
-  forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s))).
+  forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s))).
 Proof.
   intros s R. destruct (free_lemma s R) as [[l [t [[U B] St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [| |auto].
   { left. exists l, t. split; [|split; [exact B|exact St]]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U. }
@@ -364,7 +364,7 @@ Proof.
 Qed.
 
 Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left : forall s, reachable s ->
-  can (by_itself s) s \/ forall r, r < N -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
+  can (by_itself s) s \/ forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ forsaken s r).
 Proof.
   intros s R. destruct (urged_or_over s R) as [[l [t [B [_ St]]]]|A]; [left; exists l, t; auto|].
   apply one_or_each. intros r H. destruct (A r H) as [D|[D [F|[_ [_ [l [t [U St]]]]]]]]; auto.
@@ -373,7 +373,7 @@ Qed.
 
 (** ** STOP, under lockstep (A5): a trainer leaves a step when every rank's consumer has taken it, or never. *)
 
-Notation leads := (System.leads N cfg depth input).
+Notation leads := (System.leads W cfg depth input).
 
 Lemma taken_changes : forall c r d s e t, transition c r d s e = Some t ->
   match e with StepTaken => exists x, taken t = taken s ++ [x] | _ => taken t = taken s end.
@@ -393,7 +393,7 @@ Proof.
   - destruct (is_ending s); injection E as <-; rewrite ?Pp; reflexivity.
 Qed.
 
-Lemma lockstep : forall s, reachable s -> forall r q, r < N -> q < N ->
+Lemma lockstep : forall s, reachable s -> forall r q, r < W -> q < W ->
   length (taken (rank_of s r)) <= length (taken (rank_of s q)) + if running s r then 1 else 0.
 Proof.
   induction 1 as [|s l t R IH St]; intros r q Hr Hq; [simpl; lia|]. specialize (IH r q Hr Hq) as Rq.
@@ -408,24 +408,24 @@ Proof.
   - unfold update. destruct (r =? i) eqn:Ri; [|exact Rq]. apply Nat.eqb_eq in Ri. subst r. specialize (Tk q Hq). lia.
 Qed.
 
-Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, reachable s -> r < N -> q < N ->
+Theorem no_consumer_is_more_than_one_step_ahead_of_another : forall s r q, reachable s -> r < W -> q < W ->
   length (taken (rank_of s r)) <= length (taken (rank_of s q)) + 1.
 Proof. intros s r q R Hr Hq. pose proof (lockstep s R r q Hr Hq). destruct (running s r); lia. Qed.
 
 (** STOP: a consumer that has stopped gets no further step. *)
-Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, reachable s -> leads s t -> q < N -> stopped (rank_of s q) = true ->
+Theorem a_consumer_that_stopped_takes_no_further_step : forall s t q, reachable s -> leads s t -> q < W -> stopped (rank_of s q) = true ->
   stopped (rank_of t q) = true /\ taken (rank_of t q) = taken (rank_of s q).
 Proof.
   intros s t q R Ld H St. induction Ld as [s|s t l u Ld IH S]; [auto|]. destruct (IH R St) as [S1 S2]. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
   destruct S as [t i e v Hi M E|t x P Rd|t i Hi Ru Tk]; simpl; auto. destruct (Nat.eq_dec q i) as [->|NE]; [|rewrite update_other by exact NE; auto].
   rewrite update_same. split; [eapply stopped_stays; eauto|]. rewrite <- S2. pose proof (taken_changes _ _ _ _ _ _ E) as Tc. destruct e; try exact Tc.
-  exfalso. pose proof (invariant_of N cfg depth input ok t R') as I. destruct (k_stop _ _ _ _ _ _ (g_core _ _ _ _ _ I i Hi) S1) as [m [L1 L2]].
+  exfalso. pose proof (invariant_of W cfg depth input ok t R') as I. destruct (k_stop _ _ _ _ _ _ (g_core _ _ _ _ _ I i Hi) S1) as [m [L1 L2]].
   simpl in E. destruct (queue (rank_of t i)) as [|x ys] eqn:Q; [discriminate|]. rewrite L1, (head_number t i x ys I Hi Q) in E. simpl in E.
   replace (length (taken (rank_of t i)) <? m) with false in E by (symmetry; apply Nat.ltb_ge; lia). discriminate.
 Qed.
 
 (** STOP: so for every consumer that stopped, and hence the one with the fewest steps, no consumer takes more than one step beyond. *)
-Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, reachable s -> leads s t -> r < N -> q < N ->
+Theorem no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall s t r q, reachable s -> leads s t -> r < W -> q < W ->
   stopped (rank_of s q) = true -> length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1.
 Proof.
   intros s t r q R Ld Hr Hq St. destruct (a_consumer_that_stopped_takes_no_further_step s t q R Ld Hq St) as [_ <-].
@@ -434,9 +434,9 @@ Qed.
 
 (** STOP: consumers that stop after the same number of steps leave nobody waiting: when nothing more can happen, every rank has finished. *)
 Theorem consumers_that_stop_together_end_together : forall s, reachable s ->
-  (forall r, r < N -> stopped (rank_of s r) = true) ->
-  (forall r q, r < N -> q < N -> length (taken (rank_of s r)) = length (taken (rank_of s q))) ->
-  can (by_itself s) s \/ forall r, r < N -> at_phase (rank_of s r) = DONE.
+  (forall r, r < W -> stopped (rank_of s r) = true) ->
+  (forall r q, r < W -> q < W -> length (taken (rank_of s r)) = length (taken (rank_of s q))) ->
+  can (by_itself s) s \/ forall r, r < W -> at_phase (rank_of s r) = DONE.
 Proof.
   intros s R _ Eq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left s R) as [C|A]; [auto|right].
   intros r H. destruct (A r H) as [D|[_ [_ [q [Hq [_ L]]]]]]; [exact D|]. rewrite (Eq r q H Hq) in L. lia.

@@ -22,61 +22,61 @@ Lemma first_different_mismatch : forall rs ref o, first_different ref rs = Some 
 Proof. induction rs as [|x rs IH]; simpl; intros ref o H; [discriminate|]. destruct (_ && _); [eauto|]. injection H as <-. eauto. Qed.
 
 Section Ending.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation second := (Keeps.second N cfg).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation second := (Keeps.second W cfg).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
 Definition outcome_true (s : sys) (o : outcome_kind) : Prop :=
   match o with
   | Complete => True
-  | Stopped q _ => q < N /\ stopped (rank_of s q) = true
-  | Failed q c => q < N /\ failure (rank_of s q) = Some c
-  | Mismatch _ => exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)
+  | Stopped q _ => q < W /\ stopped (rank_of s q) = true
+  | Failed q c => q < W /\ failure (rank_of s q) = Some c
+  | Mismatch _ => exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)
   | Lost _ _ => False
   end.
 
 Record third (s : sys) : Prop := {
-  d_cause : forall r, r < N -> at_phase (rank_of s r) = REPORT ->
+  d_cause : forall r, r < W -> at_phase (rank_of s r) = REPORT ->
     exists x, posted (rank_of s r) = Some (MReport x) /\ forall c, r_cause x = Some c -> failure (rank_of s r) = Some c;
   d_outcome : forall o l, h_kind (whole s) = NClosed o l -> outcome_true s o }.
 
 (** The reports of an exchange that is about to complete. *)
-Lemma pending_reports : forall s rs, invariant s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Reported rs) ->
-  length rs = N /\ forall r, r < N -> at_phase (rank_of s r) = REPORT /\ exists x, nth_error rs r = Some x /\ posted (rank_of s r) = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print (cfg r).
+Lemma pending_reports : forall s rs, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
+  length rs = W /\ forall r, r < W -> at_phase (rank_of s r) = REPORT /\ exists x, nth_error rs r = Some x /\ posted (rank_of s r) = Some (MReport x) /\ r_rank x = r /\ r_print x = c_print (cfg r).
 Proof.
   intros s rs I P R. destruct (reduce_reported _ _ R) as [Em _].
-  assert (L : length rs = N) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
-  pose proof (messages_nth N s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
-  rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [_ W]].
-  pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in W. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+  assert (L : length rs = W) by (rewrite <- (map_length MReport), <- Em; apply messages_length). split; [exact L|]. intros r H.
+  pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error rs r) as [x|] eqn:Hx; [|apply nth_error_None in Hx; lia].
+  rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]].
+  pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
   - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
   - destruct (k_report _ _ _ _ _ _ K Ph) as [y [Po [R1 R2]]]. rewrite Po in Hm. injection Hm as ->. split; [reflexivity|]. exists y. auto.
 Qed.
 
 (** Some report has something to say: the Python's PeerError in compute_failure is never raised. *)
-Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Reported rs) ->
+Lemma reports_say : forall s rs, invariant s -> second s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Reported rs) ->
   exists o, failure_of rs = Some o /\
-    ((exists r c, r < N /\ o = Failed r c /\ exists x, posted (rank_of s r) = Some (MReport x) /\ r_cause x = Some c) \/
-     ((exists q, o = Mismatch q) /\ (exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)) /\ forall q, q < N -> failing s q -> False)).
+    ((exists r c, r < W /\ o = Failed r c /\ exists x, posted (rank_of s r) = Some (MReport x) /\ r_cause x = Some c) \/
+     ((exists q, o = Mismatch q) /\ (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) /\ forall q, q < W -> failing s q -> False)).
 Proof.
   intros s rs I S P R. destruct (pending_reports s rs I P R) as [L X]. pose proof (some_rank _ _ ok) as SR.
   assert (Hk : h_kind (whole s) = NReport).
-  { destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W _]. destruct (X 0 ltac:(lia)) as [Ph _].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, W in K. exact K. }
+  { destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa _]. destruct (X 0 ltac:(lia)) as [Ph _].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, Wa in K. exact K. }
   unfold failure_of. pose proof (first_failed_spec rs) as F. destruct (first_failed rs) as [o|].
   - exists o. split; [reflexivity|]. left. destruct F as [x [c [Hx [Cx ->]]]]. apply In_nth_error in Hx as [r Hr].
-    assert (H : r < N) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X r H) as [_ [y [Hy [Po [Ry _]]]]]. rewrite Hr in Hy. injection Hy as <-.
+    assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X r H) as [_ [y [Hy [Po [Ry _]]]]]. rewrite Hr in Hy. injection Hy as <-.
     exists r, c. rewrite Ry. eauto 6.
-  - assert (NF : forall q, q < N -> failing s q -> False).
+  - assert (NF : forall q, q < W -> failing s q -> False).
     { intros q Hq [_ F2]. destruct (X q Hq) as [Ph [y [Hy [Po _]]]]. destruct (F2 Ph) as [y' [Po' C]]. rewrite Po in Po'. injection Po' as <-. apply C, F. eapply nth_error_In, Hy. }
     destruct (n_report _ _ _ S Hk) as [[q [Hq Fq]]|[q [Hq D]]]; [exfalso; eapply NF; eauto|].
     destruct (X 0 ltac:(lia)) as [_ [x0 [H0 [_ [_ P0]]]]]. destruct (X q Hq) as [_ [xq [Hxq [_ [_ Pq]]]]].
@@ -104,8 +104,8 @@ Proof.
   - destruct (is_ending s); injection E as <-; rewrite ?Pp; exact St.
 Qed.
 
-Lemma outcome_stays : forall s s' o, (forall q, q < N -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
-  (forall q, q < N -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)) -> outcome_true s o -> outcome_true s' o.
+Lemma outcome_stays : forall s s' o, (forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true) ->
+  (forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)) -> outcome_true s o -> outcome_true s' o.
 Proof.
   intros s s' o H1 H2 O. destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct O as [O1 O2]; split; auto. rewrite H2; congruence.
 Qed.
@@ -114,10 +114,10 @@ Lemma reachable_third : forall s, reachable s -> third s.
 Proof.
   induction 1 as [|s l t R IH St].
   - constructor; simpl; [intros; discriminate|discriminate].
-  - destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [| |destruct IH; constructor; assumption].
-    + set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < N -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
+  - destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [| |destruct IH; constructor; assumption].
+    + set (s' := mkSys _ _ _ _ _). assert (Ks : forall q, q < W -> stopped (rank_of s q) = true -> stopped (rank_of s' q) = true).
       { intros q Hq Sq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply stopped_stays; eauto|rewrite update_other by assumption; exact Sq]. }
-      assert (Kf : forall q, q < N -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)).
+      assert (Kf : forall q, q < W -> failure (rank_of s q) <> None -> failure (rank_of s' q) = failure (rank_of s q)).
       { intros q Hq Fq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; eapply rank_keeps_failure; eauto|rewrite update_other by assumption; reflexivity]. }
       constructor.
       * intros q Hq Ph. simpl in *. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same in *|rewrite update_other in * by assumption; apply (d_cause s IH q Hq Ph)].
@@ -127,7 +127,7 @@ Proof.
               eexists. split; [exact Po|]. simpl. intros c Hc. rewrite Fe. exact Hc.
            ++ exfalso. destruct (count_cases _ _ _ _ _ E) as [_ [_ [_ [_ [[P2|P2] _]]]]]; congruence.
            ++ destruct (failure_of rs); [|discriminate]. injection E as <-. exfalso. match type of Ph with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [P2|P2]; congruence end.
-        -- pose proof (rank_step_after N cfg depth input ok s r e t I H M E) as K.
+        -- pose proof (rank_step_after W cfg depth input ok s r e t I H M E) as K.
            assert (P0 : at_phase (rank_of s r) = REPORT).
            { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite Ph in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
              pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H))) as P1. rewrite K2 in P1. exact P1. }
@@ -136,10 +136,10 @@ Proof.
            apply (sa_failure _ _ (transition_same _ _ _ _ _ _ NG E)). congruence.
       * intros o l Hk. apply (outcome_stays s); [exact Ks|exact Kf|]. eapply (d_outcome s IH). exact Hk.
     + constructor; [apply (d_cause s IH)|]. intros o l Hk. rewrite whole_snoc in Hk.
-      assert (Os : forall o, outcome_true s o -> outcome_true (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)) o) by (intros o'; destruct o'; simpl; auto).
+      assert (Os : forall o, outcome_true s o -> outcome_true (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)) o) by (intros o'; destruct o'; simpl; auto).
       apply Os. clear Os. unfold h_step in Hk. destruct (h_kind (whole s)) as [|t| |o' l'] eqn:K.
       * destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-        -- simpl in Hk. injection Hk as <- _. destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [_ [_ X2]]]].
+        -- simpl in Hk. injection Hk as <- _. destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [_ [_ X2]]]].
            destruct (at_stop _ _ A q Sr) as [o1 [Ho So]]. destruct (X2 o1 Ho) as [r [H [_ [_ O]]]]. destruct (of_stop _ _ _ _ O q So) as [-> St]. simpl. auto.
         -- simpl in Hk. destruct (target (cfg 0) a); [|discriminate]. injection Hk as <- _. exact Logic.I.
       * destruct x; simpl in Hk; congruence.
@@ -150,36 +150,36 @@ Proof.
 Qed.
 
 (** ABORT, STOP: ranks that have ended have ended in the same round, with the same outcome. *)
-Theorem failure_ends_all_ranks_in_the_same_round : forall s r q, reachable s -> r < N -> q < N ->
+Theorem failure_ends_all_ranks_in_the_same_round : forall s r q, reachable s -> r < W -> q < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true ->
   ended_as (rank_of s r) = ended_as (rank_of s q) /\ round (rank_of s r) = round (rank_of s q) /\
   length (released_of (rank_of s r)) = length (released_of (rank_of s q)).
 Proof.
-  intros s r q R Hr Hq Er Eq. pose proof (invariant_of N cfg depth input ok s R) as I.
-  destruct (ended_outcome N cfg depth input ok s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome N cfg depth input ok s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
+  intros s r q R Hr Hq Er Eq. pose proof (invariant_of W cfg depth input ok s R) as I.
+  destruct (ended_outcome W cfg depth input ok s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome W cfg depth input ok s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
   rewrite Hk in Hk2. injection Hk2 as <- <-. split; [congruence|].
-  destruct (ended_current N cfg depth input ok s r R Hr Er) as [Wr _]. destruct (ended_current N cfg depth input ok s q R Hq Eq) as [Wq _].
+  destruct (ended_current W cfg depth input ok s r R Hr Er) as [Wr _]. destruct (ended_current W cfg depth input ok s q R Hq Eq) as [Wq _].
   pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq. rewrite Wr in Kr. rewrite Wq in Kq.
   rewrite (k_round _ _ _ _ _ _ Kr), (k_round _ _ _ _ _ _ Kq), (k_released _ _ _ _ _ _ Kr), (k_released _ _ _ _ _ _ Kq). auto.
 Qed.
 
 (** ABORT, STOP: the outcome names a rank that did fail, with its cause, or stop; a mismatch is one. *)
-Theorem an_outcome_names_the_rank_and_the_cause : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+Theorem an_outcome_names_the_rank_and_the_cause : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   exists o, ended_as (rank_of s r) = Some o /\ outcome_true s o.
 Proof.
-  intros s r R H E. destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome s (reachable_third s R) o l Hk).
+  intros s r R H E. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. exists o. split; [exact O|]. apply (d_outcome s (reachable_third s R) o l Hk).
 Qed.
 
 (** ABORT: once a failure has been offered, the epoch cannot go on: the round's agreement sends every rank to its report. *)
-Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < N ->
+Theorem a_failure_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_failed o <> None -> h_kind (whole t) = NReport.
 Proof.
-  intros s t r o R St H Ph Po Fo. pose proof (invariant_of N cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
-  rewrite whole_snoc. destruct (pending_current N cfg depth input s r I H (P r H)) as [W [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite W in K.
+  intros s t r o R St H Ph Po Fo. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
+  rewrite whole_snoc. destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wa in K.
   assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
-  pose proof (messages_nth N s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
+  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
   unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
-  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
+  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
     pose proof (ag_failed _ _ A o Io Fo) as Fa. unfold is_bad. destruct (o_failed a); [reflexivity|easy].
   - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
   - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
@@ -188,49 +188,49 @@ Qed.
 (** ABORT: after an agreement that holds a failure or a mismatch no epoch is complete, on any rank. *)
 Lemma bad_stays : forall s, reachable s -> (exists ms a, In (ms, Agreed a) (log s) /\ is_bad a = true) ->
   h_kind (whole s) = NReport \/ exists o l, h_kind (whole s) = NClosed o l /\
-    ((exists q c, o = Failed q c) \/ ((exists q, o = Mismatch q) /\ exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0))).
+    ((exists q c, o = Failed q c) \/ ((exists q, o = Mismatch q) /\ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0))).
 Proof.
   induction 1 as [|s l t R IH St]; intros [ms [a [Hin B]]]; [destruct Hin|].
-  destruct (reachable_second N cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
+  destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))| |exact (IH (ex_intro _ ms (ex_intro _ a (conj Hin B))))].
   rewrite whole_snoc. simpl in Hin. apply in_app_or in Hin as [Hin|[Hin|[]]].
   - destruct (IH (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o [l [K O]]]]; unfold h_step; rewrite K.
     + destruct x as [a'|cs|rs]; auto. destruct (reports_say s rs I S P Rd) as [o [F Y]]. rewrite F. right. exists o. eexists. split; [reflexivity|].
       destruct Y as [[r [c [_ [-> _]]]]|[Y1 [Y2 _]]]; [left; eauto|right; auto].
     + right. exists o, l. destruct x; auto.
-  - injection Hin as _ Hin. rewrite Hin in Rd. destruct (pending_offers N cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]].
+  - injection Hin as _ Hin. rewrite Hin in Rd. destruct (pending_offers W cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]].
     pose proof (some_rank _ _ ok) as SR. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]].
-    destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W _].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, W in K.
+    destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa _].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph, Wa in K.
     left. rewrite Hin. unfold h_step. rewrite K, B. reflexivity.
 Qed.
 
-Theorem an_offered_failure_is_the_outcome_of_every_rank : forall s r ms a, reachable s -> r < N ->
+Theorem an_offered_failure_is_the_outcome_of_every_rank : forall s r ms a, reachable s -> r < W ->
   In (ms, Agreed a) (log s) -> o_failed a <> None -> is_ending (rank_of s r) = true ->
-  (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < N /\ failure (rank_of s q) = Some c) \/
-  ((exists q, ended_as (rank_of s r) = Some (Mismatch q)) /\ exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)).
+  (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < W /\ failure (rank_of s q) = Some c) \/
+  ((exists q, ended_as (rank_of s r) = Some (Mismatch q)) /\ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)).
 Proof.
   intros s r ms a R H Hin F E. assert (B : is_bad a = true) by (unfold is_bad; destruct (o_failed a); [reflexivity|easy]).
-  destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O.
+  destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O.
   destruct (bad_stays s R (ex_intro _ ms (ex_intro _ a (conj Hin B)))) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
   destruct Y as [[q [c ->]]|[[q ->] D]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
 
 (** ABORT: where configurations differ, no rank ends in any other way. *)
-Theorem where_configurations_differ_every_rank_ends_as_failed_or_mismatch : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true ->
-  (exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0)) ->
-  (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < N /\ failure (rank_of s q) = Some c) \/ exists q, ended_as (rank_of s r) = Some (Mismatch q).
+Theorem where_configurations_differ_every_rank_ends_as_failed_or_mismatch : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
+  (exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0)) ->
+  (exists q c, ended_as (rank_of s r) = Some (Failed q c) /\ q < W /\ failure (rank_of s q) = Some c) \/ exists q, ended_as (rank_of s r) = Some (Mismatch q).
 Proof.
   intros s r R H E [q [Hq D]]. pose proof (some_rank _ _ ok) as SR.
   assert (B : (exists ms a, In (ms, Agreed a) (log s) /\ is_bad a = true) \/ h_kind (whole s) = NOffer).
-  { clear E H r. induction R as [|s l t R IH St]; [right; reflexivity|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  { clear E H r. induction R as [|s l t R IH St]; [right; reflexivity|]. pose proof (invariant_of W cfg depth input ok s R) as I.
     destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact IH| |exact IH]. destruct IH as [[ms [a [Hin B]]]|K]; [left; exists ms, a; split; [simpl; apply in_or_app; auto|exact B]|].
     destruct x as [a|cs|rs]; [left|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K|right; rewrite whole_snoc; unfold h_step; rewrite K; exact K].
-    exists (messages N s), a. split; [simpl; apply in_or_app; right; left; reflexivity|]. destruct (is_bad a) eqn:B; [reflexivity|exfalso]. apply D.
-    assert (EO : entry_ok N cfg (messages N s, Agreed a)).
-    { repeat split; simpl; [apply messages_length|exact Rd|]. intros r m Hm. assert (H : r < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence).
-      rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [_ W]]. exact W. }
-    rewrite (good_agreement N cfg SR (prints_differ _ _ ok) _ _ q EO B Hq). reflexivity. }
-  destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O. destruct B as [B|K]; [|congruence].
+    exists (messages W s), a. split; [simpl; apply in_or_app; right; left; reflexivity|]. destruct (is_bad a) eqn:B; [reflexivity|exfalso]. apply D.
+    assert (EO : entry_ok W cfg (messages W s, Agreed a)).
+    { repeat split; simpl; [apply messages_length|exact Rd|]. intros r m Hm. assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
+      rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. exact Wa. }
+    rewrite (good_agreement W cfg SR (prints_differ _ _ ok) _ _ q EO B Hq). reflexivity. }
+  destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O]]]. rewrite O. destruct B as [B|K]; [|congruence].
   destruct (bad_stays s R B) as [K|[o' [l' [K Y]]]]; [congruence|]. rewrite Hk in K. injection K as <- <-.
   destruct Y as [[i [c ->]]|[[i ->] _]]; [left|right; eauto]. destruct (d_outcome s (reachable_third s R) _ _ Hk) as [Y1 Y2]. eauto.
 Qed.
@@ -251,15 +251,15 @@ Proof.
   - destruct rs as [|r rs]; [discriminate|]. apply first_different_mismatch in F as [i F]. discriminate.
 Qed.
 
-Theorem a_failure_names_the_lowest_rank_that_reports_a_cause : forall s r q c, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+Theorem a_failure_names_the_lowest_rank_that_reports_a_cause : forall s r q c, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   ended_as (rank_of s r) = Some (Failed q c) ->
-  exists ms rs, In (ms, Reported rs) (log s) /\ length rs = N /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
+  exists ms rs, In (ms, Reported rs) (log s) /\ length rs = W /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
     (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None.
 Proof.
-  intros s r q c R H E O. destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
-  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r q c R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
+  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk.
-  assert (Old : forall l', h_kind (whole s) = NClosed (Failed q c) l' -> exists ms rs, In (ms, Reported rs) (log s ++ [(messages N s, x)]) /\ length rs = N /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
+  assert (Old : forall l', h_kind (whole s) = NClosed (Failed q c) l' -> exists ms rs, In (ms, Reported rs) (log s ++ [(messages W s, x)]) /\ length rs = W /\ (forall i x, nth_error rs i = Some x -> r_rank x = i) /\
     (exists x, nth_error rs q = Some x /\ r_cause x = Some c) /\ forall i x, i < q -> nth_error rs i = Some x -> r_cause x = None).
   { intros l' K. destruct (IH l' K) as [ms [rs [Hin X]]]. exists ms, rs. split; [apply in_or_app; auto|exact X]. }
   unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|n| |o' l'] eqn:K.
@@ -267,15 +267,15 @@ Proof.
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
     destruct (pending_reports s rs I P Rd) as [L X]. assert (Rk : forall i x, nth_error rs i = Some x -> r_rank x = i).
-    { intros i x Hx. assert (Hi : i < N) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X i Hi) as [_ [y [Hy [_ [Ry _]]]]]. congruence. }
-    exists (messages N s), rs. split; [apply in_or_app; right; left; reflexivity|]. split; [exact L|]. split; [exact Rk|]. apply failure_of_lowest; assumption.
+    { intros i x Hx. assert (Hi : i < W) by (rewrite <- L; apply nth_error_Some; congruence). destruct (X i Hi) as [_ [y [Hy [_ [Ry _]]]]]. congruence. }
+    exists (messages W s), rs. split; [apply in_or_app; right; left; reflexivity|]. split; [exact L|]. split; [exact Rk|]. apply failure_of_lowest; assumption.
   - apply (Old l'). destruct x; simpl in Hk; congruence.
 Qed.
 
 (** ABORT: a rank that fails while it fills its window, or before, offers its failure in that round. *)
-Theorem a_failed_rank_offers_its_failure : forall s r, reachable s -> r < N -> failure (rank_of s r) <> None -> at_phase (rank_of s r) <> FILL.
+Theorem a_failed_rank_offers_its_failure : forall s r, reachable s -> r < W -> failure (rank_of s r) <> None -> at_phase (rank_of s r) <> FILL.
 Proof.
-  intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
+  intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
   destruct (failure (rank_of s r)); [discriminate|easy].
 Qed.
 
@@ -333,18 +333,18 @@ Qed.
 Definition least (f : offer -> option nat) (os : list offer) (n : nat) : Prop := (exists x, In x os /\ f x = Some n) /\ forall x k, In x os -> f x = Some k -> n <= k.
 
 (** STOP: STOPPED names the lowest rank and the fewest steps among the stops that were offered (R7.4). *)
-Theorem a_stop_names_the_lowest_rank_and_the_fewest_steps_offered : forall s r q n, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+Theorem a_stop_names_the_lowest_rank_and_the_fewest_steps_offered : forall s r q n, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   ended_as (rank_of s r) = Some (Stopped q n) ->
   exists os a, In (map MOffer os, Agreed a) (log s) /\ least o_stop_rank os q /\ least o_stop_step os n.
 Proof.
-  intros s r q n R H E O. destruct (ended_outcome N cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
-  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r q n R H E O. destruct (ended_outcome W cfg depth input ok s r R H E) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. clear O E H r.
+  revert l Hk. induction R as [|s lb t R IH St]; intros l Hk; [discriminate|]. pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk.
-  assert (Old : forall l', h_kind (whole s) = NClosed (Stopped q n) l' -> exists os a, In (map MOffer os, Agreed a) (log s ++ [(messages N s, x)]) /\ least o_stop_rank os q /\ least o_stop_step os n).
+  assert (Old : forall l', h_kind (whole s) = NClosed (Stopped q n) l' -> exists os a, In (map MOffer os, Agreed a) (log s ++ [(messages W s, x)]) /\ least o_stop_rank os q /\ least o_stop_step os n).
   { intros l' K. destruct (IH l' K) as [os [a [Hin X]]]. exists os, a. split; [apply in_or_app; auto|exact X]. }
   unfold h_step in Hk. simpl. destruct (h_kind (whole s)) as [|m| |o' l'] eqn:K.
   - destruct x as [a|cs|rs]; try congruence. destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a) as [q'|] eqn:Sr; [|simpl in Hk; destruct (target (cfg 0) a); discriminate].
-    simpl in Hk. injection Hk as -> Hn _. destruct (messages N s) as [|[o0|cs|rp] ms] eqn:Em; simpl in Rd; try discriminate.
+    simpl in Hk. injection Hk as -> Hn _. destruct (messages W s) as [|[o0|cs|rp] ms] eqn:Em; simpl in Rd; try discriminate.
     2:{ destruct (counts_of _ _); discriminate. }
     2:{ destruct (reports_of ms); discriminate. }
     destruct (offers_of ms) as [os|] eqn:Eo; [|discriminate]. injection Rd as Ra. apply offers_of_map in Eo. subst ms.
@@ -352,10 +352,10 @@ Proof.
     pose proof (fold_min o_stop_rank (fun _ _ => eq_refl) os o0) as F1. pose proof (fold_min o_stop_step (fun _ _ => eq_refl) os o0) as F2. rewrite Ra in F1, F2. rewrite Sr in F1.
     split; [exact F1|]. destruct (o_stop_step a) as [k|]; [subst k; exact F2|exfalso].
     destruct F1 as [[x [Hx Sx]] _]. specialize (F2 x Hx). apply In_nth_error in Hx as [i Hi].
-    assert (Hm : nth_error (messages N s) i = Some (MOffer x)) by (rewrite Em; apply (map_nth_error MOffer i (o0 :: os) Hi)).
-    assert (Li : i < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact Li. injection Hm as Hm.
-    assert (W : is_waiting (rank_of s i) = true) by (apply (pending_current N cfg depth input s i I Li (P i Li))).
-    pose proof (waiting_message N cfg depth input s i I Li W) as Ok. rewrite Hm in Ok. destruct Ok as [_ [_ [_ [_ [_ [_ Z]]]]]]. apply Z; congruence.
+    assert (Hm : nth_error (messages W s) i = Some (MOffer x)) by (rewrite Em; apply (map_nth_error MOffer i (o0 :: os) Hi)).
+    assert (Li : i < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact Li. injection Hm as Hm.
+    assert (Wa : is_waiting (rank_of s i) = true) by (apply (pending_current W cfg depth input s i I Li (P i Li))).
+    pose proof (waiting_message W cfg depth input s i I Li Wa) as Ok. rewrite Hm in Ok. destruct Ok as [_ [_ [_ [_ [_ [_ Z]]]]]]. apply Z; congruence.
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _.
     exfalso. unfold failure_of in Fo. pose proof (first_failed_spec rs) as Z. destruct (first_failed rs) as [o|]; [injection Fo as ->; destruct Z as [? [? [_ [_ Z]]]]; discriminate|].
@@ -364,22 +364,22 @@ Proof.
 Qed.
 
 (** STOP: so does a rank whose consumer has stopped, and that round is the last. A failure or a mismatch goes first (R7.4). *)
-Theorem a_stopped_rank_offers_its_stop : forall s r, reachable s -> r < N -> stopped (rank_of s r) = true -> at_phase (rank_of s r) <> FILL.
+Theorem a_stopped_rank_offers_its_stop : forall s r, reachable s -> r < W -> stopped (rank_of s r) = true -> at_phase (rank_of s r) <> FILL.
 Proof.
-  intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
+  intros s r R H F P. pose proof (t_fill _ _ (g_tight _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) P) as [M _]. unfold must_end in M.
   apply orb_false_iff in M as [_ M]. congruence.
 Qed.
 
-Theorem a_stop_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < N ->
+Theorem a_stop_that_is_offered_ends_the_round : forall s t r o, reachable s -> step s LExchange t -> r < W ->
   at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_stop_rank o <> None ->
   h_kind (whole t) = NReport \/ exists q n, h_kind (whole t) = NClosed (Stopped q n) n.
 Proof.
-  intros s t r o R St H Ph Po Fo. pose proof (invariant_of N cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
-  rewrite whole_snoc. destruct (pending_current N cfg depth input s r I H (P r H)) as [W [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite W in K.
+  intros s t r o R St H Ph Po Fo. pose proof (invariant_of W cfg depth input ok s R) as I. inversion St as [|? x P Rd|]; subst.
+  rewrite whole_snoc. destruct (pending_current W cfg depth input s r I H (P r H)) as [Wa [_ Wt]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wa in K.
   assert (Hk : h_kind (whole s) = NOffer) by (pose proof (k_kind _ _ _ _ _ _ K) as Kk; unfold kind_ok in Kk; rewrite Ph in Kk; exact Kk).
-  pose proof (messages_nth N s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
+  pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
   unfold h_step. rewrite Hk. destruct x as [a|cs|rs].
-  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
+  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [A [Em _]]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->.
     pose proof (ag_stop _ _ A o Io Fo) as Fa. destruct (is_bad a); [left; reflexivity|right]. destruct (o_stop_rank a) as [q|]; [|easy]. simpl. eauto.
   - destruct (reduce_counted _ _ Rd) as [l [Em _]]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.
   - destruct (reduce_reported _ _ Rd) as [Em _]. rewrite Em in Hm. apply nth_error_In in Hm. apply in_map_iff in Hm as [o' [Eo _]]. discriminate.

@@ -5,10 +5,10 @@ From ODB Require Import Types Alignment Machine Local Rank System.
 Import ListNotations.
 
 (** Every assumption about the ranks, in one place. *)
-Record setting_ok (N : nat) (cfg : nat -> config) : Prop := {
-  some_rank : 1 <= N;
-  configs_ok : forall r, r < N -> config_ok (cfg r);
-  prints_differ : forall r q, r < N -> q < N -> c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q }.
+Record setting_ok (W : nat) (cfg : nat -> config) : Prop := {
+  some_rank : 1 <= W;
+  configs_ok : forall r, r < W -> config_ok (cfg r);
+  prints_differ : forall r q, r < W -> q < W -> c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q }.
 
 (** ** Frames: what a transition leaves as it was *)
 
@@ -42,7 +42,7 @@ Qed.
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
   intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (_ <? _); [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in W.
+  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _); [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in Wa.
     constructor; simpl; auto; [intros; contradiction|]. exists []. rewrite app_nil_r. reflexivity.
   - destruct (collated s); [discriminate|]. injection E as <-. apply same_post. constructor; simpl; auto. exists []. rewrite app_nil_r. reflexivity.
   - exfalso. eapply NG. reflexivity.
@@ -149,14 +149,14 @@ Lemma nth_map_group : forall gs j, nth j (map count_group gs) zero_counts = coun
 Proof. intros. change zero_counts with (count_group []). apply map_nth. Qed.
 
 Section Facts.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 
 Definition whole (s : sys) : hist := history (cfg 0) (results s).
@@ -170,20 +170,20 @@ Proof. intros s r G. unfold System.hist_of, whole. rewrite firstn_all2; [reflexi
 Lemma whole_snoc : forall s ms x rk g p ru, whole (mkSys rk g p (log s ++ [(ms, x)]) ru) = h_step (cfg 0) (whole s) x.
 Proof. intros. unfold whole, results. simpl. rewrite map_app. simpl. apply history_snoc. Qed.
 
-Lemma pending_current : forall s r, invariant s -> r < N -> pending s r = true ->
+Lemma pending_current : forall s r, invariant s -> r < W -> pending s r = true ->
   hist_of s r = whole s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
 Proof.
-  intros s r I H P. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G W]]|[[P' _]|[P' _]]]; try congruence.
+  intros s r I H P. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G Wa]]|[[P' _]|[P' _]]]; try congruence.
   split; [apply whole_when_current, G|auto].
 Qed.
 
 (** A rank is current, or its answer is the last result. *)
-Lemma hist_cases : forall s r, invariant s -> r < N ->
+Lemma hist_cases : forall s r, invariant s -> r < W ->
   (got s r = length (log s) /\ hist_of s r = whole s) \/
   (pending s r = false /\ S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ exists ms x, nth_error (log s) (got s r) = Some (ms, x) /\
      nth_error ms r = Some (message (rank_of s r)) /\ whole s = h_step (cfg 0) (hist_of s r) x).
 Proof.
-  intros s r I H. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G W]]|[[P [G [W [ms [x [L M]]]]]]|[_ [G W]]]].
+  intros s r I H. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G Wa]]|[[P [G [Wa [ms [x [L M]]]]]]|[_ [G Wa]]]].
   - left. split; [assumption|apply whole_when_current, G].
   - right. repeat split; auto. exists ms, x. repeat split; auto. unfold whole. rewrite <- (firstn_all (results s)).
     assert (El : length (results s) = S (got s r)) by (unfold results; rewrite map_length; lia). rewrite El.
@@ -191,37 +191,37 @@ Proof.
   - left. split; [assumption|apply whole_when_current, G].
 Qed.
 
-Lemma got_current : forall s r x, invariant s -> r < N -> may input s r (Got x) ->
+Lemma got_current : forall s r x, invariant s -> r < W -> may input s r (Got x) ->
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ (some_rank _ _ ok) s r x I H M1 M2) as [W [G [ms [L M]]]]. repeat split; auto; [|eauto].
+  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ (some_rank _ _ ok) s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
 Qed.
 
 (** The offers of an exchange that is about to complete. *)
-Lemma pending_offers : forall s a, invariant s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Agreed a) ->
-  exists os, agreement_of a os /\ messages N s = map MOffer os /\
-  (forall r, r < N -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) /\
-  (forall o, In o os -> exists r, r < N /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
+Lemma pending_offers : forall s a, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
+  exists os, agreement_of a os /\ messages W s = map MOffer os /\
+  (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) /\
+  (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
 Proof.
   intros s a I P R. destruct (reduce_agreed _ _ R) as [os [E A]]. exists os. split; [exact A|]. split; [exact E|].
-  assert (X : forall r o, r < N -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
-  { intros r o H Ho. pose proof (messages_nth N s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
-    destruct (pending_current s r I H (P r H)) as [_ [_ W]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in W.
+  assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o).
+  { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
+    destruct (pending_current s r I H (P r H)) as [_ [_ Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa.
     destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
     - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. injection Hm as ->. auto.
     - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
     - destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate. }
-  assert (L : length os = N) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
+  assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
   split.
   - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. exists o. split; [eapply nth_error_In; eauto|]. apply X; assumption.
-  - intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < N) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption.
+  - intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption.
 Qed.
 
 (** Not bad and no stop: everyone was ready. *)
 Lemma ready_agreement : forall s a os, agreement_of a os -> is_bad a = false -> o_stop_rank a = None ->
-  (forall o, In o os -> exists r, r < N /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) ->
+  (forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok (cfg r) r (rank_of s r) o) ->
   o_ready a = true.
 Proof.
   intros s a os A B Sr X. destruct (o_ready a) eqn:R; [reflexivity|]. destruct (at_ready _ _ A R) as [o [Ho Ro]]. destruct (X o Ho) as [r [_ [_ [_ O]]]].
@@ -233,20 +233,20 @@ Qed.
 Definition quota_met (h : hist) : bool := is_quota_met (cfg 0) (h_samples h).
 
 (** What a good agreement says, of which every rank takes part. *)
-Lemma good_agreement_facts : forall s a, invariant s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Agreed a) ->
+Lemma good_agreement_facts : forall s a, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) ->
   is_bad a = false -> o_stop_rank a = None ->
-  (forall r, r < N -> exists o, posted (rank_of s r) = Some (MOffer o) /\ at_phase (rank_of s r) = OFFER /\ o_ready o = true /\ wanted (rank_of s r) = 0 /\
+  (forall r, r < W -> exists o, posted (rank_of s r) = Some (MOffer o) /\ at_phase (rank_of s r) = OFFER /\ o_ready o = true /\ wanted (rank_of s r) = 0 /\
      o_samples_max o <= o_samples_max a /\ o_samples_min a <= o_samples_max o /\
      o_samples_max o = if quota_met (whole s) then 0 else length (window (rank_of s r))) /\
   (o_samples_max a <> 0 -> sane a /\ quota_met (whole s) = false) /\
-  (exists r, r < N /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_max a) /\
-  (exists r, r < N /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_min a).
+  (exists r, r < W /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_max a) /\
+  (exists r, r < W /\ exists o, posted (rank_of s r) = Some (MOffer o) /\ o_samples_max o = o_samples_min a).
 Proof.
   intros s a I P R B Sr. destruct (pending_offers s a I P R) as [os [A [Em [X1 X2]]]]. pose proof (ready_agreement s a os A B Sr X2) as Ra.
-  assert (EO : entry_ok N cfg (messages N s, Agreed a)).
-  { repeat split; simpl; [apply messages_length|exact R|]. intros r m Hm. assert (H : r < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence).
+  assert (EO : entry_ok W cfg (messages W s, Agreed a)).
+  { repeat split; simpl; [apply messages_length|exact R|]. intros r m Hm. assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence).
     rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. apply pending_current; auto. }
-  assert (F : forall r o, r < N -> In o os -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> offer_ok (cfg r) r (rank_of s r) o ->
+  assert (F : forall r o, r < W -> In o os -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> offer_ok (cfg r) r (rank_of s r) o ->
     o_ready o = true /\ wanted (rank_of s r) = 0 /\ o_samples_max o <= o_samples_max a /\ o_samples_min a <= o_samples_max o /\
     o_samples_max o = (if quota_met (whole s) then 0 else length (window (rank_of s r))) /\
     (quota_met (whole s) = false -> o_groups_max o <= o_samples_max o /\ (1 <= o_samples_max o -> 1 <= o_groups_max o) /\ o_due_max o <= o_groups_max o /\
@@ -255,7 +255,7 @@ Proof.
     destruct (ag_samples _ _ A o Ho) as [S1 S2]. rewrite (of_samples _ _ _ _ O) in S1. pose proof (g_core _ _ _ _ _ I r H) as K.
     assert (Eq : is_quota_met (cfg r) (gsum (rank_of s r)) = quota_met (whole s)).
     { unfold quota_met. rewrite (k_gsum _ _ _ _ _ _ K). destruct (pending_current s r I H (P r H)) as [-> _].
-      rewrite (good_agreement N cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ r EO B H). reflexivity. }
+      rewrite (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ r EO B H). reflexivity. }
     rewrite Eq in R4. repeat split; auto.
     - rewrite R5, R4, H0, R3. pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) (window (rank_of s r)))) as Lp. rewrite <- Lp.
       pose proof (ok_group_nonempty _ (configs_ok _ _ ok r H) (window (rank_of s r))) as NE. clear - NE.
@@ -264,7 +264,7 @@ Proof.
       destruct (c_group (cfg r) (window (rank_of s r))); simpl in *; lia.
     - rewrite R7, R5. apply count_due_le.
     - rewrite R6 in H1. destruct (ended (rank_of s r)) eqn:En; [discriminate|]. injection H1 as <-. rewrite R3.
-      destruct (k_window _ _ _ _ _ _ K) as [W|W]; [congruence|]. rewrite R2 in W.
+      destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa.
       pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) (window (rank_of s r)))) as Lp.
       destruct (c_group (cfg r) (window (rank_of s r))); simpl in *; lia.
     - rewrite R6 in H1. destruct (ended (rank_of s r)) eqn:En; [discriminate|]. injection H1 as <-. lia. }

@@ -7,22 +7,22 @@ From ODB Require Import Types Machine Local Rank System Facts Keeps Protocol End
 Import ListNotations.
 
 Section Gone.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Hypothesis deep : forall r, r < N -> 1 <= depth r.
-Notation step := (System.step N cfg depth input).
-Notation reachable := (System.reachable N cfg depth input).
-Notation lossy_reachable := (Loss.lossy_reachable N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Hypothesis deep : forall r, r < W -> 1 <= depth r.
+Notation step := (System.step W cfg depth input).
+Notation reachable := (System.reachable W cfg depth input).
+Notation lossy_reachable := (Loss.lossy_reachable W cfg depth input).
 
 (** The processes that are gone. *)
 Variable gone : nat -> bool.
 
 (** A1: rank [r] is to be told. It lives, it still needs the exchange, and a peer is gone or has given up. *)
 Definition is_to_be_told (s : sys) (r : nat) : Prop :=
-  r < N /\ gone r = false /\ is_ending (rank_of s r) = false /\ exists q, q < N /\ (gone q = true \/ is_lost (rank_of s q) = true).
+  r < W /\ gone r = false /\ is_ending (rank_of s r) = false /\ exists q, q < W /\ (gone q = true \/ is_lost (rank_of s q) = true).
 
 (** Rank [q]'s consumer takes no step any more. *)
 Definition is_out (s : sys) (q : nat) : Prop := gone q = true \/ is_lost (rank_of s q) = true \/ stopped (rank_of s q) = true.
@@ -30,30 +30,30 @@ Definition is_out (s : sys) (q : nat) : Prop := gone q = true \/ is_lost (rank_o
 (** The step that rank [r]'s trainer is in has no end: a consumer that is out never entered it; or one left in the middle of
     it, or its process went, before anybody had gone on. *)
 Definition never_ends (s : sys) (r : nat) : Prop :=
-  (exists q, q < N /\ is_out s q /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/
-  (forall p, p < N -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
-  exists q, q < N /\ (gone q = true \/ stopped (rank_of s q) = true) /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
+  (exists q, q < W /\ is_out s q /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/
+  (forall p, p < W -> length (taken (rank_of s p)) <= length (taken (rank_of s r))) /\
+  exists q, q < W /\ (gone q = true \/ stopped (rank_of s q) = true) /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
 
 (** What a process that lives does by itself. The exchange completes only while all live. *)
 Definition lives (l : label) : Prop :=
-  match l with LRank r _ => gone r = false | LTrained r => gone r = false | LExchange => forall q, q < N -> gone q = false end.
+  match l with LRank r _ => gone r = false | LTrained r => gone r = false | LExchange => forall q, q < W -> gone q = false end.
 
 (** Something continues without anything more going wrong: a rank, a consumer, the exchange, or a driver that tells its rank. *)
 Definition goes_on (s : sys) : Prop :=
-  (exists l t, step s l t /\ by_itself N s l /\ lives l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
+  (exists l t, step s l t /\ by_itself W s l /\ lives l /\ match l with LTrained r => ~ never_ends s r | _ => True end) \/
   exists r, is_to_be_told s r.
 
 Lemma never_ends_or_not : forall s r, never_ends s r \/ ~ never_ends s r.
 Proof.
   intros s r. set (n := length (taken (rank_of s r))).
-  destruct (dec_exists (fun q => (gone q || is_lost (rank_of s q) || stopped (rank_of s q)) && (length (taken (rank_of s q)) <? n)) N) as [[q [Hq Eq]]|No].
+  destruct (dec_exists (fun q => (gone q || is_lost (rank_of s q) || stopped (rank_of s q)) && (length (taken (rank_of s q)) <? n)) W) as [[q [Hq Eq]]|No].
   { left. left. exists q. apply andb_true_iff in Eq as [E1 E2]. apply Nat.ltb_lt in E2. apply orb_true_iff in E1 as [E1|E1]; [apply orb_true_iff in E1 as [E1|E1]|]; unfold is_out; auto 6. }
-  assert (Out : ~ exists q, q < N /\ is_out s q /\ length (taken (rank_of s q)) < n).
+  assert (Out : ~ exists q, q < W /\ is_out s q /\ length (taken (rank_of s q)) < n).
   { intros [q [Hq [O L]]]. specialize (No q Hq). apply Nat.ltb_lt in L. rewrite L, andb_true_r in No. apply orb_false_iff in No as [No N3]. apply orb_false_iff in No as [N1 N2].
     destruct O as [O|[O|O]]; congruence. }
-  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) N) as [[p [Hp Lp]]|Al].
+  destruct (dec_exists (fun p => n <? length (taken (rank_of s p))) W) as [[p [Hp Lp]]|Al].
   { right. apply Nat.ltb_lt in Lp. intros [E|[A _]]; [apply Out, E|]. specialize (A p Hp). fold n in A. lia. }
-  destruct (dec_exists (fun q => (gone q || stopped (rank_of s q)) && running s q && (length (taken (rank_of s q)) =? n)) N) as [[q [Hq Eq]]|In].
+  destruct (dec_exists (fun q => (gone q || stopped (rank_of s q)) && running s q && (length (taken (rank_of s q)) =? n)) W) as [[q [Hq Eq]]|In].
   - left. right. apply andb_true_iff in Eq as [Eq E3]. apply andb_true_iff in Eq as [E1 E2]. apply Nat.eqb_eq in E3. apply orb_true_iff in E1. split; [|exists q; auto].
     intros p Hp. specialize (Al p Hp). apply Nat.ltb_ge in Al. exact Al.
   - right. intros [E|[_ [q [Hq [E1 [E2 E3]]]]]]; [apply Out, E|]. specialize (In q Hq). rewrite E2, andb_true_r in In. fold n in E3. apply Nat.eqb_eq in E3. rewrite E3, andb_true_r in In.
@@ -61,11 +61,11 @@ Proof.
 Qed.
 
 (** A consumer on a rank that has not been told has a step to take. *)
-Lemma take_goes_on : forall u v r, reachable v -> follows N u v -> r < N -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
+Lemma take_goes_on : forall u v r, reachable v -> follows W u v -> r < W -> gone r = false -> rank_of u r = rank_of v r -> running u r = false -> takeable (rank_of v r) ->
   goes_on u.
 Proof.
-  intros u v r R F H G Er Ru [NE L]. pose proof (invariant_of N cfg depth input ok v R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
-  pose proof (head_number N cfg depth input v r x q I H Q) as Nx.
+  intros u v r R F H G Er Ru [NE L]. pose proof (invariant_of W cfg depth input ok v R) as I. destruct (queue (rank_of v r)) as [|x q] eqn:Q; [easy|].
+  pose proof (head_number W cfg depth input v r x q I H Q) as Nx.
   assert (B : below (limit (rank_of v r)) (s_number x) = true).
   { unfold below. destruct (limit (rank_of v r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
   left. exists (LRank r StepTaken). eexists. split; [|split; [exact Logic.I|split; [exact G|exact Logic.I]]].
@@ -73,39 +73,39 @@ Proof.
 Qed.
 
 (** Where nobody is lost, a step of the run without losses is a step. *)
-Lemma step_back : forall u v l t, follows N u v -> (forall r, r < N -> is_lost (rank_of u r) = false) -> step v l t -> exists w, step u l w.
+Lemma step_back : forall u v l t, follows W u v -> (forall r, r < W -> is_lost (rank_of u r) = false) -> step v l t -> exists w, step u l w.
 Proof.
   intros u v l t F NL St.
-  assert (E : forall r, r < N -> rank_of u r = rank_of v r /\ pending u r = pending v r).
+  assert (E : forall r, r < W -> rank_of u r = rank_of v r /\ pending u r = pending v r).
   { intros r H. destruct (f_rank _ _ _ F r H) as [[_ X]|[L _]]; [exact X|]. pose proof (l_lost _ _ L). rewrite NL in H0 by exact H. discriminate. }
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ _ F); reflexivity).
   destruct St as [v r e t H M T|v x P Rd|v r H Ru Tk].
-  - destruct (E r H) as [Er Ep]. pose proof (f_got _ _ _ F r H) as Eg. pose proof (f_running _ _ _ F r H) as Eu. eexists. eapply (StepRank N cfg depth input u r e t H).
+  - destruct (E r H) as [Er Ep]. pose proof (f_got _ _ _ F r H) as Eg. pose proof (f_running _ _ _ F r H) as Eu. eexists. eapply (StepRank W cfg depth input u r e t H).
     + destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res; exact M.
     + rewrite Er. exact T.
-  - assert (Pu : forall r, r < N -> pending u r = true) by (intros r H; destruct (E r H) as [_ ->]; apply P, H).
-    destruct (follows_messages N u v F Pu) as [Em _]. eexists. apply (StepExchange N cfg depth input u x Pu). rewrite Em. exact Rd.
-  - eexists. apply (StepTrained N cfg depth input u r H); [rewrite (f_running _ _ _ F r H); exact Ru|]. intros q Hq. destruct (E r H) as [-> _]. destruct (E q Hq) as [-> _]. apply Tk, Hq.
+  - assert (Pu : forall r, r < W -> pending u r = true) by (intros r H; destruct (E r H) as [_ ->]; apply P, H).
+    destruct (follows_messages W u v F Pu) as [Em _]. eexists. apply (StepExchange W cfg depth input u x Pu). rewrite Em. exact Rd.
+  - eexists. apply (StepTrained W cfg depth input u r H); [rewrite (f_running _ _ _ F r H); exact Ru|]. intros q Hq. destruct (E r H) as [-> _]. destruct (E q Hq) as [-> _]. apply Tk, Hq.
 Qed.
 
 (** ABORT, STOP, FREE: whoever leaves, is lost or gone, whenever: something goes on, a driver that tells its rank included; or the
     loader of every process that lives is done, or delivers to a trainer inside a step that never ends. *)
 Theorem every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends : forall u, lossy_reachable u ->
-  goes_on u \/ forall r, r < N -> gone r = false -> at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r).
+  goes_on u \/ forall r, r < W -> gone r = false -> at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r).
 Proof.
-  intros u Ru. destruct (a_run_with_losses_follows_a_run_without N cfg depth input ok u Ru) as [v [R F]]. pose proof (invariant_of N cfg depth input ok v R) as I. pose proof (some_rank _ _ ok) as SR.
-  destruct (dec_exists (fun q => gone q || is_lost (rank_of u q)) N) as [[q0 [Hq0 G0]]|NG].
+  intros u Ru. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok u Ru) as [v [R F]]. pose proof (invariant_of W cfg depth input ok v R) as I. pose proof (some_rank _ _ ok) as SR.
+  destruct (dec_exists (fun q => gone q || is_lost (rank_of u q)) W) as [[q0 [Hq0 G0]]|NG].
   2:{ (* nobody is gone, nobody is lost *)
-    assert (NG' : forall r, r < N -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
-    assert (E : forall r, r < N -> rank_of u r = rank_of v r).
+    assert (NG' : forall r, r < W -> gone r = false /\ is_lost (rank_of u r) = false) by (intros r H; apply orb_false_iff, NG, H).
+    assert (E : forall r, r < W -> rank_of u r = rank_of v r).
     { intros r H. destruct (f_rank _ _ _ F r H) as [[_ [X _]]|[L _]]; [exact X|]. destruct (NG' r H) as [_ Z]. rewrite (l_lost _ _ L) in Z. discriminate. }
-    assert (Br : forall r, r < N -> broken N v r \/ forsaken N v r -> never_ends u r).
+    assert (Br : forall r, r < W -> broken W v r \/ forsaken W v r -> never_ends u r).
     { intros r H [[A [q [Hq [S1 [S2 S3]]]]]|[_ [q [Hq [S1 S2]]]]].
       - right. split; [intros p Hp; rewrite !E by assumption; apply A, Hp|]. exists q. rewrite !E by assumption. rewrite (f_running _ _ _ F q Hq). auto 6.
       - left. exists q. unfold is_out. rewrite !E by assumption. auto. }
-    destruct (urged_or_over N cfg depth input ok deep v R) as [[l [t [B [Nb St]]]]|A].
+    destruct (urged_or_over W cfg depth input ok deep v R) as [[l [t [B [Nb St]]]]|A].
     - left. left. destruct (step_back u v l t F (fun r H => proj2 (NG' r H)) St) as [w Sw]. exists l, w. split; [exact Sw|]. 
-      assert (Hl : match l with LRank r _ | LTrained r => r < N | LExchange => True end) by (destruct Sw; auto).
+      assert (Hl : match l with LRank r _ | LTrained r => r < W | LExchange => True end) by (destruct Sw; auto).
       split; [|split].
       + destruct l as [r e| |r]; auto. destruct e; auto. destruct B as [q [Hq Sq]]. exists q. rewrite E by exact Hq. auto.
       + destruct l as [r e| |r]; simpl; try (apply NG', Hl). intros q Hq. apply NG', Hq.
@@ -116,17 +116,17 @@ Proof.
     - right. intros r H _. rewrite E by exact H. rewrite (f_running _ _ _ F r H). destruct (A r H) as [D|[D [Fs|[Rn [B _]]]]]; auto; right; (split; [exact D|]).
       + split; [apply Fs|apply (Br r H); auto].
       + split; [exact Rn|apply (Br r H); auto]. }
-  assert (Who : exists q, q < N /\ (gone q = true \/ is_lost (rank_of u q) = true)) by (exists q0; split; [exact Hq0|apply orb_true_iff, G0]).
-  destruct (dec_exists (fun r => negb (gone r) && negb (is_ending (rank_of u r))) N) as [[r [H E]]|AE].
+  assert (Who : exists q, q < W /\ (gone q = true \/ is_lost (rank_of u q) = true)) by (exists q0; split; [exact Hq0|apply orb_true_iff, G0]).
+  destruct (dec_exists (fun r => negb (gone r) && negb (is_ending (rank_of u r))) W) as [[r [H E]]|AE].
   { left. right. exists r. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply negb_true_iff in E2. repeat split; auto. }
-  assert (End : forall r, r < N -> gone r = false -> is_ending (rank_of u r) = true) by (intros r H G; specialize (AE r H); rewrite G in AE; simpl in AE; apply negb_false_iff, AE). clear AE.
+  assert (End : forall r, r < W -> gone r = false -> is_ending (rank_of u r) = true) by (intros r H G; specialize (AE r H); rewrite G in AE; simpl in AE; apply negb_false_iff, AE). clear AE.
   apply one_or_each. intros r H. destruct (gone r) eqn:Gr; [right; discriminate|].
   assert (X : goes_on u \/ at_phase (rank_of u r) = DONE \/ (at_phase (rank_of u r) = DRAIN /\ running u r = true /\ never_ends u r)); [|destruct X; auto].
   pose proof (End r H Gr) as Er. unfold is_ending in Er. destruct (at_phase (rank_of u r)) eqn:P; try discriminate; auto.
   destruct (f_rank _ _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_phase _ _ L) in P; discriminate]. rewrite Xr in P.
   assert (Ev : is_ending (rank_of v r) = true) by (unfold is_ending; rewrite P; reflexivity).
-  destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current N cfg depth input ok v r R H Ev) as [Wr _].
-  destruct (ended_outcome N cfg depth input ok v r R H Ev) as [o [l [Hk _]]].
+  destruct (t_drain _ _ (g_tight _ _ _ _ _ I r H) P) as [Ob Li]. pose proof (g_core _ _ _ _ _ I r H) as Kr. destruct (ended_current W cfg depth input ok v r R H Ev) as [Wr _].
+  destruct (ended_outcome W cfg depth input ok v r R H Ev) as [o [l [Hk _]]].
   assert (Ll : length (taken (rank_of v r)) < l).
   { destruct (stopped (rank_of v r)) eqn:S.
     - destruct (k_stop _ _ _ _ _ _ Kr S) as [m [L1 L2]]. specialize (Li m L1). lia.
@@ -136,7 +136,7 @@ Proof.
       - destruct (t_outbox _ _ (g_tight _ _ _ _ _ I r H) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep r H). lia.
       - intros l' L. specialize (Li l' L). lia. }
   destruct (never_ends_or_not u r) as [Ne|Ne]; [auto 6|].
-  destruct (min_exists (fun i => length (taken (rank_of u i))) N SR) as [q [Hq M]]. simpl in M.
+  destruct (min_exists (fun i => length (taken (rank_of u i))) W SR) as [q [Hq M]]. simpl in M.
   destruct (le_lt_dec (length (taken (rank_of u r))) (length (taken (rank_of u q)))) as [Lq|Lq].
   { left. left. exists (LTrained r). eexists. split; [|split; [exact Logic.I|split; [exact Gr|exact Ne]]]. apply StepTrained; [exact H|exact Run|]. intros i Hi. specialize (M i Hi). lia. }
   assert (In : ~ is_out u q) by (intros O; apply Ne; left; exists q; auto).
@@ -148,7 +148,7 @@ Proof.
     intros [[p [Hp [_ Lp]]]|[Al _]]; [specialize (M p Hp)|specialize (Al r H)]; lia. }
   left. destruct (f_rank _ _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lost; discriminate].
   destruct (takeableb (rank_of v q)) eqn:T; [apply (take_goes_on u v q R F Hq Gq Xq Rq); apply takeableb_spec, T|exfalso].
-  pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current N cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
+  pose proof (End q Hq Gq) as Eq. rewrite Xq in Eq, Stop. rewrite Xr, Xq in Lq. destruct (ended_current W cfg depth input ok v q R Hq Eq) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   pose proof (k_free _ _ _ _ _ _ Kq Stop) as L1. rewrite Wq, Hk in L1.
   assert (Rel : length (taken (rank_of v q)) < length (released_of (rank_of v q))).
   { rewrite (k_released _ _ _ _ _ _ Kq), Wq, <- Wr, <- (k_released _ _ _ _ _ _ Kr). unfold released_of. rewrite !app_length. lia. }

@@ -1,4 +1,4 @@
-(** The executable [compute_groups] of odb_ref/core/grouping.py, and BUDGET and FEWEST for it. Spec: R2. *)
+(** The executable [compute_groups] of odb_ref/core/batching/grouping.py, and BUDGET and FEWEST for it. Spec: R2. *)
 Require Import List Arith Lia Permutation Sorted.
 From ODB Require Import Types.
 Import ListNotations.
@@ -118,8 +118,8 @@ Proof.
     destruct acc as [|y acc]; [apply IH; assumption|].
     destruct (is_full _ _ _ _) eqn:E.
     + constructor; [assumption|]. apply IH; assumption.
-    + apply Bool.orb_false_iff in E as [E W]. apply Nat.ltb_ge in E. apply Bool.negb_false_iff in W. apply IH; [assumption|]. split.
-      * right. split; [|exact W]. unfold padded. eapply Nat.le_trans; [|exact E]. apply Nat.mul_le_mono; [simpl; lia|].
+    + apply Bool.orb_false_iff in E as [E Wa]. apply Nat.ltb_ge in E. apply Bool.negb_false_iff in Wa. apply IH; [assumption|]. split.
+      * right. split; [|exact Wa]. unfold padded. eapply Nat.le_trans; [|exact E]. apply Nat.mul_le_mono; [simpl; lia|].
         apply longest_bound. intros z [->|Hz]; [lia|]. apply A; simpl; auto.
       * intros u v [->|Hu] Hv; [apply S2, Hv|]. apply A; [assumption|right; assumption].
 Qed.
@@ -209,7 +209,7 @@ Lemma partition_as_runs : forall b n P l, length P = n -> descending l -> Forall
   (forall t, count_ge t l <= count_ge t (concat P)) ->
   exists Q, concat Q = l /\ Forall (fits b []) Q /\ length Q <= n.
 Proof.
-  induction n as [|n IH]; intros P l N So F D.
+  induction n as [|n IH]; intros P l Na So F D.
   - destruct P; [|discriminate]. exists []. destruct l as [|x l]; [repeat split; auto|].
     specialize (D 0). simpl in D. lia.
   - destruct l as [|x l]; [exists []; repeat split; auto; simpl; lia|].
@@ -219,7 +219,7 @@ Proof.
     apply in_concat in Hy as [g [Hg Hy]]. destruct (in_split _ _ Hg) as [P1 [P2 ->]].
     assert (Lg : 1 <= length g) by (destruct g; [destruct Hy|simpl; lia]).
     destruct (IH (P1 ++ P2) (skipn (length g) (x :: l))) as [Q [Q1 [Q2 Q3]]].
-    + rewrite app_length in *. simpl in N. lia.
+    + rewrite app_length in *. simpl in Na. lia.
     + apply descending_skipn, So.
     + rewrite Forall_app in *. destruct F as [F1 F2]. inversion F2; subst. split; assumption.
     + intros t. eapply Nat.le_trans; [apply count_ge_skipn, So|]. specialize (D t).

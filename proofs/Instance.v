@@ -30,39 +30,39 @@ Proof.
 Qed.
 
 Section Whole.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Hypothesis deep : forall r, r < N -> 1 <= depth r.
-Notation reachable := (System.reachable N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Hypothesis deep : forall r, r < W -> 1 <= depth r.
+Notation reachable := (System.reachable W cfg depth input).
 
 (** COVER for trainers: when nothing fails, nobody leaves and nothing more can happen, every trainer of every rank has trained
     on each sample of its input exactly once. By TERM this point is always reached, by FREE it is the only one. *)
 Theorem every_sample_is_trained_on_exactly_once : forall s, reachable s ->
   c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
-  (forall r, r < N -> c_print (cfg r) = c_print (cfg 0)) ->
-  (forall r, r < N -> stopped (rank_of s r) = false /\ failure (rank_of s r) = None) ->
-  ~ can N cfg depth input unurged s ->
-  forall r, r < N -> at_phase (rank_of s r) = DONE /\ Permutation (emitted s r) (input r).
+  (forall r, r < W -> c_print (cfg r) = c_print (cfg 0)) ->
+  (forall r, r < W -> stopped (rank_of s r) = false /\ failure (rank_of s r) = None) ->
+  ~ can W cfg depth input unurged s ->
+  forall r, r < W -> at_phase (rank_of s r) = DONE /\ Permutation (emitted s r) (input r).
 Proof.
-  intros s R Jm Nq Pr Al St r H. destruct (the_coupled_system_never_deadlocks N cfg depth input ok deep s R) as [C|F]; [intros q Hq; apply Al, Hq|contradiction|].
+  intros s R Jm Nq Pr Al St r H. destruct (the_coupled_system_never_deadlocks W cfg depth input ok deep s R) as [C|F]; [intros q Hq; apply Al, Hq|contradiction|].
   destruct (F r H) as [D [Ru Nt]]. split; [exact D|].
   assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite D; reflexivity).
-  destruct (ended_outcome N cfg depth input ok s r R H En) as [o [l [Hk O]]].
+  destruct (ended_outcome W cfg depth input ok s r R H En) as [o [l [Hk O]]].
   assert (Oc : o = Complete).
-  { pose proof (d_outcome _ _ s (reachable_third N cfg depth input ok s R) o l Hk) as T. destruct o as [|q n|q c|q|p c]; [reflexivity| | | |]; exfalso; simpl in T.
+  { pose proof (d_outcome _ _ s (reachable_third W cfg depth input ok s R) o l Hk) as T. destruct o as [|q n|q c|q|p c]; [reflexivity| | | |]; exfalso; simpl in T.
     - destruct T as [T1 T2]. destruct (Al q T1). congruence.
     - destruct T as [T1 T2]. destruct (Al q T1). congruence.
     - destruct T as [i [T1 T2]]. apply T2, Pr, T1.
     - exact T. }
   subst o. destruct (Al r H) as [Ns _].
-  pose proof (join_mode_covers N cfg depth input ok s r R H Jm Nq D O Ns) as P.
+  pose proof (join_mode_covers W cfg depth input ok s r R H Jm Nq D O Ns) as P.
   assert (Q : queue (rank_of s r) = []).
   { destruct (queue (rank_of s r)) as [|x q] eqn:Q; [reflexivity|]. exfalso. apply Nt. split; [rewrite Q; discriminate|]. intros m Lm.
-    pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
-    destruct (ended_current N cfg depth input ok s r R H En) as [Wh _]. rewrite (k_free _ _ _ _ _ _ K Ns), Wh, Hk in Lm. injection Lm as <-.
+    pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
+    destruct (ended_current W cfg depth input ok s r R H En) as [Wh _]. rewrite (k_free _ _ _ _ _ _ K Ns), Wh, Hk in Lm. injection Lm as <-.
     destruct (history_complete (cfg 0) (results s) l Hk) as [-> _]. rewrite Wh in K. change (history (cfg 0) (results s)) with (whole cfg s).
     rewrite <- (k_steps _ _ _ _ _ _ K), map_length. unfold steps_of. rewrite Q, app_length. simpl. lia. }
   rewrite Q, app_nil_r in P. exact P.

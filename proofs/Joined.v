@@ -11,17 +11,17 @@ Definition losses_of (loss : sample -> list Q) (g : group) : micro :=
   match g with [] => Idle 0%Q | _ => Batch (flat_map loss g) end.
 
 (** What the ranks train on in [m] steps from step [j]. *)
-Definition window_of (N : nat) (loss : sample -> list Q) (s : sys) (j m : nat) : list (list micro) :=
-  map (fun r => map (fun i => losses_of loss (nth i (groups_of (rank_of s r)) [])) (seq j m)) (seq 0 N).
+Definition window_of (W : nat) (loss : sample -> list Q) (s : sys) (j m : nat) : list (list micro) :=
+  map (fun r => map (fun i => losses_of loss (nth i (groups_of (rank_of s r)) [])) (seq j m)) (seq 0 W).
 
 (** The supervised tokens of all ranks in these steps, as the steps of one rank say. *)
 Definition counted (u : state) (j m : nat) : nat := sum_nat (map (fun x => n_supervised (s_counts x)) (firstn m (skipn j (steps_of u)))).
 
-(** The scale of a rank's loss, of which it knows its own batch, [N], and the counts of its steps. *)
-Definition scale_of_mean (N total : nat) (m : micro) : Q :=
-  match m with Batch ts => (q_of (length ts) * q_of N / q_of total)%Q | Idle _ => 0%Q end.
-Definition scale_of_sum (N total : nat) (m : micro) : Q :=
-  match m with Batch _ => (q_of N / q_of total)%Q | Idle _ => 0%Q end.
+(** The scale of a rank's loss, of which it knows its own batch, [W], and the counts of its steps. *)
+Definition scale_of_mean (W total : nat) (m : micro) : Q :=
+  match m with Batch ts => (q_of (length ts) * q_of W / q_of total)%Q | Idle _ => 0%Q end.
+Definition scale_of_sum (W total : nat) (m : micro) : Q :=
+  match m with Batch _ => (q_of W / q_of total)%Q | Idle _ => 0%Q end.
 
 Lemma sum_supervised : forall l a, n_supervised (fold_left add_counts l a) = n_supervised a + sum_nat (map n_supervised l).
 Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. lia. Qed.
@@ -58,20 +58,20 @@ Proof.
 Qed.
 
 Section Joined.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation reachable := (System.reachable N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
 
-Lemma counted_is_all_supervised : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < N ->
-  j + m <= length (steps_of (rank_of s r)) -> all_supervised (window_of N loss s j m) = counted (rank_of s r) j m.
+Lemma counted_is_all_supervised : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < W ->
+  j + m <= length (steps_of (rank_of s r)) -> all_supervised (window_of W loss s j m) = counted (rank_of s r) j m.
 Proof.
   intros loss s r j m L R H Lj. unfold counted.
-  set (own := fun i => sum_nat (map (fun q => n_supervised (count_group (nth i (groups_of (rank_of s q)) []))) (seq 0 N))).
+  set (own := fun i => sum_nat (map (fun q => n_supervised (count_group (nth i (groups_of (rank_of s q)) []))) (seq 0 W))).
   rewrite (firstn_skipn_map _ _ (fun x => n_supervised (s_counts x)) own (steps_of (rank_of s r)) m j Lj).
-  2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks N cfg depth input ok s r i x R H E).
+  2:{ intros i x E. unfold own. rewrite (global_counts_are_the_sums_over_all_ranks W cfg depth input ok s r i x R H E).
       unfold sum_counts. rewrite sum_supervised. simpl. rewrite map_map. reflexivity. }
   unfold own. rewrite <- sum_nat_swap. unfold all_supervised, window_of, sum_nat. f_equal. rewrite map_map. apply map_ext. intros q. f_equal. rewrite map_map. apply map_ext. intros i.
   apply losses_supervised, L.
@@ -79,18 +79,18 @@ Qed.
 
 (** WEIGHT, for the steps that the system makes: whatever the losses of the samples' supervised tokens are, over any [m] steps from
     step [j] on, with the counts that the steps of any one rank say. *)
-Theorem the_steps_of_the_system_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < N ->
+Theorem the_steps_of_the_system_train_on_the_global_mean : forall loss s r j m, (forall x, length (loss x) = sup x) -> reachable s -> r < W ->
   j + m <= length (steps_of (rank_of s r)) -> 0 < counted (rank_of s r) j m ->
-  let world := window_of N loss s j m in
+  let world := window_of W loss s j m in
   let total := counted (rank_of s r) j m in
-  Qeq (averaged world (fun b => scale_of_mean N total b * mean_loss b)%Q) (global_mean world) /\
-  Qeq (averaged world (fun b => scale_of_sum N total b * sum_loss b)%Q) (global_mean world).
+  Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
+  Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
 Proof.
   intros loss s r j m L R H Lj T world total. pose proof (counted_is_all_supervised loss s r j m L R H Lj) as A. fold world in A. fold total in A, T.
-  assert (W : length world = N) by (unfold world, window_of; rewrite map_length, seq_length; reflexivity).
+  assert (Wa : length world = W) by (unfold world, window_of; rewrite map_length, seq_length; reflexivity).
   assert (P1 : (0 < length world)%nat) by lia. assert (P2 : (0 < all_supervised world)%nat) by lia.
   pose proof (the_average_of_the_scaled_losses_is_the_global_mean world P1 P2) as X1. pose proof (the_average_of_the_scaled_sums_is_the_global_mean world P1 P2) as X2.
-  unfold mean_scale in X1. unfold sum_scale in X2. rewrite A, W in X1, X2. split; [exact X1|exact X2].
+  unfold mean_scale in X1. unfold sum_scale in X2. rewrite A, Wa in X1, X2. split; [exact X1|exact X2].
 Qed.
 
 End Joined.
@@ -98,39 +98,39 @@ End Joined.
 (** ** The shipped configuration *)
 
 Section Shipped.
-Variables N budget size ramp max_age print : nat.
+Variables W budget size ramp max_age print : nat.
 Variable limits : list nat.
 Variable is_quota : bool.
 Variable quota : option nat.
 Variable rule : offer -> nat.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis some : 1 <= N.
+Hypothesis some : 1 <= W.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 Notation all := (fun _ : nat => shipped budget limits size ramp max_age is_quota quota rule print).
 
 (** Every assumption about the ranks holds. *)
-Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok N all.
+Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
 Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
 
 (** BUDGET, in every step of every rank, with losses and without. *)
-Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable N all depth input u -> r < N ->
+Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable W all depth input u -> r < W ->
   Forall (fun x => fits budget limits (s_group x)) (steps_of (rank_of u r)).
 Proof.
   intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
-  destruct (a_run_with_losses_follows_a_run_without N all depth input ok u Ru) as [v [R F]]. destruct (follows_frame N u v r F H) as [-> _].
-  pose proof (every_batch_keeps_the_budget N all depth input ok budget limits) as B. specialize (B (fun _ w _ => every_group_fits_the_budget budget limits w)).
+  destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
+  pose proof (every_batch_keeps_the_budget W all depth input ok budget limits) as B. specialize (B (fun _ w _ => every_group_fits_the_budget budget limits w)).
   specialize (B (fun _ gs t d _ G => an_alignment_keeps_the_budget budget limits gs t d G) v r R H).
   unfold groups_of in B. apply Forall_app in B as [B _]. rewrite Forall_map in B. exact B.
 Qed.
 
 (** TERM, in join mode: rounds and exchanges by the largest shard. *)
 Theorem the_shipped_configuration_makes_no_more_rounds_than_the_largest_shard_has_samples : forall largest, is_quota = false -> quota = None ->
-  (forall r, r < N -> length (input r) <= largest) -> forall s r, System.reachable N all depth input s -> r < N ->
+  (forall r, r < W -> length (input r) <= largest) -> forall s r, System.reachable W all depth input s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
 Proof.
-  intros largest Q1 Q2 L s r R H. apply (join_mode_has_no_more_rounds_than_the_largest_shard_has_samples N all depth input ranks_with_the_shipped_configuration_meet_every_assumption); auto.
+  intros largest Q1 Q2 L s r R H. apply (join_mode_has_no_more_rounds_than_the_largest_shard_has_samples W all depth input ranks_with_the_shipped_configuration_meet_every_assumption); auto.
   intros _ gs t d _. apply an_alignment_carries_only_surplus_groups.
 Qed.
 

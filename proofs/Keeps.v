@@ -37,14 +37,14 @@ Proof.
 Qed.
 
 Section Keeps.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 Notation quota_met := (Facts.quota_met cfg).
@@ -63,13 +63,13 @@ Definition dry (s : sys) (q : nat) : Prop := window (rank_of s q) = [] /\ wanted
 Definition planned_samples (h : hist) (n : nat) : nat := sum_nat (map (fun x => n_samples (snd x)) (firstn n (h_steps h))).
 
 Definition true_counts (s : sys) (j : nat) : counts :=
-  sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 N)).
+  sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
 
 Record second (s : sys) : Prop := {
-  n_count : forall t, h_kind (whole s) = NCount t -> 1 <= t /\ quota_met (whole s) = false /\ exists q, q < N /\ worker s t q;
-  n_report : h_kind (whole s) = NReport -> (exists q, q < N /\ failing s q) \/ exists q, q < N /\ c_print (cfg q) <> c_print (cfg 0);
+  n_count : forall t, h_kind (whole s) = NCount t -> 1 <= t /\ quota_met (whole s) = false /\ exists q, q < W /\ worker s t q;
+  n_report : h_kind (whole s) = NReport -> (exists q, q < W /\ failing s q) \/ exists q, q < W /\ c_print (cfg q) <> c_print (cfg 0);
   n_closed : forall l, h_kind (whole s) = NClosed Complete l ->
-    quota_met (whole s) = true \/ (c_is_quota (cfg 0) = true /\ exists q, q < N /\ dry s q) \/ forall q, q < N -> dry s q;
+    quota_met (whole s) = true \/ (c_is_quota (cfg 0) = true /\ exists q, q < W /\ dry s q) \/ forall q, q < W -> dry s q;
   n_work : Forall (fun x => 1 <= n_samples (snd x)) (h_steps (whole s));
   n_first : forall n, n < length (h_steps (whole s)) -> n = 0 \/ is_quota_met (cfg 0) (planned_samples (whole s) n) = false;
   n_true : forall j x, nth_error (h_steps (whole s)) j = Some x -> snd x = true_counts s j }.
@@ -92,23 +92,23 @@ Proof.
   try (destruct K; discriminate); destruct K as [? [? [? ?]]]; discriminate.
 Qed.
 
-Lemma rank_step_after : forall s r e t, invariant s -> r < N -> may input s r e ->
+Lemma rank_step_after : forall s r e t, invariant s -> r < W -> may input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   core (cfg r) (cfg 0) r (input r) (next_hist (cfg 0) (hist_of s r) e) t.
 Proof.
-  intros s r e t I H M E. destruct ok as [SR CO PD]. pose proof (may_admissible N cfg depth input SR PD s r e I H M) as A.
+  intros s r e t I H M E. destruct ok as [SR CO PD]. pose proof (may_admissible W cfg depth input SR PD s r e I H M) as A.
   apply (every_transition_keeps_the_invariant_of_a_rank (cfg r) (cfg 0) r (depth r) (input r) (hist_of s r) (CO r H)
       (history_numbered _ _) _ e t (g_core _ _ _ _ _ I r H) (g_tight _ _ _ _ _ I r H) A E).
 Qed.
 
-Lemma rank_keeps_groups : forall s r e t j, invariant s -> r < N -> may input s r e ->
+Lemma rank_keeps_groups : forall s r e t j, invariant s -> r < W -> may input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> j < length (h_steps (whole s)) ->
   nth j (groups_of t) [] = nth j (groups_of (rank_of s r)) [].
 Proof.
   intros s r e t j I H M E L. pose proof (rank_step_after s r e t I H M E) as K.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
   destruct Cases as [[y ->]|NG].
-  - destruct (got_current N cfg depth input ok s r y I H M) as [_ [_ [Wh _]]]. simpl in K. rewrite <- Wh in K.
+  - destruct (got_current W cfg depth input ok s r y I H M) as [_ [_ [Wh _]]]. simpl in K. rewrite <- Wh in K.
     assert (Ls : length (steps_of t) = length (h_steps (whole s))) by (rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity).
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P; try discriminate; unfold groups_of.
     + destruct (agree_cases _ _ _ _ _ _ E) as [_ [S1 _]]. rewrite S1 in *. rewrite !app_nth1; [reflexivity| |]; rewrite map_length; lia.
@@ -123,7 +123,7 @@ Proof.
   - pose proof (transition_same _ _ _ _ _ _ NG E) as X. unfold groups_of. rewrite (sa_steps _ _ X), (sa_aligned _ _ X). reflexivity.
 Qed.
 
-Lemma rank_keeps_failure : forall s r e t, invariant s -> r < N ->
+Lemma rank_keeps_failure : forall s r e t, invariant s -> r < W ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> failure (rank_of s r) <> None -> failure t = failure (rank_of s r).
 Proof.
   intros s r e t I H E F.
@@ -135,7 +135,7 @@ Proof.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. apply drain_same_plain.
 Qed.
 
-Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < N -> may input s r e ->
+Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < W -> may input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> rank_of s' = update (rank_of s) r t -> log s' = log s -> second s'.
 Proof.
   intros s r e t s' I I' S H M E Er El.
@@ -143,17 +143,17 @@ Proof.
   pose proof (rank_step_after s r e t I H M E) as K.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
   assert (Kt : forall y, e = Got y -> core (cfg r) (cfg 0) r (input r) (whole s) t /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) y).
-  { intros y ->. destruct (got_current N cfg depth input ok s r y I H M) as [_ [W [Wh _]]]. simpl in K. rewrite <- Wh in K. auto. }
+  { intros y ->. destruct (got_current W cfg depth input ok s r y I H M) as [_ [Wa [Wh _]]]. simpl in K. rewrite <- Wh in K. auto. }
   pose proof (g_core _ _ _ _ _ I r H) as K0.
   assert (Rr : rank_of s' r = t) by (rewrite Er; apply update_same).
   assert (Rq : forall q, q <> r -> rank_of s' q = rank_of s q) by (intros q NE; rewrite Er; apply update_other, NE).
   constructor; rewrite ?Wh'.
-  - intros T HT. destruct (n_count s S T HT) as [T1 [T2 [q [Hq W]]]]. split; [exact T1|]. split; [exact T2|]. exists q. split; [exact Hq|].
-    destruct (Nat.eq_dec q r) as [->|NE]; [|unfold worker in *; rewrite (Rq q NE); exact W].
+  - intros T HT. destruct (n_count s S T HT) as [T1 [T2 [q [Hq Wa]]]]. split; [exact T1|]. split; [exact T2|]. exists q. split; [exact Hq|].
+    destruct (Nat.eq_dec q r) as [->|NE]; [|unfold worker in *; rewrite (Rq q NE); exact Wa].
     unfold worker in *. rewrite Rr. destruct Cases as [[y ->]|NG].
     + destruct (Kt y eq_refl) as [K1 [Wt Wh]]. right. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite HT in P1.
       split; [exact P1|]. pose proof (k_kind _ _ _ _ _ _ K1) as K2. unfold kind_ok in K2. rewrite P1, HT in K2. destruct K2 as [K2 _]. injection K2 as K2.
-      destruct W as [[P [o [Po [Ro Lo]]]]|[P W]].
+      destruct Wa as [[P [o [Po [Ro Lo]]]]|[P Wa]].
       * simpl in E. rewrite P in E. destruct y as [a|cs|rs]; try discriminate. destruct (agree_cases _ _ _ _ _ _ E) as [C _].
         destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n _ _ _ _ P2 _ Al _]; try congruence.
         rewrite Al in *. rewrite (ok_align_length _ (configs_ok _ _ ok r H)) in K2.
@@ -164,8 +164,8 @@ Proof.
       * exfalso. pose proof (k_kind _ _ _ _ _ _ K0) as K3. unfold kind_ok in K3. rewrite P in K3. destruct K3 as [K3 _].
         simpl in E. rewrite P in E. destruct y as [a|cs|rs]; try discriminate. rewrite Wh in HT. unfold h_step in HT. rewrite K3 in HT. discriminate.
     + pose proof (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. pose proof (transition_same _ _ _ _ _ _ NG E) as X.
-      destruct W as [[P W]|[P W]]; (destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P; reflexivity|]); rewrite S2, ?S3; [left|right]; split; auto.
-      rewrite (sa_aligned _ _ X). exact W.
+      destruct Wa as [[P Wa]|[P Wa]]; (destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P; reflexivity|]); rewrite S2, ?S3; [left|right]; split; auto.
+      rewrite (sa_aligned _ _ X). exact Wa.
   - intros HR. destruct (n_report s S HR) as [[q [Hq [F1 F2]]]|D]; [|right; exact D]. left. exists q. split; [exact Hq|].
     destruct (Nat.eq_dec q r) as [->|NE]; [|unfold failing; rewrite (Rq q NE); split; assumption].
     unfold failing. rewrite Rr. pose proof (rank_keeps_failure s r e t I H E F1) as F3. split; [rewrite F3; exact F1|]. intros P.
@@ -178,7 +178,7 @@ Proof.
       { pose proof (k_kind _ _ _ _ _ _ K) as K2. unfold kind_ok in K2. rewrite P in K2. replace (next_hist (cfg 0) (hist_of s r) e) with (hist_of s r) in K2 by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
         pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K0)) as P1. rewrite K2 in P1. exact P1. }
       destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. destruct S1 as [S2 S3]; [unfold is_waiting; rewrite P0; reflexivity|]. rewrite S3. apply F2, P0.
-  - intros l HC. assert (D : forall q, q < N -> dry s q -> dry s' q).
+  - intros l HC. assert (D : forall q, q < W -> dry s q -> dry s' q).
     { intros q Hq [D1 D2]. destruct (Nat.eq_dec q r) as [->|NE]; [|unfold dry; rewrite (Rq q NE); split; assumption]. unfold dry. rewrite Rr.
       destruct Cases as [[y ->]|NG].
       - destruct (Kt y eq_refl) as [K1 [_ Wh]]. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K1)) as P1. rewrite HC in P1.
@@ -197,23 +197,23 @@ Proof.
 Qed.
 
 (** The counts of an exchange that is about to complete. *)
-Lemma pending_counts : forall s cs, invariant s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some (Counted cs) ->
-  (forall r, r < N -> at_phase (rank_of s r) = COUNT /\ length (aligned (rank_of s r)) = length cs) /\
-  (forall j, nth j cs zero_counts = sum_counts (map (fun q => count_group (nth j (aligned (rank_of s q)) [])) (seq 0 N))).
+Lemma pending_counts : forall s cs, invariant s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Counted cs) ->
+  (forall r, r < W -> at_phase (rank_of s r) = COUNT /\ length (aligned (rank_of s r)) = length cs) /\
+  (forall j, nth j cs zero_counts = sum_counts (map (fun q => count_group (nth j (aligned (rank_of s q)) [])) (seq 0 W))).
 Proof.
   intros s cs I P R. destruct (reduce_counted _ _ R) as [l [Em [Fl [a0 [l0 [El Ec]]]]]].
-  assert (X : forall r, r < N -> at_phase (rank_of s r) = COUNT /\ nth_error l r = Some (map count_group (aligned (rank_of s r)))).
-  { intros r H. pose proof (messages_nth N s r H) as Hm. rewrite Em in Hm. destruct (nth_error l r) as [c|] eqn:Hc.
+  assert (X : forall r, r < W -> at_phase (rank_of s r) = COUNT /\ nth_error l r = Some (map count_group (aligned (rank_of s r)))).
+  { intros r H. pose proof (messages_nth W s r H) as Hm. rewrite Em in Hm. destruct (nth_error l r) as [c|] eqn:Hc.
     - rewrite (map_nth_error MCounts _ _ Hc) in Hm. injection Hm as Hm.
-      destruct (pending_current N cfg depth input s r I H (P r H)) as [_ [_ W]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in W.
+      destruct (pending_current W cfg depth input s r I H (P r H)) as [_ [_ Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. unfold message in Hm. unfold is_waiting in Wa.
       destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
       + destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
       + rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. injection Hm as ->. auto.
       + destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate.
-    - exfalso. apply nth_error_None in Hc. assert (N <= length l) by (rewrite <- (messages_length N s), Em, map_length; lia).
+    - exfalso. apply nth_error_None in Hc. assert (W <= length l) by (rewrite <- (messages_length W s), Em, map_length; lia).
       assert (length (map MCounts l) = length l) by apply map_length. rewrite <- Em, messages_length in H1. lia. }
-  assert (Ll : length l = N) by (rewrite <- (map_length MCounts), <- Em; apply messages_length).
-  assert (Eq : l = map (fun q => map count_group (aligned (rank_of s q))) (seq 0 N)).
+  assert (Ll : length l = W) by (rewrite <- (map_length MCounts), <- Em; apply messages_length).
+  assert (Eq : l = map (fun q => map count_group (aligned (rank_of s q))) (seq 0 W)).
   { apply nth_ext with (d := []) (d' := []); [rewrite map_length, seq_length; exact Ll|]. intros n Hn. rewrite Ll in Hn.
     destruct (X n Hn) as [_ Xn]. erewrite nth_error_nth by exact Xn. symmetry. apply nth_error_nth.
     apply (map_nth_error (fun q => map count_group (aligned (rank_of s q)))). rewrite nth_error_nth' with (d := 0) by (rewrite seq_length; exact Hn). rewrite seq_nth by exact Hn. reflexivity. }
@@ -222,21 +222,21 @@ Proof.
   - intros j. rewrite El in Fl. inversion Fl as [|? ? F1 F2]; subst x l1.
     assert (Fa : Forall (fun c => length c = length a0) l0) by (eapply Forall_impl; [|exact F2]; simpl; intros; congruence).
     rewrite Ec, fold_lists_nth by exact Fa. unfold sum_counts.
-    assert (Em2 : map (fun q => count_group (nth j (aligned (rank_of s q)) [])) (seq 0 N) = map (fun c => nth j c zero_counts) l).
+    assert (Em2 : map (fun q => count_group (nth j (aligned (rank_of s q)) [])) (seq 0 W) = map (fun c => nth j c zero_counts) l).
     { rewrite Eq, map_map. apply map_ext. intros q. symmetry. apply nth_map_group. }
     rewrite Em2, El. simpl. rewrite add_counts_zero. reflexivity.
 Qed.
 
-Lemma exchange_keeps_second : forall s x, invariant s -> second s -> (forall r, r < N -> pending s r = true) -> reduce (messages N s) = Some x ->
-  second (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)).
+Lemma exchange_keeps_second : forall s x, invariant s -> second s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some x ->
+  second (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)).
 Proof.
   intros s x I S P R. set (s' := mkSys _ _ _ _ _). assert (Wh : whole s' = h_step (cfg 0) (whole s) x) by (apply whole_snoc).
-  assert (Cur : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
-  { intros r H. destruct (pending_current N cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
+  assert (Cur : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
+  { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
   pose proof (some_rank _ _ ok) as SR.
   assert (Tr : forall j, true_counts s' j = true_counts s j) by reflexivity.
   destruct x as [a|cs|rs].
-  - destruct (pending_offers N cfg depth input s a I P R) as [os [A [Em [X1 X2]]]].
+  - destruct (pending_offers W cfg depth input s a I P R) as [os [A [Em [X1 X2]]]].
     assert (Hk : h_kind (whole s) = NOffer).
     { destruct (X1 0) as [o [_ [Ph _]]]; [lia|]. pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K. unfold kind_ok in K. rewrite Ph in K. exact K. }
     assert (Hs : h_steps (whole s') = h_steps (whole s)).
@@ -245,7 +245,7 @@ Proof.
     constructor; try rewrite Hs; try rewrite Hq; try apply S.
     + intros t Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Ht.
       destruct (target (cfg 0) a) as [|n] eqn:T; [discriminate|]. injection Ht as <-. split; [lia|].
-      destruct (good_agreement_facts N cfg depth input ok s a I P R B Sr) as [G1 [G2 [[q [Hq' [o [Po Mo]]]] _]]].
+      destruct (good_agreement_facts W cfg depth input ok s a I P R B Sr) as [G1 [G2 [[q [Hq' [o [Po Mo]]]] _]]].
       assert (NZ : o_samples_max a <> 0) by (intros Z; unfold target in T; rewrite Z in T; discriminate).
       destruct (G2 NZ) as [Sa Q]. split; [exact Q|]. exists q. split; [exact Hq'|]. left. simpl. destruct (G1 q Hq') as [o' [Po' [Ph [Ro _]]]].
       rewrite Po in Po'. injection Po' as <-. split; [exact Ph|]. exists o. split; [exact Po|]. split; [exact Ro|]. rewrite Mo.
@@ -267,20 +267,20 @@ Proof.
         destruct (Nat.eq_dec (c_print (cfg r1)) (c_print (cfg 0))) as [D|D]; [exists r2|exists r1]; split; auto. congruence.
     + intros l Ht. rewrite Wh in Ht. unfold h_step in Ht. rewrite Hk in Ht. destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Ht.
       destruct (target (cfg 0) a) as [|n] eqn:T; [|discriminate].
-      destruct (good_agreement_facts N cfg depth input ok s a I P R B Sr) as [G1 [G2 [_ [q [Hq' [o [Po Mo]]]]]]].
+      destruct (good_agreement_facts W cfg depth input ok s a I P R B Sr) as [G1 [G2 [_ [q [Hq' [o [Po Mo]]]]]]].
       destruct (quota_met (whole s)) eqn:Q; [left; reflexivity|right].
       unfold target in T. destruct (o_samples_max a =? 0) eqn:Z; simpl in T.
-      * right. apply Nat.eqb_eq in Z. intros r H. destruct (G1 r H) as [o' [_ [_ [_ [W [L1 [_ L2]]]]]]]. split; [|exact W]. simpl. destruct (window (rank_of s r)); [reflexivity|simpl in L2; lia].
+      * right. apply Nat.eqb_eq in Z. intros r H. destruct (G1 r H) as [o' [_ [_ [_ [Wa [L1 [_ L2]]]]]]]. split; [|exact Wa]. simpl. destruct (window (rank_of s r)); [reflexivity|simpl in L2; lia].
       * left. apply Nat.eqb_neq in Z. destruct (G2 Z) as [Sa _]. pose proof (ok_rule _ (configs_ok _ _ ok 0 ltac:(lia)) a Sa) as B2.
         destruct (c_is_quota (cfg 0)); simpl in T; [|lia]. split; [reflexivity|].
         destruct (o_samples_min a =? 0) eqn:Z2; [|apply Nat.eqb_neq in Z2; lia]. apply Nat.eqb_eq in Z2.
-        exists q. split; [exact Hq'|]. destruct (G1 q Hq') as [o' [Po' [_ [_ [W [_ [_ L2]]]]]]]. rewrite Po in Po'. injection Po' as <-. split; [|exact W]. simpl.
+        exists q. split; [exact Hq'|]. destruct (G1 q Hq') as [o' [Po' [_ [_ [Wa [_ [_ L2]]]]]]]. rewrite Po in Po'. injection Po' as <-. split; [|exact Wa]. simpl.
         destruct (window (rank_of s q)); [reflexivity|simpl in L2; lia].
     + unfold planned_samples. rewrite Hs. apply (n_first s S).
   - destruct (pending_counts s cs I P R) as [X1 X2]. destruct (X1 0) as [Ph L0]; [lia|].
     pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K0. unfold kind_ok in K0. rewrite Ph, L0 in K0. destruct K0 as [Hk _].
-    destruct (n_count s S _ Hk) as [T1 [T2 [q [Hq W]]]].
-    assert (Wq : Forall (fun g => g <> []) (aligned (rank_of s q))) by (destruct (X1 q Hq) as [Pq _]; destruct W as [[Pq' _]|[_ W]]; [congruence|exact W]).
+    destruct (n_count s S _ Hk) as [T1 [T2 [q [Hq Wa]]]].
+    assert (Wq : Forall (fun g => g <> []) (aligned (rank_of s q))) by (destruct (X1 q Hq) as [Pq _]; destruct Wa as [[Pq' _]|[_ Wa]]; [congruence|exact Wa]).
     set (n := cut (cfg 0) (h_samples (whole s)) cs). assert (Ln : n <= length cs) by apply cut_le.
     assert (Hs : h_steps (whole s') = h_steps (whole s) ++ make_shared (length (h_steps (whole s))) (h_round (whole s)) (firstn n cs)) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity).
     assert (Hk' : h_kind (whole s') = NOffer) by (rewrite Wh; unfold h_step; rewrite Hk; reflexivity).
@@ -298,7 +298,7 @@ Proof.
     + rewrite Hs. apply Forall_app. split; [apply (n_work s S)|]. apply Forall_forall. intros y Hy. apply In_nth_error in Hy as [j Hj].
       apply make_shared_nth in Hj. assert (Hj2 : j < length (firstn n cs)) by (apply nth_error_Some; congruence). rewrite firstn_length in Hj2.
       apply nth_error_nth with (d := zero_counts) in Hj. rewrite nth_firstn in Hj by lia. rewrite <- Hj, X2.
-      eapply Nat.le_trans; [|apply (sum_counts_ge _ N q Hq)]. destruct (X1 q Hq) as [_ Lq].
+      eapply Nat.le_trans; [|apply (sum_counts_ge _ W q Hq)]. destruct (X1 q Hq) as [_ Lq].
       rewrite Forall_forall in Wq. assert (NE : nth j (aligned (rank_of s q)) [] <> []) by (apply Wq, nth_In; lia).
       destruct (nth j (aligned (rank_of s q)) []); [easy|simpl; lia].
     + intros m Hm. unfold planned_samples. rewrite Hs in *. rewrite app_length, make_shared_length, firstn_length in Hm.
@@ -314,9 +314,9 @@ Proof.
     + intros j x Hx. rewrite Tr. apply Truth, Hx.
   - destruct (reduce_reported _ _ R) as [Em _].
     assert (Hk : h_kind (whole s) = NReport).
-    { pose proof (messages_nth N s 0 ltac:(lia)) as Hm. rewrite Em in Hm. destruct (nth_error rs 0) as [x|] eqn:Hx; [|apply nth_error_None in Hx; assert (nth_error (map MReport rs) 0 <> None) by congruence; apply nth_error_Some in H; rewrite map_length in H; lia].
-      rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [_ [_ W]].
-      pose proof (Cur 0 ltac:(lia)) as K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. unfold message in Hm. unfold is_waiting in W.
+    { pose proof (messages_nth W s 0 ltac:(lia)) as Hm. rewrite Em in Hm. destruct (nth_error rs 0) as [x|] eqn:Hx; [|apply nth_error_None in Hx; assert (nth_error (map MReport rs) 0 <> None) by congruence; apply nth_error_Some in H; rewrite map_length in H; lia].
+      rewrite (map_nth_error MReport _ _ Hx) in Hm. injection Hm as Hm. destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [_ [_ Wa]].
+      pose proof (Cur 0 ltac:(lia)) as K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. unfold message in Hm. unfold is_waiting in Wa.
       destruct (at_phase (rank_of s 0)) eqn:Ph; try discriminate.
       - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. discriminate.
       - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.

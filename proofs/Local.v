@@ -16,7 +16,7 @@ Record sane (a : offer) : Prop := {
   sane_due : o_due_max a <= o_groups_max a;
   sane_groups_min : forall g, o_groups_min a = Some g -> 1 <= g <= o_groups_max a }.
 
-(** The bounds of odb_ref/core/rules.py. *)
+(** The bounds of odb_ref/core/batching/rules.py. *)
 Definition within_bounds (rule : offer -> nat) : Prop :=
   forall a, sane a -> Nat.max 1 (o_due_max a) <= rule a <= o_samples_max a.
 
@@ -149,7 +149,7 @@ Qed.
 
 Lemma h_step_numbered : forall c h x, numbered_from 0 (h_steps h) -> numbered_from 0 (h_steps (h_step c h x)).
 Proof.
-  intros c h x N. unfold h_step. destruct (h_kind h), x; simpl; auto.
+  intros c h x Na. unfold h_step. destruct (h_kind h), x; simpl; auto.
   - destruct (is_bad a); simpl; auto. destruct (o_stop_rank a); simpl; auto.
   - apply numbered_app; [assumption|]. apply make_shared_numbered.
   - destruct (failure_of rs); simpl; auto.
@@ -169,8 +169,8 @@ Proof. intros. unfold history. rewrite fold_left_app. reflexivity. Qed.
 Lemma step_number : forall c c0 rank inp h s i x, core c c0 rank inp h s -> numbered_from 0 (h_steps h) ->
   nth_error (steps_of s) i = Some x -> s_number x = i.
 Proof.
-  intros c c0 rank inp h s i x K N H. apply (map_nth_error shared) in H. rewrite (k_steps _ _ _ _ _ _ K) in H.
-  apply N in H. exact H.
+  intros c c0 rank inp h s i x K Na H. apply (map_nth_error shared) in H. rewrite (k_steps _ _ _ _ _ _ K) in H.
+  apply Na in H. exact H.
 Qed.
 
 (** ** Delivering *)
@@ -211,10 +211,10 @@ Lemma deliver_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> 
   length (queue t) <= depth /\
   (outbox t <> [] -> length (queue t) = depth \/ exists l, limit t = Some l /\ l <= length (taken t) + length (queue t)).
 Proof.
-  intros c c0 rank inp h depth s K N Q. simpl. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
+  intros c c0 rank inp h depth s K Na Q. simpl. destruct (deliver_eq depth s) as [d [e [E [Eq [L C]]]]]. rewrite Eq. simpl.
   rewrite app_length. split; [lia|]. intros NE. destruct C as [C|[C|[x [r [-> B]]]]]; [easy|left; lia|right].
   assert (Nx : s_number x = length (taken s) + (length (queue s) + length d)).
-  { apply (step_number c c0 rank inp h s _ x K N). unfold steps_of. rewrite E, <- !app_assoc.
+  { apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E, <- !app_assoc.
     rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia.
     replace (_ - _) with 0 by lia. reflexivity. }
   unfold below in B. destruct (limit s) as [l|]; [|discriminate]. apply Nat.ltb_ge in B. exists l. split; [reflexivity|lia].
@@ -276,10 +276,10 @@ Lemma finish_tight : forall c c0 rank inp h depth s, core c c0 rank inp h s -> n
   (outbox s <> [] -> length (queue s) = depth \/ exists l, limit s = Some l /\ l <= length (taken s) + length (queue s)) ->
   tight depth (finish_when_drained s).
 Proof.
-  intros c c0 rank inp h depth s K N P Q O. unfold finish_when_drained. destruct (outbox s) as [|x r] eqn:E.
+  intros c c0 rank inp h depth s K Na P Q O. unfold finish_when_drained. destruct (outbox s) as [|x r] eqn:E.
   - constructor; simpl; rewrite ?E; auto; discriminate.
   - assert (Nx : s_number x = length (taken s) + length (queue s)).
-    { apply (step_number c c0 rank inp h s _ x K N). unfold steps_of. rewrite E.
+    { apply (step_number c c0 rank inp h s _ x K Na). unfold steps_of. rewrite E.
       rewrite nth_error_app2 by lia. rewrite nth_error_app2 by lia. replace (_ - _) with 0 by lia. reflexivity. }
     destruct (below (limit s) (s_number x)) eqn:B.
     + constructor; rewrite ?E, ?P; auto; try discriminate. intros _. split; [discriminate|]. intros l L. rewrite L in B. simpl in B.

@@ -75,15 +75,15 @@ Proof.
   intros c r d u v e t L Nx E P N1 N2 N3 N4. destruct L. destruct e as [xs en| |x| | |cause|].
   - split; [discriminate|]. simpl in *. rewrite l_wanted0 in E. destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
 
-    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as W; pose proof (post_going c r z) as G end.
+    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
     unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
-    constructor; simpl; rewrite ?W, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; try congruence.
+    constructor; simpl; rewrite ?Wa, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; try congruence.
     + rewrite <- app_assoc. rewrite (Permutation_app_comm xs). rewrite app_assoc. apply Permutation_app_tail. exact l_window0.
   - split; [discriminate|]. simpl in *. rewrite l_collated0 in E. destruct (collated v); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
 
-    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as W; pose proof (post_going c r z) as G end.
+    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
     unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
-    constructor; simpl; rewrite ?W, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; congruence.
+    constructor; simpl; rewrite ?Wa, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; congruence.
   - exfalso. eapply N1. reflexivity.
   - exfalso. simpl in E. rewrite l_queue0 in E. destruct (queue v) as [|x q] eqn:Q; [discriminate|]. destruct l_limit0 as [l [L1 L2]]. rewrite L1, (Nx x q eq_refl) in E. simpl in E.
     replace (length (taken v) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
@@ -95,21 +95,21 @@ Qed.
 (** ** The system *)
 
 Section Loss.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Hypothesis deep : forall r, r < N -> 1 <= depth r.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Hypothesis deep : forall r, r < W -> 1 <= depth r.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
 Notation whole := (Facts.whole cfg).
 
 (** Everything that can happen without a loss, and that a rank's driver says that a peer is lost. *)
 Inductive lossy_step : sys -> sys -> Prop :=
 | LossyStep : forall s l t, step s l t -> lossy_step s t
-| LossyLoss : forall s r peer cause, r < N -> is_ending (rank_of s r) = false ->
+| LossyLoss : forall s r peer cause, r < W -> is_ending (rank_of s r) = false ->
     lossy_step s (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)).
 
 (** [n] things happen between two states. *)
@@ -126,14 +126,14 @@ Definition follows_rank (u v : sys) (r : nat) : Prop :=
 
 Record follows (u v : sys) : Prop := {
   f_log : log u = log v;
-  f_got : forall r, r < N -> got u r = got v r;
-  f_running : forall r, r < N -> running u r = running v r;
-  f_rank : forall r, r < N -> follows_rank u v r }.
+  f_got : forall r, r < W -> got u r = got v r;
+  f_running : forall r, r < W -> running u r = running v r;
+  f_rank : forall r, r < W -> follows_rank u v r }.
 
-Lemma follows_taken : forall u v r, follows u v -> r < N -> taken (rank_of u r) = taken (rank_of v r).
+Lemma follows_taken : forall u v r, follows u v -> r < W -> taken (rank_of u r) = taken (rank_of v r).
 Proof. intros u v r F H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[L _]]; [reflexivity|apply (l_taken _ _ L)]. Qed.
 
-Lemma follows_messages : forall u v, follows u v -> (forall r, r < N -> pending u r = true) -> messages N u = messages N v /\ forall r, r < N -> pending v r = true.
+Lemma follows_messages : forall u v, follows u v -> (forall r, r < W -> pending u r = true) -> messages W u = messages W v /\ forall r, r < W -> pending v r = true.
 Proof.
   intros u v F P. split.
   - unfold messages. apply map_ext_seq. intros r H. destruct (f_rank _ _ F r H) as [[_ [-> _]]|[_ L]]; [reflexivity|]. unfold message. destruct (L (P r H)) as [_ ->]. reflexivity.
@@ -141,22 +141,22 @@ Proof.
 Qed.
 
 (** Nothing but a loss makes a rank lost. *)
-Lemma reachable_live : forall s r, reachable s -> r < N -> is_lost (rank_of s r) = false.
+Lemma reachable_live : forall s r, reachable s -> r < W -> is_lost (rank_of s r) = false.
 Proof.
   intros s r R H. destruct (is_ending (rank_of s r)) eqn:E.
-  - destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok s r R H E) as [o [O T]]. unfold is_lost. rewrite E, O. destruct o; auto. destruct T.
+  - destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok s r R H E) as [o [O T]]. unfold is_lost. rewrite E, O. destruct o; auto. destruct T.
   - unfold is_lost. rewrite E. reflexivity.
 Qed.
 
-Definition lost_ranks (s : sys) : nat := sum_over N (fun r => b2n (is_lost (rank_of s r))).
+Definition lost_ranks (s : sys) : nat := sum_over W (fun r => b2n (is_lost (rank_of s r))).
 
-Lemma follows_lost : forall u v u' v', follows u v -> follows u' v' -> (forall r, r < N -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
+Lemma follows_lost : forall u v u' v', follows u v -> follows u' v' -> (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
 Proof. intros u v u' v' _ _ H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
 
 Definition follows_on (u v u' : sys) : Prop :=
   (exists l v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
 
-Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < N -> may input u i e ->
+Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
   follows_on u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
@@ -167,7 +167,7 @@ Proof.
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ F); reflexivity).
   assert (M' : may input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
   assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
-  pose proof (StepRank N cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
+  pose proof (StepRank W cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
   match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
@@ -183,21 +183,21 @@ Proof.
   destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (reachable_live v i R H) in L. discriminate.
 Qed.
 
-Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < N -> may input u i e ->
+Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
   (exists xs en, e = SamplesRead xs en) \/ e = Collated.
 Proof.
   intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en| |x| | |cause|]; eauto; exfalso.
   - destruct x; simpl in E; rewrite P in E; discriminate.
-  - pose proof (invariant_of N cfg depth input ok v R) as I. simpl in E. rewrite (l_queue _ _ L) in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
-    destruct (l_limit _ _ L) as [l [L1 L2]]. rewrite L1, (head_number N cfg depth input v i x q I H Q) in E. simpl in E.
+  - pose proof (invariant_of W cfg depth input ok v R) as I. simpl in E. rewrite (l_queue _ _ L) in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
+    destruct (l_limit _ _ L) as [l [L1 L2]]. rewrite L1, (head_number W cfg depth input v i x q I H Q) in E. simpl in E.
     replace (length (taken (rank_of v i)) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
   - destruct M as [_ M]. contradiction.
   - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
   - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
 Qed.
 
-Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < N -> may input u i e ->
+Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
   (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
   follows_on u v (mkSys (update (rank_of u) i t)
@@ -205,13 +205,13 @@ Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v ->
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. left. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of N cfg depth input ok v R) as I.
+  intros u v i e t R F H M E L Pe. left. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
   assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
   destruct NG as [N1 [N2 [N3 N4]]].
-  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number N cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
+  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
   assert (M' : may input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; exact M|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
-  pose proof (StepRank N cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
+  pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
   match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
@@ -220,7 +220,7 @@ Proof.
     - intros r Hr. destruct e; try apply (f_running _ _ F r Hr). exfalso. apply N5. reflexivity.
     - intros r Hr. unfold follows_rank. simpl. destruct (Nat.eq_dec r i) as [->|NE].
       + right. rewrite !update_same. split; [exact L'|]. intros P. destruct (Pe P) as [Pv Pm].
-        destruct (pending_current N cfg depth input v i I H Pv) as [_ [_ W]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 W) as [_ S2].
+        destruct (pending_current W cfg depth input v i I H Pv) as [_ [_ Wa]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 Wa) as [_ S2].
         split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
   exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
@@ -252,13 +252,13 @@ Lemma start_follows : follows (start cfg) (start cfg).
 Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
 
 Lemma lossy_path_followed : forall n u, lossy_path (start cfg) n u ->
-  exists v, reachable v /\ follows u v /\ n + measure N input v <= measure N input (start cfg) + lost_ranks u.
+  exists v, reachable v /\ follows u v /\ n + measure W input v <= measure W input (start cfg) + lost_ranks u.
 Proof.
-  assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure N input v <= measure N input (start cfg) + lost_ranks u).
+  assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure W input v <= measure W input (start cfg) + lost_ranks u).
   { induction 1 as [s|s t n u P IH St]; intros Es.
     - subst s. exists (start cfg). split; [constructor|]. split; [apply start_follows|lia].
     - destruct (IH Es) as [v [R [F B]]]. destruct (every_lossy_step_is_followed t v u R F St) as [[l [v' [Sv [F' Lv]]]]|[F' Lv]].
-      + pose proof (every_transition_lowers_the_measure N cfg depth input ok v l v' R Sv). exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia].
+      + pose proof (every_transition_lowers_the_measure W cfg depth input ok v l v' R Sv). exists v'. split; [eapply reach_step; eauto|]. split; [exact F'|lia].
       + exists v. split; [exact R|]. split; [exact F'|lia]. }
   intros n u P. apply (X (start cfg) n u P eq_refl).
 Qed.
@@ -268,7 +268,7 @@ Qed.
 Theorem a_run_with_losses_follows_a_run_without : forall u, lossy_reachable u -> exists v, reachable v /\ follows u v.
 Proof. intros u [n P]. destruct (lossy_path_followed n u P) as [v [R [F _]]]. eauto. Qed.
 
-Lemma follows_frame : forall u v r, follows u v -> r < N ->
+Lemma follows_frame : forall u v r, follows u v -> r < W ->
   steps_of (rank_of u r) = steps_of (rank_of v r) /\ released_of (rank_of u r) = released_of (rank_of v r) /\ round (rank_of u r) = round (rank_of v r) /\
   read (rank_of u r) = read (rank_of v r) /\ collated (rank_of u r) = collated (rank_of v r) /\
   Permutation (concat (aligned (rank_of u r)) ++ window (rank_of u r)) (concat (aligned (rank_of v r)) ++ window (rank_of v r)).
@@ -278,94 +278,94 @@ Proof.
 Qed.
 
 (** TERM, with losses: each rank is lost once at most. *)
-Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound N input + N.
+Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound W input + W.
 Proof.
-  intros n u P. destruct (lossy_path_followed n u P) as [v [_ [_ B]]]. pose proof (start_measure N cfg input) as S.
-  assert (L : lost_ranks u <= N).
-  { unfold lost_ranks. rewrite <- (Nat.mul_1_r N) at 2. eapply Nat.le_trans; [apply (sum_over_le _ (fun _ => 1 + 0) N); intros i Hi; destruct (is_lost _); simpl; lia|].
-    rewrite sum_over_const. replace (sum_over N (fun _ => 0)) with 0; [lia|]. unfold sum_over. induction (seq 0 N); simpl; auto. }
+  intros n u P. destruct (lossy_path_followed n u P) as [v [_ [_ B]]]. pose proof (start_measure W cfg input) as S.
+  assert (L : lost_ranks u <= W).
+  { unfold lost_ranks. rewrite <- (Nat.mul_1_r W) at 2. eapply Nat.le_trans; [apply (sum_over_le _ (fun _ => 1 + 0) W); intros i Hi; destruct (is_lost _); simpl; lia|].
+    rewrite sum_over_const. replace (sum_over W (fun _ => 0)) with 0; [lia|]. unfold sum_over. induction (seq 0 W); simpl; auto. }
   lia.
 Qed.
 
 (** ALIGN, with losses. *)
-Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u -> r < N -> q < N ->
+Theorem with_losses_rounds_are_aligned : forall u r q j x y, lossy_reachable u -> r < W -> q < W ->
   nth_error (steps_of (rank_of u r)) j = Some x -> nth_error (steps_of (rank_of u q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
 Proof.
   intros u r q j x y Ru Hr Hq Hx Hy. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (follows_frame u v r F Hr) as [Er _]. destruct (follows_frame u v q F Hq) as [Eq _]. rewrite Er in Hx. rewrite Eq in Hy.
-  apply (rounds_are_aligned N cfg depth input ok v r q j x y R Hr Hq Hx Hy).
+  apply (rounds_are_aligned W cfg depth input ok v r q j x y R Hr Hq Hx Hy).
 Qed.
 
-Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, lossy_reachable u -> r < N -> q < N ->
+Theorem with_losses_every_rank_makes_the_same_number_of_steps_in_a_round : forall u r q k, lossy_reachable u -> r < W -> q < W ->
   k < round (rank_of u r) -> k < round (rank_of u q) -> length (steps_in_round k (rank_of u r)) = length (steps_in_round k (rank_of u q)).
 Proof.
   intros u r q k Ru Hr Hq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (follows_frame u v r F Hr) as [Er [_ [Rr _]]]. destruct (follows_frame u v q F Hq) as [Eq [_ [Rq _]]]. unfold steps_in_round. rewrite Er, Eq. rewrite Rr in Lr. rewrite Rq in Lq.
-  apply (every_rank_makes_the_same_number_of_steps_in_a_round N cfg depth input ok v r q k R Hr Hq Lr Lq).
+  apply (every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok v r q k R Hr Hq Lr Lq).
 Qed.
 
 (** CONSERVE, with losses. *)
-Theorem with_losses_no_sample_goes_missing : forall u r, lossy_reachable u -> r < N ->
+Theorem with_losses_no_sample_goes_missing : forall u r, lossy_reachable u -> r < W ->
   Permutation (samples_of (steps_of (rank_of u r)) ++ concat (aligned (rank_of u r)) ++ window (rank_of u r) ++ skipn (read (rank_of u r)) (input r)) (input r).
 Proof.
-  intros u r Ru H. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (follows_frame u v r F H) as [-> [_ [_ [-> [_ W]]]]].
-  rewrite <- (nothing_is_lost N cfg depth input ok v r R H) at 2. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. exact W.
+  intros u r Ru H. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (follows_frame u v r F H) as [-> [_ [_ [-> [_ Wa]]]]].
+  rewrite <- (nothing_is_lost W cfg depth input ok v r R H) at 2. apply Permutation_app_head. rewrite !app_assoc. apply Permutation_app_tail. exact Wa.
 Qed.
 
 (** ONCE, with losses. *)
-Theorem with_losses_no_sample_is_emitted_twice : forall u r, lossy_reachable u -> r < N -> NoDup (map pos (input r)) ->
+Theorem with_losses_no_sample_is_emitted_twice : forall u r, lossy_reachable u -> r < W -> NoDup (map pos (input r)) ->
   NoDup (map pos (samples_of (steps_of (rank_of u r)))) /\ NoDup (map pos (emitted u r)).
 Proof.
   intros u r Ru H ND. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold emitted. destruct (follows_frame u v r F H) as [-> _]. rewrite (follows_taken u v r F H).
-  apply (no_sample_is_emitted_twice N cfg depth input ok v r R H ND).
+  apply (no_sample_is_emitted_twice W cfg depth input ok v r R H ND).
 Qed.
 
 (** RELEASE, with losses. *)
-Theorem with_losses_release_needs_every_rank_ready : forall u r q j, lossy_reachable u -> r < N -> q < N -> j < length (released_of (rank_of u r)) ->
+Theorem with_losses_release_needs_every_rank_ready : forall u r q j, lossy_reachable u -> r < W -> q < W -> j < length (released_of (rank_of u r)) ->
   j < length (released_of (rank_of u q)) \/ (j < length (steps_of (rank_of u q)) /\ collated (rank_of u q) = true).
 Proof.
   intros u r q j Ru Hr Hq L. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (follows_frame u v r F Hr) as [_ [Er _]]. destruct (follows_frame u v q F Hq) as [Sq [Eq [_ [_ [Cq _]]]]]. rewrite Er in L. rewrite Eq, Sq, Cq.
-  apply (release_needs_every_rank_ready N cfg depth input ok v r q j R Hr Hq L).
+  apply (release_needs_every_rank_ready W cfg depth input ok v r q j R Hr Hq L).
 Qed.
 
 (** COVER, with losses: who closes COMPLETE has been given all of its samples, whatever others have learnt since. *)
-Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+Theorem with_losses_join_mode_covers : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of u r) = DONE -> ended_as (rank_of u r) = Some Complete -> stopped (rank_of u r) = false ->
   Permutation (samples_of (taken (rank_of u r) ++ queue (rank_of u r))) (input r).
 Proof.
   intros u r Ru H Jm Nq P O St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (f_rank _ _ F r H) as [[_ [E _]]|[L _]].
-  - rewrite E in *. apply (join_mode_covers N cfg depth input ok v r R H Jm Nq P O St).
+  - rewrite E in *. apply (join_mode_covers W cfg depth input ok v r R H Jm Nq P O St).
   - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
 Qed.
 
-Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+Theorem with_losses_a_complete_rank_has_planned_its_whole_input : forall u r, lossy_reachable u -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of u r) = true -> ended_as (rank_of u r) = Some Complete -> has_planned_everything input u r.
 Proof.
   intros u r Ru H Jm Nq E O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. unfold has_planned_everything. destruct (f_rank _ _ F r H) as [[_ [X _]]|[L _]].
-  - rewrite X in *. apply (a_complete_rank_has_planned_its_whole_input N cfg depth input ok v r R H Jm Nq E O).
+  - rewrite X in *. apply (a_complete_rank_has_planned_its_whole_input W cfg depth input ok v r R H Jm Nq E O).
   - exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate.
 Qed.
 
 (** QUOTA, with losses: who closes COMPLETE. *)
-Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, lossy_reachable u -> r < N -> q < N ->
+Theorem with_losses_quota_ranks_close_at_the_same_first_step : forall u r q, lossy_reachable u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u q) = false -> ended_as (rank_of u r) = Some Complete ->
-  ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time N cfg input u r.
+  ended_as (rank_of u q) = Some Complete /\ length (steps_of (rank_of u q)) = length (steps_of (rank_of u r)) /\ closes_in_time W cfg input u r.
 Proof.
   intros u r q Ru Hr Hq Er Eq Lq O. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]].
   2:{ exfalso. pose proof (l_lost _ _ L) as X. unfold is_lost in X. rewrite O, andb_false_r in X. discriminate. }
   destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
-  destruct (quota_ranks_close_at_the_same_first_step N cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
+  destruct (quota_ranks_close_at_the_same_first_step W cfg depth input ok v r q R Hr Hq Er Eq O) as [Q1 [Q2 Q3]].
   split; [exact Q1|]. split; [exact Q2|]. unfold closes_in_time in *. rewrite Xr.
-  assert (D : (exists i, i < N /\ has_planned_everything input v i) -> exists i, i < N /\ has_planned_everything input u i).
+  assert (D : (exists i, i < W /\ has_planned_everything input v i) -> exists i, i < W /\ has_planned_everything input u i).
   { intros [i [Hi P]]. exists i. split; [exact Hi|]. unfold has_planned_everything in *. destruct (follows_frame u v i F Hi) as [-> _]. exact P. }
   destruct (c_quota (cfg 0)); [destruct Q3 as [Q3 [Q4|Q4]]; auto|auto].
 Qed.
 
 (** AGE, with losses. *)
-Lemma lossy_path_leads : forall u n w, lossy_path u n w -> forall v, reachable v -> follows u v -> exists v', System.leads N cfg depth input v v' /\ follows w v'.
+Lemma lossy_path_leads : forall u n w, lossy_path u n w -> forall v, reachable v -> follows u v -> exists v', System.leads W cfg depth input v v' /\ follows w v'.
 Proof.
   induction 1 as [u|u t n w P IH St]; intros v R F; [exists v; split; [constructor|exact F]|]. destruct (IH v R F) as [v1 [Ld F1]].
   pose proof (leads_reachable _ _ _ _ v v1 Ld R) as R1. destruct (every_lossy_step_is_followed t v1 w R1 F1 St) as [[l [v2 [Sv [F2 _]]]]|[F2 _]]; [|eauto].
@@ -373,22 +373,22 @@ Proof.
 Qed.
 
 Theorem with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest :
-  (forall r, r < N -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
-  (forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i) ->
-  forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < N ->
+  (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
+  (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
   exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r).
 Proof.
   intros Jn Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
   destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
   destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
-  apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest N cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
+  apply (a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest W cfg depth input ok Jn Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
-  (forall r, r < N -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k)) ->
-  (forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i) ->
-  forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < N ->
+  (forall r, r < W -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k)) ->
+  (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
   (exists y, In y (steps_of (rank_of w r)) /\ In x (s_group y) /\ s_round y <= round (rank_of u r) + c_max_age (cfg r)) \/
   (forall y, In y (steps_of (rank_of w r)) -> s_round y <= round (rank_of u r) + c_max_age (cfg r)).
@@ -396,43 +396,43 @@ Proof.
   intros Gr Pl u n w r x Ru P H Ph Lf Hx Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
   destruct (f_rank _ _ F r H) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lf; discriminate]. rewrite Xr in *.
   destruct (follows_frame w v' r F' H) as [Sw [_ [Rw _]]]. rewrite Rw in Lr. rewrite Sw.
-  apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step N cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
+  apply (in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step W cfg depth input ok Gr Pl v v' r x R Ld H Ph Hx Lr).
 Qed.
 
 (** STOP, with losses. *)
-Theorem with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall u n w r q, lossy_reachable u -> lossy_path u n w -> r < N -> q < N ->
+Theorem with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped : forall u n w r q, lossy_reachable u -> lossy_path u n w -> r < W -> q < W ->
   stopped (rank_of u q) = true -> length (taken (rank_of w r)) <= length (taken (rank_of u q)) + 1.
 Proof.
   intros u n w r q Ru P Hr Hq St. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]]. destruct (lossy_path_leads u n w P v R F) as [v' [Ld F']].
   rewrite (follows_taken w v' r F' Hr), (follows_taken u v q F Hq).
   assert (Sv : stopped (rank_of v q) = true) by (destruct (f_rank _ _ F q Hq) as [[_ [E _]]|[L _]]; [rewrite <- E; exact St|rewrite <- (l_stopped _ _ L); exact St]).
-  apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped N cfg depth input ok v v' r q R Ld Hr Hq Sv).
+  apply (no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok v v' r q R Ld Hr Hq Sv).
 Qed.
 
 (** ABORT, STOP, with losses: two ranks that have ended, neither as LOST, have ended in the same round, by the same outcome. *)
-Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable u -> r < N -> q < N ->
+Theorem ranks_that_have_ended_are_lost_or_agree : forall u r q, lossy_reachable u -> r < W -> q < W ->
   is_ending (rank_of u r) = true -> is_ending (rank_of u q) = true -> is_lost (rank_of u r) = false -> is_lost (rank_of u q) = false ->
   ended_as (rank_of u r) = ended_as (rank_of u q) /\ round (rank_of u r) = round (rank_of u q) /\ length (released_of (rank_of u r)) = length (released_of (rank_of u q)).
 Proof.
   intros u r q Ru Hr Hq Er Eq Lr Lq. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate].
   destruct (f_rank _ _ F q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate]. rewrite Xr, Xq in *.
-  apply (failure_ends_all_ranks_in_the_same_round N cfg depth input ok v r q R Hr Hq Er Eq).
+  apply (failure_ends_all_ranks_in_the_same_round W cfg depth input ok v r q R Hr Hq Er Eq).
 Qed.
 
-Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_reachable u -> r < N -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
-  exists o, ended_as (rank_of u r) = Some o /\ outcome_true N cfg u o.
+Theorem with_losses_an_outcome_names_the_rank_and_the_cause : forall u r, lossy_reachable u -> r < W -> is_ending (rank_of u r) = true -> is_lost (rank_of u r) = false ->
+  exists o, ended_as (rank_of u r) = Some o /\ outcome_true W cfg u o.
 Proof.
   intros u r Ru Hr Er Lr. destruct (a_run_with_losses_follows_a_run_without u Ru) as [v [R F]].
   destruct (f_rank _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lr; discriminate]. rewrite Xr in *.
-  destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
-  assert (X : forall q, q < N -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
+  destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok v r R Hr Er) as [o [O T]]. exists o. split; [exact O|].
+  assert (X : forall q, q < W -> stopped (rank_of u q) = stopped (rank_of v q) /\ failure (rank_of u q) = failure (rank_of v q)).
   { intros q Hq. destruct (f_rank _ _ F q Hq) as [[_ [-> _]]|[L _]]; [auto|]. split; [apply (l_stopped _ _ L)|apply (l_failure _ _ L)]. }
   destruct o as [|q n|q c|q|p c]; simpl in *; auto; destruct T as [T1 T2]; split; auto; destruct (X q T1) as [X1 X2]; congruence.
 Qed.
 
 (** ABORT: after a loss the rank stays as it ended, and nothing is delivered or taken any more. *)
-Theorem after_a_loss_no_step_is_delivered_or_taken : forall s n u r, lossy_reachable s -> lossy_path s n u -> r < N -> is_lost (rank_of s r) = true ->
+Theorem after_a_loss_no_step_is_delivered_or_taken : forall s n u r, lossy_reachable s -> lossy_path s n u -> r < W -> is_lost (rank_of s r) = true ->
   at_phase (rank_of u r) = DONE /\ ended_as (rank_of u r) = ended_as (rank_of s r) /\ queue (rank_of u r) = queue (rank_of s r) /\ taken (rank_of u r) = taken (rank_of s r).
 Proof.
   intros s n u r Rs P H Ls.
@@ -446,10 +446,10 @@ Proof.
     destruct (a_run_with_losses_follows_a_run_without t Rt) as [v [R F]]. destruct (f_rank _ _ F r H) as [[L _]|[L _]]; [congruence|].
     destruct St as [t l u St|t i peer cause Hi E].
     + destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
-      pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of N cfg depth input ok v R) as I.
+      pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
       assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
       destruct NG as [N1 [N2 [N3 N4]]].
-      destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number N cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
+      destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
       rewrite X1, X2, X3, X4. auto.
     + simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; auto]. exfalso. unfold is_ending in E. rewrite Pt in E. discriminate.
 Qed.

@@ -1,4 +1,4 @@
-(** The executable [compute_rows] of odb_ref/core/grouping.py, packed grouping: BUDGET for it, and that no two of its groups fit
+(** The executable [compute_rows] of odb_ref/core/batching/grouping.py, packed grouping: BUDGET for it, and that no two of its groups fit
     together (ANY-FIT), so that there are at most twice as many as needed. Spec: R2.5. *)
 Require Import List Arith Lia Permutation Bool.
 From ODB Require Import Types.
@@ -101,7 +101,7 @@ Lemma roomy_le : forall g h, total g <= total h -> (forall r, used r g <= used r
 Proof.
   intros g h T U. unfold is_roomy. rewrite !Bool.andb_false_iff. intros [F|F].
   - left. apply Nat.leb_gt in F. apply Nat.leb_gt. lia.
-  - right. destruct (is_within limits h) eqn:W; [|reflexivity]. rewrite (is_within_le _ _ _ U W) in F. discriminate.
+  - right. destruct (is_within limits h) eqn:Wa; [|reflexivity]. rewrite (is_within_le _ _ _ U Wa) in F. discriminate.
 Qed.
 
 Fixpoint apart (gs : list group) : Prop :=
@@ -117,61 +117,61 @@ Proof. reflexivity. Qed.
 
 Lemma fullest_none : forall x gs, (forall g, In g gs -> is_open x g = false) -> fullest x gs = 0.
 Proof.
-  induction gs as [|g gs IH]; intros N; [reflexivity|]. rewrite fullest_cons, (N g) by (left; reflexivity).
-  apply IH. intros h H. apply N. right. exact H.
+  induction gs as [|g gs IH]; intros Na; [reflexivity|]. rewrite fullest_cons, (Na g) by (left; reflexivity).
+  apply IH. intros h H. apply Na. right. exact H.
 Qed.
 
 Lemma fullest_names : forall x gs, names x (fullest x gs) gs.
 Proof.
   intros x. induction gs as [|g gs IH]; [right; intros h H; destruct H|].
   rewrite fullest_cons. destruct (is_open x g) eqn:O.
-  - left. destruct IH as [[h [I [Oh E]]]|N].
+  - left. destruct IH as [[h [I [Oh E]]]|Na].
     + destruct (le_lt_dec (fullest x gs) (S (total g))) as [L|L].
       * exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite Nat.max_l; [reflexivity|exact L].
       * exists h. split; [right; exact I|]. split; [exact Oh|]. rewrite Nat.max_r; [exact E|lia].
-    + exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite (fullest_none x gs N), Nat.max_0_r. reflexivity.
-  - destruct IH as [[h [I [Oh E]]]|N].
+    + exists g. split; [left; reflexivity|]. split; [exact O|]. rewrite (fullest_none x gs Na), Nat.max_0_r. reflexivity.
+  - destruct IH as [[h [I [Oh E]]]|Na].
     + left. exists h. split; [right; exact I|]. split; assumption.
-    + right. intros h [->|H]; [exact O|]. apply N. exact H.
+    + right. intros h [->|H]; [exact O|]. apply Na. exact H.
 Qed.
 
 Lemma names_rest : forall x most g gs, is_open x g && (S (total g) =? most) = false ->
   names x most (g :: gs) -> names x most gs.
 Proof.
-  intros x most g gs M [[h [[->|I] [O E]]]|N].
+  intros x most g gs M [[h [[->|I] [O E]]]|Na].
   - rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
   - left. eauto.
-  - right. intros h H. apply N. simpl. auto.
+  - right. intros h H. apply Na. simpl. auto.
 Qed.
 
 Lemma put_forall : forall (P : group -> Prop) x most gs, (forall g, P g -> P (g ++ [x])) -> names x most gs ->
   ((forall g, In g gs -> is_open x g = false) -> P [x]) -> Forall P gs -> Forall P (put x most gs).
 Proof.
-  intros P x most gs J. induction gs as [|g gs IH]; simpl; intros N E F.
+  intros P x most gs J. induction gs as [|g gs IH]; simpl; intros Na E F.
   - constructor; [|constructor]. apply E. intros g H. destruct H.
   - inversion F; subst. destruct (is_open x g && (S (total g) =? most)) eqn:M.
     + constructor; auto.
-    + constructor; [assumption|]. pose proof (names_rest _ _ _ _ M N) as N'.
-      destruct N as [[h [[->|I] [O Eq]]]|N].
+    + constructor; [assumption|]. pose proof (names_rest _ _ _ _ M Na) as N'.
+      destruct Na as [[h [[->|I] [O Eq]]]|Na].
       * rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
       * apply IH; [assumption| |assumption]. intros A. rewrite (A h I) in O. discriminate.
-      * apply IH; [assumption| |assumption]. intros _. apply E. exact N.
+      * apply IH; [assumption| |assumption]. intros _. apply E. exact Na.
 Qed.
 
 Lemma put_apart : forall x most gs, names x most gs -> apart gs -> apart (put x most gs).
 Proof.
-  intros x most. induction gs as [|g gs IH]; simpl; intros N H; [auto|]. destruct H as [F A].
+  intros x most. induction gs as [|g gs IH]; simpl; intros Na H; [auto|]. destruct H as [F A].
   destruct (is_open x g && (S (total g) =? most)) eqn:M; simpl.
   - split; [|exact A]. eapply Forall_impl; [|exact F]. simpl. intros h. apply roomy_le.
     + rewrite !total_app. lia.
     + intros r. rewrite !used_app. lia.
-  - pose proof (names_rest _ _ _ _ M N) as N'. split; [|apply IH; assumption].
+  - pose proof (names_rest _ _ _ _ M Na) as N'. split; [|apply IH; assumption].
     apply put_forall; [|exact N'| |exact F].
     + intros h. apply roomy_le; [rewrite !total_app; lia|]. intros r. rewrite !used_app. lia.
-    + intros C. destruct N as [[h [[->|I] [O Eq]]]|N].
+    + intros C. destruct Na as [[h [[->|I] [O Eq]]]|Na].
       * rewrite O, Bool.andb_true_l in M. apply Nat.eqb_neq in M. contradiction.
       * rewrite (C h I) in O. discriminate.
-      * apply (N g). simpl. auto.
+      * apply (Na g). simpl. auto.
 Qed.
 
 Lemma fold_place_apart : forall l gs, apart gs -> apart (fold_left place l gs).

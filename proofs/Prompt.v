@@ -115,21 +115,21 @@ Proof.
 Qed.
 
 Section Prompt.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation step := (System.step N cfg depth input).
-Notation reachable := (System.reachable N cfg depth input).
-Notation leads := (System.leads N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation step := (System.step W cfg depth input).
+Notation reachable := (System.reachable W cfg depth input).
+Notation leads := (System.leads W cfg depth input).
 
-Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < W -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   prompt k n early (rank_of s r) -> prompt k n early t.
 Proof.
-  intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of W cfg depth input ok s R) as I.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-  - destruct (got_current N cfg depth input ok s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry N cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
+  - destruct (got_current W cfg depth input ok s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
     + destruct (agree_sign _ _ _ _ _ _ E) as [E1 [E2 [E3 C]]].
       assert (Hk' : hit k t) by (destruct k; simpl in *; congruence). split; [exact Hk'|]. rewrite E3.
@@ -157,26 +157,26 @@ Proof.
       * split; [exact Y|]. exists o. split; [exact X2|]. left. destruct o; simpl in *; tauto.
   - destruct (own_sign _ _ _ _ _ _ NG E) as [E1 [E2 [E3 [E4 E5]]]]. destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 _].
     split; [destruct k; simpl in *; [auto|rewrite E3; auto]|]. rewrite E1, E2. unfold had_offered in *.
-    assert (W : is_waiting (rank_of s r) = true -> at_phase t = at_phase (rank_of s r) /\ posted t = posted (rank_of s r)) by exact S1. unfold is_waiting in W.
+    assert (Wa : is_waiting (rank_of s r) = true -> at_phase t = at_phase (rank_of s r) /\ posted t = posted (rank_of s r)) by exact S1. unfold is_waiting in Wa.
     destruct Pr as [[X [Y [Ph Z]]]|[[Ph X]|[[X [Ph Z]]|[[X Ph]|[X [Ph Z]]]]]].
-    + rewrite Ph in W. destruct (W eq_refl) as [-> ->]. auto 6.
-    + rewrite Ph in W. destruct (W eq_refl) as [-> _]. auto 6.
-    + rewrite Ph in W. destruct (W eq_refl) as [-> ->]. auto 8.
-    + rewrite Ph in W. destruct (W eq_refl) as [-> _]. auto 8.
+    + rewrite Ph in Wa. destruct (Wa eq_refl) as [-> ->]. auto 6.
+    + rewrite Ph in Wa. destruct (Wa eq_refl) as [-> _]. auto 6.
+    + rewrite Ph in Wa. destruct (Wa eq_refl) as [-> ->]. auto 8.
+    + rewrite Ph in Wa. destruct (Wa eq_refl) as [-> _]. auto 8.
     + auto 12.
 Qed.
 
-Lemma prompt_stays : forall s t r k n early, reachable s -> leads s t -> r < N -> prompt k n early (rank_of s r) -> prompt k n early (rank_of t r).
+Lemma prompt_stays : forall s t r k n early, reachable s -> leads s t -> r < W -> prompt k n early (rank_of s r) -> prompt k n early (rank_of t r).
 Proof.
   intros s t r k n early R Ld H P. induction Ld as [s|s t l u Ld IH St]; [exact P|]. specialize (IH R P). pose proof (leads_reachable _ _ _ _ s t Ld R) as R'.
   destruct St as [t i e v Hi M E|t x Pd Rd|t i Hi Ru Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact IH].
   eapply event_keeps_prompt; eauto.
 Qed.
 
-Lemma prompt_at_first : forall s r k, reachable s -> r < N -> hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
+Lemma prompt_at_first : forall s r k, reachable s -> r < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false ->
   prompt k (round (rank_of s r)) (had_offered k (rank_of s r)) (rank_of s r).
 Proof.
-  intros s r k R H Hk E. split; [exact Hk|]. pose proof (invariant_of N cfg depth input ok s R) as I. unfold is_ending in E.
+  intros s r k R H Hk E. split; [exact Hk|]. pose proof (invariant_of W cfg depth input ok s R) as I. unfold is_ending in E.
   destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate; [|destruct (k_offer _ _ _ _ _ _ (g_core _ _ _ _ _ I r H) Ph) as [o [Po _]]; destruct (says k o) eqn:So|auto 6|auto 8].
   - exfalso. destruct (t_fill _ _ (g_tight _ _ _ _ _ I r H) Ph) as [M _]. rewrite (hit_must_end k _ Hk) in M. discriminate.
   - right. right. left. split; [auto|]. split; [reflexivity|]. eauto.
@@ -184,26 +184,26 @@ Proof.
 Qed.
 
 (** An end that some rank has reached is before every rank. *)
-Lemma everyone_can_end : forall t r q, reachable t -> r < N -> q < N -> is_ending (rank_of t q) = true ->
+Lemma everyone_can_end : forall t r q, reachable t -> r < W -> q < W -> is_ending (rank_of t q) = true ->
   exists u, leads t u /\ is_ending (rank_of u r) = true /\ rank_of u q = rank_of t q.
 Proof.
   intros t r q R Hr Hq E. destruct (is_ending (rank_of t r)) eqn:Er; [exists t; split; [constructor|auto]|].
-  pose proof (invariant_of N cfg depth input ok t R) as I. destruct (ended_outcome N cfg depth input ok t q R Hq E) as [o [l [Hk _]]].
-  destruct (ended_current N cfg depth input ok t q R Hq E) as [_ Gq].
-  destruct (hist_cases N cfg depth input t r I Hr) as [[Gr Wr]|[Pr [Gr [W [ms [x [El [_ Wx]]]]]]]].
+  pose proof (invariant_of W cfg depth input ok t R) as I. destruct (ended_outcome W cfg depth input ok t q R Hq E) as [o [l [Hk _]]].
+  destruct (ended_current W cfg depth input ok t q R Hq E) as [_ Gq].
+  destruct (hist_cases W cfg depth input t r I Hr) as [[Gr Wr]|[Pr [Gr [Wa [ms [x [El [_ Wx]]]]]]]].
   - exfalso. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr))) as Ph. rewrite Wr, Hk in Ph. unfold is_ending in Er. destruct Ph as [Ph|Ph]; rewrite Ph in Er; discriminate.
-  - assert (M : may input t r (Got x)) by (split; [exact Pr|apply (results_nth _ _ _ El)]). destruct (every_result_is_accepted N cfg depth input ok t r x R Hr M) as [v Ev].
-    pose proof (StepRank N cfg depth input t r (Got x) v Hr M Ev) as St. match type of St with System.step _ _ _ _ _ _ ?z => set (u := z) in * end.
+  - assert (M : may input t r (Got x)) by (split; [exact Pr|apply (results_nth _ _ _ El)]). destruct (every_result_is_accepted W cfg depth input ok t r x R Hr M) as [v Ev].
+    pose proof (StepRank W cfg depth input t r (Got x) v Hr M Ev) as St. match type of St with System.step _ _ _ _ _ _ ?z => set (u := z) in * end.
     exists u. split; [eapply leads_on; [constructor|exact St]|].
     assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).
     split; [|exact Uq]. assert (Ru : reachable u) by (eapply reach_step; [exact R|exact St]).
-    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of N cfg depth input ok _ Ru) r Hr))) as Ph.
+    pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok _ Ru) r Hr))) as Ph.
     unfold System.hist_of in Ph. change (results u) with (results t) in Ph. replace (got u r) with (S (got t r)) in Ph by (symmetry; simpl; apply update_same).
     rewrite (firstn_snoc _ _ _ x (results_nth _ _ _ El)), history_snoc in Ph. change (history (cfg 0) (firstn (got t r) (results t))) with (System.hist_of cfg t r) in Ph. rewrite <- Wx, Hk in Ph.
     unfold is_ending. destruct Ph as [-> | ->]; reflexivity.
 Qed.
 
-Lemma trouble_ends_the_epoch : forall k s t r q, reachable s -> leads s t -> r < N -> q < N -> hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true ->
+Lemma trouble_ends_the_epoch : forall k s t r q, reachable s -> leads s t -> r < W -> q < W -> hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
   exists o, ended_as (rank_of t q) = Some o /\ (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
 Proof.
@@ -211,64 +211,64 @@ Proof.
   destruct (everyone_can_end t r q R' Hr Hq Eq) as [u [Lu [Er Uq]]].
   assert (Lsu : leads s u) by (clear - Ld Lu; induction Lu as [u|t' u l w Lu IH St]; [exact Ld|eapply leads_on; [apply IH; exact Ld|exact St]]).
   pose proof (leads_reachable _ _ _ _ s u Lsu R) as Ru. destruct (prompt_stays s u r k _ _ R Lsu Hr (prompt_at_first s r k R Hr Hk E)) as [_ P].
-  assert (Eq' : is_ending (rank_of u q) = true) by (rewrite Uq; exact Eq). destruct (failure_ends_all_ranks_in_the_same_round N cfg depth input ok u r q Ru Hr Hq Er Eq') as [A1 [A2 _]]. rewrite Uq in A1, A2.
+  assert (Eq' : is_ending (rank_of u q) = true) by (rewrite Uq; exact Eq). destruct (failure_ends_all_ranks_in_the_same_round W cfg depth input ok u r q Ru Hr Hq Er Eq') as [A1 [A2 _]]. rewrite Uq in A1, A2.
   rewrite <- A1, <- A2. unfold is_ending in Er. destruct P as [[_ [_ [X _]]]|[[X _]|[[_ [X _]]|[[_ X]|[X [_ Y]]]]]]; try (rewrite X in Er; discriminate). auto.
 Qed.
 
 (** ABORT. A rank that fails in round [k] ends every rank in round [k] or the next, as FAILED, naming a rank that did fail and its
     cause, or as MISMATCH, where configurations do differ. Only where it had posted its offer of round [k] before, that round may
     still be the last for another reason. And when nothing more can happen, every rank has ended. *)
-Theorem a_failure_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < N ->
+Theorem a_failure_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < W ->
   failure (rank_of s r) <> None -> is_ending (rank_of s r) = false ->
-  (forall q, q < N -> is_ending (rank_of t q) = true ->
+  (forall q, q < W -> is_ending (rank_of t q) = true ->
     (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true N cfg t o /\
+    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
       ((exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/ (had_offered AFailure (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
-  ((forall i, i < N -> 1 <= depth i) -> ~ can N cfg depth input (by_itself N t) t -> forall q, q < N -> is_ending (rank_of t q) = true).
+  ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
 Proof.
   intros s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
   - intros q Hq Eq. destruct (trouble_ends_the_epoch AFailure s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
-    destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
+    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
     destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; try discriminate; eauto.
-  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left N cfg depth input ok deep t R') as [C|A]; [contradiction|].
+  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
     unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
 Qed.
 
 (** STOP. A consumer that leaves in round [k] ends every rank in round [k] or the next, as STOPPED, naming a rank whose consumer has
     stopped; or as FAILED or MISMATCH, which go first. Only where its rank had posted its offer of round [k] before, that round may
     still be the last for another reason. And when nothing more can happen, every rank has ended. *)
-Theorem a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < N ->
+Theorem a_stop_in_round_k_ends_every_rank_in_round_k_or_the_next : forall s t r, reachable s -> leads s t -> r < W ->
   stopped (rank_of s r) = true -> is_ending (rank_of s r) = false ->
-  (forall q, q < N -> is_ending (rank_of t q) = true ->
+  (forall q, q < W -> is_ending (rank_of t q) = true ->
     (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-    exists o, ended_as (rank_of t q) = Some o /\ outcome_true N cfg t o /\
+    exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
       ((exists i n, o = Stopped i n) \/ (exists i c, o = Failed i c) \/ (exists i, o = Mismatch i) \/
        (had_offered AStop (rank_of s r) /\ round (rank_of t q) = round (rank_of s r)))) /\
-  ((forall i, i < N -> 1 <= depth i) -> ~ can N cfg depth input (by_itself N t) t -> forall q, q < N -> is_ending (rank_of t q) = true).
+  ((forall i, i < W -> 1 <= depth i) -> ~ can W cfg depth input (by_itself W t) t -> forall q, q < W -> is_ending (rank_of t q) = true).
 Proof.
   intros s t r R Ld Hr F E. pose proof (leads_reachable _ _ _ _ s t Ld R) as R'. split.
   - intros q Hq Eq. destruct (trouble_ends_the_epoch AStop s t r q R Ld Hr Hq F E Eq) as [A [o [O B]]]. split; [exact A|]. exists o. split; [exact O|].
-    destruct (an_outcome_names_the_rank_and_the_cause N cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
+    destruct (an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q R' Hq Eq) as [o' [O' T]]. rewrite O in O'. injection O' as <-. split; [exact T|].
     destruct B as [B|B]; [|auto]. destruct o as [|i n|i c|i|p c]; simpl in B; try tauto; eauto 6.
-  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left N cfg depth input ok deep t R') as [C|A]; [contradiction|].
+  - intros deep Nc q Hq. destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W cfg depth input ok deep t R') as [C|A]; [contradiction|].
     unfold is_ending. destruct (A q Hq) as [-> |[-> _]]; reflexivity.
 Qed.
 
 (** The same with losses, for ranks that are not LOST. *)
 Theorem with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next : forall k s n t r q,
-  lossy_reachable N cfg depth input s -> lossy_path N cfg depth input s n t -> r < N -> q < N ->
+  lossy_reachable W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> q < W ->
   hit k (rank_of s r) -> is_ending (rank_of s r) = false -> is_ending (rank_of t q) = true -> is_lost (rank_of t q) = false ->
   (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
-  exists o, ended_as (rank_of t q) = Some o /\ outcome_true N cfg t o /\
+  exists o, ended_as (rank_of t q) = Some o /\ outcome_true W cfg t o /\
     (ends_by k o \/ (had_offered k (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))).
 Proof.
-  intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without N cfg depth input ok s Rs) as [v [R F]].
-  destruct (lossy_path_leads N cfg depth input ok s n t P v R F) as [w [Ld Fw]].
+  intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [R F]].
+  destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
   destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
   destruct (f_rank _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
-  assert (Rt : lossy_reachable N cfg depth input t).
+  assert (Rt : lossy_reachable W cfg depth input t).
   { destruct Rs as [m Pm]. clear - Pm P. revert m Pm. induction P as [s|s t n u P IH St]; intros m Pm; [exists m; exact Pm|]. destruct (IH m Pm) as [j Pj]. exists (S j). eapply lossy_on; eauto. }
-  destruct (with_losses_an_outcome_names_the_rank_and_the_cause N cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
+  destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
   rewrite Xr, Xq in *. destruct (trouble_ends_the_epoch k v w r q R Ld Hr Hq Hk E Eq) as [A [o [O B]]]. split; [exact A|].
   exists o. rewrite O in O'. injection O' as <-. auto.
 Qed.

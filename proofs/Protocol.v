@@ -55,14 +55,14 @@ Proof.
 Qed.
 
 Section Protocol.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
@@ -73,17 +73,17 @@ Proof.
   intros s r q L. unfold System.hist_of. replace (got s q) with (got s r + (got s q - got s r)) by lia. rewrite firstn_add. apply history_grows.
 Qed.
 
-Lemma shared_nth : forall s r j x, reachable s -> r < N -> nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (h_steps (hist_of s r)) j = Some (shared x).
+Lemma shared_nth : forall s r j x, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (h_steps (hist_of s r)) j = Some (shared x).
 Proof.
-  intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
+  intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
 Qed.
 
 (** ALIGN: step [j] is the same step on all ranks: same number, same round, same global counts. *)
-Theorem rounds_are_aligned : forall s r q j x y, reachable s -> r < N -> q < N ->
+Theorem rounds_are_aligned : forall s r q j x y, reachable s -> r < W -> q < W ->
   nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (steps_of (rank_of s q)) j = Some y ->
   s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y.
 Proof.
-  intros s r q j x y R Hr Hq Hx Hy. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r q j x y R Hr Hq Hx Hy. pose proof (invariant_of W cfg depth input ok s R) as I.
   assert (Nx : s_number x = j) by (eapply step_number; [apply (g_core _ _ _ _ _ I r Hr)|apply history_numbered|exact Hx]).
   assert (Ny : s_number y = j) by (eapply step_number; [apply (g_core _ _ _ _ _ I q Hq)|apply history_numbered|exact Hy]).
   apply (shared_nth s r j x R Hr) in Hx. apply (shared_nth s q j y R Hq) in Hy.
@@ -100,10 +100,10 @@ Lemma steps_in_round_shared : forall k xs, length (filter (fun x => s_round x =?
 Proof. induction xs as [|x xs IH]; simpl; [reflexivity|]. destruct (s_round x =? k); simpl; congruence. Qed.
 
 (** ALIGN: in every round all ranks make the same number of steps. *)
-Theorem every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, reachable s -> r < N -> q < N ->
+Theorem every_rank_makes_the_same_number_of_steps_in_a_round : forall s r q k, reachable s -> r < W -> q < W ->
   k < round (rank_of s r) -> k < round (rank_of s q) -> length (steps_in_round k (rank_of s r)) = length (steps_in_round k (rank_of s q)).
 Proof.
-  intros s r q k R Hr Hq Lr Lq. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r q k R Hr Hq Lr Lq. pose proof (invariant_of W cfg depth input ok s R) as I.
   pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   unfold steps_in_round. rewrite !steps_in_round_shared. rewrite (k_steps _ _ _ _ _ _ Kr), (k_steps _ _ _ _ _ _ Kq).
   rewrite (k_round _ _ _ _ _ _ Kr) in Lr. rewrite (k_round _ _ _ _ _ _ Kq) in Lq.
@@ -116,17 +116,17 @@ Proof.
 Qed.
 
 (** CONSERVE: emitted, planned, carried and unread samples are the rank's input. *)
-Theorem nothing_is_lost : forall s r, reachable s -> r < N ->
+Theorem nothing_is_lost : forall s r, reachable s -> r < W ->
   Permutation (samples_of (steps_of (rank_of s r)) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
 Proof.
-  intros s r R H. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as K. pose proof (k_cons _ _ _ _ _ _ K) as C.
+  intros s r R H. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. pose proof (k_cons _ _ _ _ _ _ K) as C.
   rewrite <- (firstn_skipn (read (rank_of s r)) (input r)) at 2. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. exact C.
 Qed.
 
 Definition emitted (s : sys) (r : nat) : list sample := samples_of (taken (rank_of s r)).
 
 (** ONCE: positions are the identity of a sample inside a rank. *)
-Theorem no_sample_is_emitted_twice : forall s r, reachable s -> r < N -> NoDup (map pos (input r)) ->
+Theorem no_sample_is_emitted_twice : forall s r, reachable s -> r < W -> NoDup (map pos (input r)) ->
   NoDup (map pos (samples_of (steps_of (rank_of s r)))) /\ NoDup (map pos (emitted s r)).
 Proof.
   intros s r R H ND. pose proof (nothing_is_lost s r R H) as P. apply (Permutation_map pos) in P. symmetry in P.
@@ -136,54 +136,54 @@ Proof.
   apply A in ND. split; [exact ND|]. unfold emitted, steps_of, samples_of in *. rewrite map_app, concat_app, map_app in ND. apply A in ND. exact ND.
 Qed.
 
-Lemma ended_current : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true -> hist_of s r = whole s /\ got s r = length (log s).
+Lemma ended_current : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true -> hist_of s r = whole s /\ got s r = length (log s).
 Proof.
-  intros s r R H E. pose proof (invariant_of N cfg depth input ok s R) as I.
-  destruct (hist_cases N cfg depth input s r I H) as [[G W]|[_ [_ [W _]]]]; [auto|]. unfold is_ending, is_waiting in *. destruct (at_phase (rank_of s r)); discriminate.
+  intros s r R H E. pose proof (invariant_of W cfg depth input ok s R) as I.
+  destruct (hist_cases W cfg depth input s r I H) as [[G Wa]|[_ [_ [Wa _]]]]; [auto|]. unfold is_ending, is_waiting in *. destruct (at_phase (rank_of s r)); discriminate.
 Qed.
 
-Lemma ended_outcome : forall s r, reachable s -> r < N -> is_ending (rank_of s r) = true ->
+Lemma ended_outcome : forall s r, reachable s -> r < W -> is_ending (rank_of s r) = true ->
   exists o l, h_kind (whole s) = NClosed o l /\ ended_as (rank_of s r) = Some o.
 Proof.
-  intros s r R H E. destruct (ended_current s r R H E) as [<- _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H)) as K.
+  intros s r R H E. destruct (ended_current s r R H E) as [<- _]. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as K.
   unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
 Qed.
 
 (** Every sample of rank [i]'s input is in its steps, each exactly once. *)
 Definition has_planned_everything (s : sys) (i : nat) : Prop := Permutation (samples_of (steps_of (rank_of s i))) (input i).
 
-Lemma closed_not_counting : forall s i o l, reachable s -> i < N -> h_kind (whole s) = NClosed o l -> at_phase (rank_of s i) <> COUNT.
+Lemma closed_not_counting : forall s i o l, reachable s -> i < W -> h_kind (whole s) = NClosed o l -> at_phase (rank_of s i) <> COUNT.
 Proof.
-  intros s i o l R H Hk Ph. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I i H)) as K. unfold kind_ok in K. rewrite Ph in K.
+  intros s i o l R H Hk Ph. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I i H)) as K. unfold kind_ok in K. rewrite Ph in K.
   assert (K' : exists t, h_kind (hist_of s i) = NCount t) by (first [exact K|destruct K as [? K]; eauto|eauto]). destruct K' as [t K'].
-  destruct (hist_cases N cfg depth input s i I H) as [[_ W]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]]; [congruence|].
-  rewrite W in Hk. unfold h_step in Hk. rewrite K' in Hk. destruct x; simpl in Hk; congruence.
+  destruct (hist_cases W cfg depth input s i I H) as [[_ Wa]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [congruence|].
+  rewrite Wa in Hk. unfold h_step in Hk. rewrite K' in Hk. destruct x; simpl in Hk; congruence.
 Qed.
 
-Lemma dry_has_planned : forall s i o l, reachable s -> i < N -> h_kind (whole s) = NClosed o l -> dry s i -> has_planned_everything s i.
+Lemma dry_has_planned : forall s i o l, reachable s -> i < W -> h_kind (whole s) = NClosed o l -> dry s i -> has_planned_everything s i.
 Proof.
-  intros s i o l R H Hk [D1 D2]. pose proof (g_core _ _ _ _ _ (invariant_of N cfg depth input ok s R) i H) as K.
+  intros s i o l R H Hk [D1 D2]. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) i H) as K.
   assert (Rd : read (rank_of s i) = length (input i)).
-  { apply (k_ended _ _ _ _ _ _ K). destruct (k_window _ _ _ _ _ _ K) as [W|W]; [exact W|]. rewrite D1, D2 in W. simpl in W. lia. }
+  { apply (k_ended _ _ _ _ _ _ K). destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [exact Wa|]. rewrite D1, D2 in Wa. simpl in Wa. lia. }
   pose proof (k_cons _ _ _ _ _ _ K) as C. rewrite D1, Rd, firstn_all, (k_aligned _ _ _ _ _ _ K) in C by (apply (closed_not_counting s i o l R H Hk)).
   simpl in C. rewrite app_nil_r in C. exact C.
 Qed.
 
 (** COVER: in join mode a rank that is COMPLETE, whether its consumer is still there or not, has planned its whole input. *)
-Theorem a_complete_rank_has_planned_its_whole_input : forall s r, reachable s -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+Theorem a_complete_rank_has_planned_its_whole_input : forall s r, reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> has_planned_everything s r.
 Proof.
-  intros s r R H Jm Nq En O. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  intros s r R H Jm Nq En O. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-. apply (dry_has_planned s r Complete l R H Hk).
   destruct (n_closed _ _ _ S l Hk) as [Q|[[Q _]|Q]]; [|congruence|apply Q, H]. unfold quota_met, is_quota_met in Q. rewrite Nq in Q. discriminate.
 Qed.
 
 (** COVER: and when it is done and its consumer is still there, all of that has been handed out. *)
-Theorem join_mode_covers : forall s r, reachable s -> r < N -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+Theorem join_mode_covers : forall s r, reachable s -> r < W -> c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
   at_phase (rank_of s r) = DONE -> ended_as (rank_of s r) = Some Complete -> stopped (rank_of s r) = false ->
   Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r).
 Proof.
-  intros s r R H Jm Nq P O St. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r R H Jm Nq P O St. pose proof (invariant_of W cfg depth input ok s R) as I.
   assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite P; reflexivity).
   pose proof (a_complete_rank_has_planned_its_whole_input s r R H Jm Nq En O) as C.
   destruct (ended_current s r R H En) as [Wh _]. destruct (ended_outcome s r R H En) as [o [l [Hk O']]]. rewrite O in O'. injection O' as <-.
@@ -199,49 +199,49 @@ Proof.
 Qed.
 
 (** RELEASE: a released step is one of which every rank holds its own batch, collated and ready. *)
-Theorem release_needs_every_rank_ready : forall s r q j, reachable s -> r < N -> q < N -> j < length (released_of (rank_of s r)) ->
+Theorem release_needs_every_rank_ready : forall s r q j, reachable s -> r < W -> q < W -> j < length (released_of (rank_of s r)) ->
   j < length (released_of (rank_of s q)) \/ (j < length (steps_of (rank_of s q)) /\ collated (rank_of s q) = true).
 Proof.
-  intros s r q j R Hr Hq L. pose proof (invariant_of N cfg depth input ok s R) as I.
+  intros s r q j R Hr Hq L. pose proof (invariant_of W cfg depth input ok s R) as I.
   pose proof (g_core _ _ _ _ _ I r Hr) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
   rewrite (k_released _ _ _ _ _ _ Kr) in L. rewrite (k_released _ _ _ _ _ _ Kq).
   destruct (le_lt_dec (got s r) (got s q)) as [G|G]; [left; destruct (hist_order s r q G) as [_ [_ X]]; lia|].
-  destruct (hist_cases N cfg depth input s r I Hr) as [[Gr Wr]|[_ [Gr _]]].
-  2:{ destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[_ [Gq _]]]; lia. }
-  destruct (hist_cases N cfg depth input s q I Hq) as [[Gq _]|[_ [Gq [W [ms [x [El [Em Ew]]]]]]]]; [lia|].
+  destruct (hist_cases W cfg depth input s r I Hr) as [[Gr Wr]|[_ [Gr _]]].
+  2:{ destruct (hist_cases W cfg depth input s q I Hq) as [[Gq _]|[_ [Gq _]]]; lia. }
+  destruct (hist_cases W cfg depth input s q I Hq) as [[Gq _]|[_ [Gq [Wa [ms [x [El [Em Ew]]]]]]]]; [lia|].
   rewrite Wr, Ew in L. unfold h_step in L. destruct (h_kind (hist_of s q)) eqn:K; destruct x as [a|cs|rs]; simpl in L; auto;
     try (destruct (failure_of rs); simpl in L; auto; fail).
   destruct (is_bad a) eqn:B; simpl in L; [left; exact L|]. destruct (o_stop_rank a) eqn:Sr; simpl in L; [left; exact L|]. right.
-  pose proof (log_entry N cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+  pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
   assert (Ra : o_ready a = true).
   { destruct (o_ready a) eqn:Ra; [reflexivity|]. exfalso. destruct (at_ready _ _ A Ra) as [o [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
     - apply (ag_failed _ _ A o Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].
     - apply (ag_stop _ _ A o Ho) in F. contradiction. }
-  pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite K in Ph. unfold is_waiting in W. destruct Ph as [Ph|Ph]; [rewrite Ph in W; discriminate|].
+  pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ Kq)) as Ph. rewrite K in Ph. unfold is_waiting in Wa. destruct Ph as [Ph|Ph]; [rewrite Ph in Wa; discriminate|].
   destruct (k_offer _ _ _ _ _ _ Kq Ph) as [o [Po O]]. unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
   destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [C _]. split; [|exact C]. rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ Kq). exact L.
 Qed.
 
 (** The global counts of a step are the sums over the batches that the ranks hold. *)
-Theorem global_counts_are_the_sums_over_all_ranks : forall s r j x, reachable s -> r < N -> nth_error (steps_of (rank_of s r)) j = Some x ->
-  s_counts x = sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 N)).
+Theorem global_counts_are_the_sums_over_all_ranks : forall s r j x, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x ->
+  s_counts x = sum_counts (map (fun q => count_group (nth j (groups_of (rank_of s q)) [])) (seq 0 W)).
 Proof.
-  intros s r j x R H E. destruct (reachable_second N cfg depth input ok s R) as [I S]. apply (shared_nth s r j x R H) in E.
-  destruct (hist_cases N cfg depth input s r I H) as [[_ W]|[_ [_ [_ [ms [y [_ [_ W]]]]]]]].
-  - rewrite W in E. apply (n_true _ _ _ S j (shared x) E).
-  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- W in X.
+  intros s r j x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply (shared_nth s r j x R H) in E.
+  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [_ [ms [y [_ [_ Wa]]]]]]]].
+  - rewrite Wa in E. apply (n_true _ _ _ S j (shared x) E).
+  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- Wa in X.
     apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
 Qed.
 
 (** TERM needs it: no step is idle on every rank. *)
-Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < N -> In x (steps_of (rank_of s r)) -> 1 <= n_samples (s_counts x).
+Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < W -> In x (steps_of (rank_of s r)) -> 1 <= n_samples (s_counts x).
 Proof.
-  intros s r x R H E. destruct (reachable_second N cfg depth input ok s R) as [I S]. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
+  intros s r x R H E. destruct (reachable_second W cfg depth input ok s R) as [I S]. apply In_nth_error in E as [j E]. apply (shared_nth s r j x R H) in E.
   pose proof (n_work _ _ _ S) as F. rewrite Forall_forall in F. apply (F (shared x)).
-  destruct (hist_cases N cfg depth input s r I H) as [[_ W]|[_ [_ [_ [ms [y [_ [_ W]]]]]]]].
-  - rewrite W in E. eapply nth_error_In, E.
-  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- W in X. rewrite X. apply in_or_app. left. eapply nth_error_In, E.
+  destruct (hist_cases W cfg depth input s r I H) as [[_ Wa]|[_ [_ [_ [ms [y [_ [_ Wa]]]]]]]].
+  - rewrite Wa in E. eapply nth_error_In, E.
+  - destruct (h_step_grows (cfg 0) (hist_of s r) y (history_released _ _)) as [[ext [X _]] _]. rewrite <- Wa in X. rewrite X. apply in_or_app. left. eapply nth_error_In, E.
 Qed.
 
 Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_samples (s_counts x)) (firstn n (steps_of s))).
@@ -250,17 +250,17 @@ Definition samples_by (n : nat) (s : state) : nat := sum_nat (map (fun x => n_sa
     unless a rank has planned its whole input before; where there is none, a rank has planned its whole input. *)
 Definition closes_in_time (s : sys) (r : nat) : Prop :=
   let steps := length (steps_of (rank_of s r)) in
-  let some_rank_is_dry := exists i, i < N /\ has_planned_everything s i in
+  let some_rank_is_dry := exists i, i < W /\ has_planned_everything s i in
   match c_quota (cfg 0) with
   | Some quota => (forall n, 0 < n < steps -> samples_by n (rank_of s r) < quota) /\ (quota <= samples_by steps (rank_of s r) \/ some_rank_is_dry)
   | None => some_rank_is_dry
   end.
 
-Theorem quota_ranks_close_at_the_same_first_step : forall s r q, reachable s -> r < N -> q < N ->
+Theorem quota_ranks_close_at_the_same_first_step : forall s r q, reachable s -> r < W -> q < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s q) = true -> ended_as (rank_of s r) = Some Complete ->
   ended_as (rank_of s q) = Some Complete /\ length (steps_of (rank_of s q)) = length (steps_of (rank_of s r)) /\ closes_in_time s r.
 Proof.
-  intros s r q R Hr Hq Er Eq O. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  intros s r q R Hr Hq Er Eq O. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct (ended_current s r R Hr Er) as [Wr _]. destruct (ended_current s q R Hq Eq) as [Wq _].
   destruct (ended_outcome s r R Hr Er) as [o [l [Hk O1]]]. destruct (ended_outcome s q R Hq Eq) as [o2 [l2 [Hk2 O2]]].
   rewrite O in O1. injection O1 as <-. rewrite Hk in Hk2. injection Hk2 as <- <-.
@@ -271,7 +271,7 @@ Proof.
   assert (X : forall n, samples_by n (rank_of s r) = planned_samples (whole s) n).
   { intros n. unfold samples_by, planned_samples. rewrite <- Sr, firstn_map, map_map. reflexivity. }
   split; [exact O2|]. split; [congruence|].
-  assert (Cl : quota_met cfg (whole s) = true \/ exists i, i < N /\ has_planned_everything s i).
+  assert (Cl : quota_met cfg (whole s) = true \/ exists i, i < W /\ has_planned_everything s i).
   { destruct (n_closed _ _ _ S l Hk) as [Q|[[_ [i [Hi Q]]]|Q]]; [left; exact Q|right; exists i|right; exists r]; (split; [assumption|]); eapply dry_has_planned; eauto. }
   unfold closes_in_time. unfold quota_met, is_quota_met in Cl. destruct (c_quota (cfg 0)) as [quota|] eqn:Qt; [split|].
   - intros n Hn. rewrite X. rewrite Lr in Hn. destruct (n_first _ _ _ S n) as [Z|Z]; [lia|lia|]. unfold is_quota_met in Z. rewrite Qt in Z. apply Nat.leb_gt in Z. exact Z.
@@ -281,17 +281,17 @@ Qed.
 
 (** BUDGET, for the whole system. *)
 Theorem every_batch_keeps_the_budget : forall budget limits,
-  (forall r w, r < N -> Forall (fits budget limits) (c_group (cfg r) w)) ->
-  (forall r gs t d, r < N -> Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (c_align (cfg r) gs t d))) ->
-  forall s r, reachable s -> r < N -> Forall (fits budget limits) (groups_of (rank_of s r)).
+  (forall r w, r < W -> Forall (fits budget limits) (c_group (cfg r) w)) ->
+  (forall r gs t d, r < W -> Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (c_align (cfg r) gs t d))) ->
+  forall s r, reachable s -> r < W -> Forall (fits budget limits) (groups_of (rank_of s r)).
 Proof.
   intros budget limits Hg Ha s r R. revert r. induction R as [|s l t R IH St]; intros r H.
   - constructor.
-  - pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
     specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
     pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + pose proof (may_admissible N cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
+    + pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
       simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
       * destruct Ad as [_ Ad]. destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
         destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra _ _ _ Al _].
@@ -306,16 +306,16 @@ Proof.
 Qed.
 
 (** QUOTA: in quota mode no step is idle on any rank. *)
-Theorem quota_mode_never_idles : forall s r, reachable s -> r < N -> (forall i, i < N -> c_is_quota (cfg i) = true) ->
+Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true) ->
   Forall (fun g => g <> []) (groups_of (rank_of s r)).
 Proof.
   intros s r R H Qm. revert r H. induction R as [|s l t R IH St]; intros r H.
   - constructor.
-  - pose proof (invariant_of N cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
     specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
     pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + destruct (got_current N cfg depth input ok s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
+    + destruct (got_current W cfg depth input ok s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
       simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
         destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].
@@ -323,7 +323,7 @@ Proof.
         -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
         -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
         -- rewrite Al. destruct (k_offer _ _ _ _ _ _ K P) as [o [Po O]].
-           pose proof (log_entry N cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+           pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER. destruct (reduce_agreed _ _ ER) as [os [-> A]].
            unfold message in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
            destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 [R4 _]]]]. destruct (ag_samples _ _ A o Io) as [Mi _]. rewrite (of_samples _ _ _ _ O), R4 in Mi.
            unfold target in Tg. rewrite (Qm i H) in Tg. destruct (_ || _); [discriminate|].

@@ -88,7 +88,7 @@ Lemma read_core : forall s xs en, core h s -> wanted s <> 0 -> length xs <= want
   xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
   core h (set_read (read s + length xs) (set_ended en (set_wanted (if en then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
 Proof.
-  intros s xs en K W L X E. pose proof K as K'. destruct K. constructor; simpl; auto.
+  intros s xs en K Wa L X E. pose proof K as K'. destruct K. constructor; simpl; auto.
   - rewrite firstn_add, <- X. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. assumption.
   - assert (length xs <= length (skipn (read s) inp)) by (rewrite X; apply firstn_le_length || (rewrite firstn_length; lia)).
     rewrite skipn_length in H. lia.
@@ -142,8 +142,8 @@ Qed.
 Lemma drained : forall h' s, numbered_from 0 (h_steps h') -> core h' s -> at_phase s = DRAIN -> length (queue s) <= depth ->
   core h' (finish_when_drained (deliver depth s)) /\ tight depth (finish_when_drained (deliver depth s)).
 Proof.
-  intros h' s N K P Q. pose proof (deliver_core _ _ _ _ _ depth _ K) as K2.
-  destruct (deliver_tight _ _ _ _ _ depth _ K N Q) as [Q2 O2].
+  intros h' s Na K P Q. pose proof (deliver_core _ _ _ _ _ depth _ K) as K2.
+  destruct (deliver_tight _ _ _ _ _ depth _ K Na Q) as [Q2 O2].
   assert (P2 : at_phase (deliver depth s) = DRAIN) by (destruct (deliver_eq depth s) as [d [e [_ [-> _]]]]; exact P).
   split; [apply finish_core; assumption|]. eapply finish_tight; eauto.
 Qed.
@@ -246,7 +246,7 @@ Proof.
       rewrite <- app_assoc. apply Permutation_app_head.
       destruct (concat (skipn n (aligned s))) as [|y ys] eqn:Ey; simpl is_nil; cbv iota; [reflexivity|].
       unfold by_position. rewrite sort_by_perm. apply Permutation_app_comm.
-    - destruct k_window as [W|W]; [auto|]. right. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
+    - destruct k_window as [Wa|Wa]; [auto|]. right. destruct (is_nil _); [assumption|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     - intros St. specialize (k_free St). rewrite Hk in k_free. exact k_free. }
   apply tight_loose in T. destruct T as [T1 T2].
   split; [apply post_core, X|]. apply post_tight; [discriminate|discriminate|exact T1|exact T2].
@@ -272,9 +272,9 @@ Lemma every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s ->
   transition c rank depth s e = Some t -> core (next_hist c0 h e) t /\ tight depth t.
 Proof.
   intros s e t K T A E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.
-  - destruct (wanted s =? 0) eqn:W; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|].
+  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|].
     simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-.
-    apply Nat.eqb_neq in W. apply Nat.ltb_ge in W2. destruct A as [A1 A2].
+    apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. destruct A as [A1 A2].
     eapply after_post_any; [exact T|apply read_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
   - destruct (collated s) eqn:C; [discriminate|]. injection E as <-.
     eapply after_post_any; [exact T|apply collated_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].

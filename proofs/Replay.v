@@ -94,17 +94,17 @@ Definition reading (v : view) (u : state) : Prop :=
 
 Lemma ready_is_full : forall v u, reading v u -> wanted u = 0 -> window u = full_window v /\ read u = full_read v /\ ended u = full_ended v.
 Proof.
-  intros v u [x [Wx [Rx [Fx [Lx C]]]]] W. unfold full_window, full_ended, full_read, more. destruct (v_ended v) eqn:E.
+  intros v u [x [Wx [Rx [Fx [Lx C]]]]] Wa. unfold full_window, full_ended, full_read, more. destruct (v_ended v) eqn:E.
   - destruct C as [-> [E2 _]]. simpl in *. auto.
   - assert (Ln : length (skipn (v_read v) inp) = length inp - v_read v) by apply skipn_length.
     assert (X : x = firstn (v_want v) (skipn (v_read v) inp)).
     { destruct (ended u).
       - destruct C as [_ [R _]]. rewrite Fx. assert (length x = length (skipn (v_read v) inp) \/ length (skipn (v_read v) inp) <= length x) by lia.
         rewrite !firstn_all2 by lia. reflexivity.
-      - destruct C as [C _]. rewrite W in C. simpl in C. rewrite <- C. exact Fx. }
+      - destruct C as [C _]. rewrite Wa in C. simpl in C. rewrite <- C. exact Fx. }
     rewrite <- X. split; [exact Wx|]. split; [exact Rx|]. cbn [orb]. rewrite <- Rx. destruct (ended u).
     + destruct C as [_ [R C]]. destruct eager; symmetry; [apply andb_true_iff; split; [apply Nat.leb_le, C|apply Nat.eqb_eq, R]|apply Nat.ltb_lt, C].
-    + destruct C as [C D]. rewrite W in C. simpl in C. destruct eager; symmetry.
+    + destruct C as [C D]. rewrite Wa in C. simpl in C. destruct eager; symmetry.
       * apply andb_false_iff. destruct (D eq_refl) as [-> |D']; [left; simpl in C; rewrite <- C; reflexivity|right; apply Nat.eqb_neq; lia].
       * apply Nat.ltb_ge. lia.
 Qed.
@@ -169,8 +169,8 @@ Proof.
   - destruct (collated u); [discriminate|]. injection E as <-. apply P; auto.
   - exfalso. eapply NG. reflexivity.
   - destruct (queue u) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (w := set_taken _ _).
-    assert (W : part w = part u /\ steps_of w = steps_of u) by (split; [reflexivity|]; unfold steps_of, w; simpl; rewrite Q, <- app_assoc; reflexivity).
-    destruct (part_deliver d w) as [P1 P2], W as [P3 P4]. rewrite P3 in P1. rewrite P4 in P2.
+    assert (Wa : part w = part u /\ steps_of w = steps_of u) by (split; [reflexivity|]; unfold steps_of, w; simpl; rewrite Q, <- app_assoc; reflexivity).
+    destruct (part_deliver d w) as [P1 P2], Wa as [P3 P4]. rewrite P3 in P1. rewrite P4 in P2.
     assert (Fw : fair u -> fair (deliver d w)) by (intros Fu; apply deliver_fair; exact Fu).
     destruct (at_phase (deliver d w)) eqn:Ph; try (apply P; assumption). apply F; assumption.
   - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase u) in E. set (w := set_limit _ _) in *.
@@ -195,11 +195,11 @@ End View.
 (** ** The system *)
 
 Section Replay.
-Variable N : nat.
+Variable W : nat.
 Variable c : config.
 Variable eager : nat -> bool.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N (fun _ => c).
+Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 
 (** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. *)
@@ -213,9 +213,9 @@ Definition ends_alike (s : sys) (l : label) : Prop :=
 (** A run at the depth [depth]. *)
 Inductive replays (depth : nat -> nat) : sys -> Prop :=
 | replay_start : replays depth (start cfg)
-| replay_step : forall s l t, replays depth s -> System.step N cfg depth input s l t -> ends_alike s l -> replays depth t.
+| replay_step : forall s l t, replays depth s -> System.step W cfg depth input s l t -> ends_alike s l -> replays depth t.
 
-Lemma replays_reachable : forall depth s, replays depth s -> reachable N cfg depth input s.
+Lemma replays_reachable : forall depth s, replays depth s -> reachable W cfg depth input s.
 Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Notation history := (history c).
@@ -224,11 +224,11 @@ Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s
 
 Section Run.
 Variable depth : nat -> nat.
-Notation invariant := (System.invariant N cfg depth input).
-Notation second := (Keeps.second N cfg).
-Notation step := (System.step N cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation second := (Keeps.second W cfg).
+Notation step := (System.step W cfg depth input).
 
-Lemma read_keeps_image : forall s r xs en t, invariant s -> r < N -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
+Lemma read_keeps_image : forall s r xs en t, invariant s -> r < W -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
   transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
   forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
 Proof.
@@ -261,12 +261,12 @@ Proof.
   - intros X. contradiction.
 Qed.
 
-Lemma answer_keeps_image : forall s r x t, invariant s -> second s -> r < N -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
+Lemma answer_keeps_image : forall s r x t, invariant s -> second s -> r < W -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
   image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) (h_step c h x) (next_view c (eager r) (input r) h v x) t.
 Proof.
-  intros s r x t I Sec H M E h v Im. pose proof (may_admissible N cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H M) as Ad.
-  destruct (got_current N cfg depth input ok s r x I H M) as [_ [_ [Wh _]]]. change (System.hist_of cfg s r) with h in Wh.
+  intros s r x t I Sec H M E h v Im. pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H M) as Ad.
+  destruct (got_current W cfg depth input ok s r x I H M) as [_ [_ [Wh _]]]. change (System.hist_of cfg s r) with h in Wh.
   pose proof (g_core _ _ _ _ _ I r H) as K. change (System.hist_of cfg s r) with h in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
   set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
@@ -320,7 +320,7 @@ Qed.
 Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
 Proof. intros s r G. unfold seen. rewrite firstn_all2; [reflexivity|]. unfold results. rewrite map_length. lia. Qed.
 
-Definition images (s : sys) : Prop := forall r, r < N -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
+Definition images (s : sys) : Prop := forall r, r < W -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
 
 (** An exchange that does not end the epoch, or completes it with no quota met. *)
 Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
@@ -347,28 +347,28 @@ Proof.
       * destruct (own_part c i (depth i) _ (LocalFailed cause) t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ Urged t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
     + rewrite update_other by exact NE. destruct e; try exact Im. rewrite update_other by exact NE. exact Im.
-  - unfold seen. simpl. replace (firstn (got s r) (results (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s)))) with (firstn (got s r) (results s)); [apply (Im r H)|].
-    symmetry. apply (seen_stays N cfg depth input s r (messages N s, x) _ _ _ _ I H P).
+  - unfold seen. simpl. replace (firstn (got s r) (results (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)))) with (firstn (got s r) (results s)); [apply (Im r H)|].
+    symmetry. apply (seen_stays W cfg depth input s r (messages W s, x) _ _ _ _ I H P).
   - exact (Im r H).
 Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
 Lemma exchange_says : forall s t, invariant s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
-  forall r m, nth_error (messages N s) r = Some m -> message_of c (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
+  forall r m, nth_error (messages W s) r = Some m -> message_of c (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
   intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd|]; subst.
-  assert (H : r < N) by (rewrite <- (messages_length N s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
-  destruct (pending_current N cfg depth input s r I H (P r H)) as [Wh [G W]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
+  assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
+  destruct (pending_current W cfg depth input s r I H (P r H)) as [Wh [G Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
   pose proof (Im r H) as Ir. rewrite (seen_current s r G) in Ir. change (history (results s)) with (whole cfg s) in Ir. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
-  unfold message_of, message. unfold is_waiting in W. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+  unfold message_of, message. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - rewrite Kk. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. rewrite Po.
-    pose proof (messages_nth N s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
+    pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
     destruct x as [a|cs|rs].
     2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
     2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
     rewrite whole_snoc in Al. unfold plain, alive, h_step in Al. rewrite Kk in Al.
     destruct (is_bad a) eqn:B; [destruct Al as [[]|[[l Al] _]]; discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr; [destruct Al as [[]|[[l Al] _]]; discriminate|].
-    destruct (good_agreement_facts N cfg depth input ok s a I P Rd B Sr) as [F1 [F2 _]]. destruct (F1 r H) as [o' [Po' [_ [Ro [W0 _]]]]]. rewrite Po in Po'. injection Po' as <-.
+    destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [F1 [F2 _]]. destruct (F1 r H) as [o' [Po' [_ [Ro [W0 _]]]]]. rewrite Po in Po'. injection Po' as <-.
     assert (Qm : is_quota_met c (h_samples (whole cfg s)) = false).
     { simpl in Al. destruct (target c a) as [|n] eqn:Ta; [destruct Al as [[]|[_ Q]]; exact Q|].
       assert (Nz : o_samples_max a <> 0) by (intros Z; unfold target in Ta; rewrite Z in Ta; discriminate). apply (F2 Nz). }
@@ -396,7 +396,7 @@ Proof.
   { intros n Hn. rewrite firstn_app. replace (n - length (results s)) with 0 by lia. rewrite firstn_O. apply app_nil_r. }
   destruct (Nat.lt_ge_cases i (length (log s))) as [Li|Li].
   - rewrite nth_error_app1 in Hi by exact Li. rewrite !F in Al by lia. rewrite F by lia. apply (L i ms y Hi Al r m Hm).
-  - assert (X : i = length (log s)) by (apply Nat.le_antisymm; [|exact Li]; assert (Y : i < length (log s ++ [(messages N s, x)])) by (apply nth_error_Some; congruence); rewrite app_length in Y; simpl in Y; lia). subst i.
+  - assert (X : i = length (log s)) by (apply Nat.le_antisymm; [|exact Li]; assert (Y : i < length (log s ++ [(messages W s, x)])) by (apply nth_error_Some; congruence); rewrite app_length in Y; simpl in Y; lia). subst i.
     rewrite nth_error_app2, Nat.sub_diag in Hi by lia. injection Hi as <- <-. rewrite (F (length (log s)) (le_n _)) in *. rewrite (firstn_all2 (n := S (length (log s)))) in Al by (rewrite app_length; simpl; lia).
     rewrite firstn_all2 in * by lia. refine (exchange_says s _ I Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
 Qed.
@@ -412,8 +412,8 @@ Proof.
   change (h_kind (whole cfg s) = NOffer). unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [reflexivity| | |]; exfalso.
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
-  - pose proof (some_rank _ _ ok) as SR. destruct (pending_current N cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [W [_ Wt]].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as Kk. rewrite W in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
+  - pose proof (some_rank _ _ ok) as SR. destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].
+    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as Kk. rewrite Wa in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
 Qed.
 
 (** What every run of the epoch keeps, and all that the rest of this file needs of one. *)
@@ -426,7 +426,7 @@ Record tells (s : sys) : Prop := {
 
 Lemma step_keeps_tells : forall s l t, tells s -> step s l t -> ends_alike s l -> tells t.
 Proof.
-  intros s l t [I S Im L C] St Al. destruct (step_keeps_second N cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'| | |].
+  intros s l t [I S Im L C] St Al. destruct (step_keeps_second W cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'| | |].
   - apply (step_keeps_images s l t I S St Al Im).
   - apply (step_keeps_log_says s l t I St Im L).
   - apply (step_keeps_complete_at_last s l t I St C).
@@ -434,17 +434,17 @@ Qed.
 
 Lemma replays_tell : forall s, replays depth s -> tells s.
 Proof.
-  induction 1 as [|s l t Rp Ts St Al]; [|eapply step_keeps_tells; eauto]. destruct (reachable_second N cfg depth input ok (start cfg) (reach_start _ _ _ _)) as [I S].
+  induction 1 as [|s l t Rp Ts St Al]; [|eapply step_keeps_tells; eauto]. destruct (reachable_second W cfg depth input ok (start cfg) (reach_start _ _ _ _)) as [I S].
   constructor; [exact I|exact S|apply start_images| |].
   - intros i ms x Hi. destruct i; discriminate.
   - intros l Hk. discriminate.
 Qed.
 
-Lemma ended_tells : forall s r, tells s -> r < N -> is_ending (rank_of s r) = true ->
+Lemma ended_tells : forall s r, tells s -> r < W -> is_ending (rank_of s r) = true ->
   got s r = length (log s) /\ exists o l, h_kind (whole cfg s) = NClosed o l /\ ended_as (rank_of s r) = Some o.
 Proof.
-  intros s r Ts H E. pose proof (tell_invariant s Ts) as I. destruct (hist_cases N cfg depth input s r I H) as [[G W]|[_ [_ [W _]]]].
-  - split; [exact G|]. rewrite <- W. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
+  intros s r Ts H E. pose proof (tell_invariant s Ts) as I. destruct (hist_cases W cfg depth input s r I H) as [[G Wa]|[_ [_ [Wa _]]]].
+  - split; [exact G|]. rewrite <- Wa. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
   - exfalso. unfold is_ending, is_waiting in *. destruct (at_phase (rank_of s r)); discriminate.
 Qed.
 
@@ -530,10 +530,10 @@ Proof.
   destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
   pose proof (results_nth _ _ _ E) as Ex. pose proof (results_nth _ _ _ E') as Ex'. simpl in Ex, Ex'.
   rewrite (firstn_snoc _ _ _ _ Ex), (firstn_snoc _ _ _ _ Ex'), Same. f_equal. f_equal.
-  destruct (log_entry N cfg d input s n _ I E) as [Lm [Rd _]]. destruct (log_entry N cfg d' input s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
+  destruct (log_entry W cfg d input s n _ I E) as [Lm [Rd _]]. destruct (log_entry W cfg d' input s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
   assert (Em : ms = ms').
   { apply nth_error_ext. intros r. destruct (nth_error ms r) as [m|] eqn:Hm.
-    - assert (Hr : r < N) by (rewrite <- Lm; apply nth_error_Some; congruence). destruct (nth_error ms' r) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; lia]. f_equal.
+    - assert (Hr : r < W) by (rewrite <- Lm; apply nth_error_Some; congruence). destruct (nth_error ms' r) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; lia]. f_equal.
       pose proof (L n ms x E A r m Hm) as X. pose proof (L' n ms' x' E' A' r m' Hm') as X'. rewrite Same in X. apply (message_is_determined _ _ _ _ m m' B' X X').
     - apply nth_error_None in Hm. symmetry. apply nth_error_None. lia. }
   subst ms'. congruence.
@@ -547,7 +547,7 @@ Proof.
   apply (same_next d d' s s' n Rp Rp' Ln Ln' (IH ltac:(lia) ltac:(lia) B B') B'); left; assumption.
 Qed.
 
-Lemma what_two_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < N ->
+Lemma what_two_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < W ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof.
   intros d d' s s' r Rp Rp' H. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
@@ -582,7 +582,7 @@ Qed.
 
 (** REPLAY. Two runs on the same samples with the same configuration and world size: whatever their schedules, depths and splits of
     reads, and whatever fails or stops in them, the steps planned on a rank in one are the first of those planned in the other. *)
-Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+Theorem the_steps_planned_do_not_depend_on_the_schedule : forall d d' s s' r, replays d s -> replays d' s' -> r < W ->
   is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
 Proof. intros d d' s s' r Rp Rp' H. apply (what_two_runs_tell d d'); auto using replays_tell. Qed.
 
@@ -595,7 +595,7 @@ Proof.
   pose proof (same_results d d' s s' Rp Rp' n ltac:(lia) ltac:(lia) A B') as Same. pose proof (tell_log d' s' Rp') as L'.
   assert (Wh : history (firstn (S n) (results s)) = whole cfg s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
-  pose proof (tell_invariant d' s' Rp') as I'. destruct (log_entry N cfg d' input s' n _ I' E') as [Lm' _]. simpl in Lm'.
+  pose proof (tell_invariant d' s' Rp') as I'. destruct (log_entry W cfg d' input s' n _ I' E') as [Lm' _]. simpl in Lm'.
   destruct (nth_error ms' 0) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; pose proof (some_rank _ _ ok); lia].
   pose proof (L' n ms' x' E' (or_introl C') 0 m' Hm') as X. unfold message_of in X. rewrite <- Same, K in X. destruct X as [Q _].
   assert (Y : firstn (S n) (results s) = firstn (S n) (results s')).
@@ -603,7 +603,7 @@ Proof.
   rewrite <- Y, Wh in C'. unfold alive in C'. rewrite Hk in C'. exact C'.
 Qed.
 
-Lemma what_two_complete_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < N ->
+Lemma what_two_complete_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
   steps_of (rank_of s r) = steps_of (rank_of s' r).
 Proof.
@@ -618,7 +618,7 @@ Proof.
 Qed.
 
 (** REPLAY, for runs that are complete: they have planned the same steps. *)
-Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < N ->
+Theorem complete_runs_have_planned_the_same_steps : forall d d' s s' r, replays d s -> replays d' s' -> r < W ->
   is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
   steps_of (rank_of s r) = steps_of (rank_of s' r).
 Proof. intros d d' s s' r Rp Rp'. apply (what_two_complete_runs_tell d d'); auto using replays_tell. Qed.

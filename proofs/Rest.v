@@ -92,7 +92,7 @@ Lemma map_pick : forall A B (f : A -> B) l a, map f (pick l a) = pick (map f l) 
 Proof.
   intros A B f l. induction a as [|i a IH]; [reflexivity|]. unfold pick in *. simpl. rewrite map_app, IH. f_equal.
   destruct (nth_error l i) as [x|] eqn:E; [rewrite (map_nth_error f _ _ E); reflexivity|].
-  apply nth_error_None in E. assert (N : nth_error (map f l) i = None) by (apply nth_error_None; rewrite map_length; exact E). rewrite N. reflexivity.
+  apply nth_error_None in E. assert (Na : nth_error (map f l) i = None) by (apply nth_error_None; rewrite map_length; exact E). rewrite Na. reflexivity.
 Qed.
 
 Lemma pick_of_range : forall p l, Forall (fun i => i < p) l -> pick (seq 0 p) l = l.
@@ -144,7 +144,7 @@ Qed.
 
 Lemma shares_are_all : forall world n, 1 <= world -> Permutation (concat (map (fun r => share_of world r n) (seq 0 world))) (seq 0 n).
 Proof.
-  intros world n W. unfold share_of. generalize (seq 0 n). induction l as [|i l IH].
+  intros world n Wa. unfold share_of. generalize (seq 0 n). induction l as [|i l IH].
   - simpl. induction (seq 0 world); [constructor|assumption].
   - simpl. assert (X : forall rs, NoDup rs -> In (i mod world) rs ->
       Permutation (concat (map (fun r => if i mod world =? r then i :: filter (fun j => j mod world =? r) l else filter (fun j => j mod world =? r) l) rs))
@@ -202,7 +202,7 @@ Qed.
 Theorem the_shares_of_the_new_ranks_are_what_is_left : forall A world (rest : list A), 1 <= world ->
   Permutation (concat (map (fun r => pick rest (share_of world r (length rest))) (seq 0 world))) rest.
 Proof.
-  intros A world rest W. transitivity (pick rest (seq 0 (length rest))); [|rewrite pick_all; reflexivity].
-  rewrite <- (pick_perm A rest _ _ (shares_are_all world (length rest) W)).
+  intros A world rest Wa. transitivity (pick rest (seq 0 (length rest))); [|rewrite pick_all; reflexivity].
+  rewrite <- (pick_perm A rest _ _ (shares_are_all world (length rest) Wa)).
   induction (seq 0 world) as [|r l IH]; [constructor|]. simpl. rewrite pick_app. apply Permutation_app_head, IH.
 Qed.

@@ -52,7 +52,7 @@ Definition wants (h : hist) (v : view) : Prop :=
 
 Lemma views_want : forall rs, wants (history rs) (view_of rs).
 Proof.
-  induction rs as [|x rs [M W]] using rev_ind; [split; [reflexivity|simpl; lia]|]. rewrite history_snoc, view_snoc. unfold wants, h_step, next_view.
+  induction rs as [|x rs [M Wa]] using rev_ind; [split; [reflexivity|simpl; lia]|]. rewrite history_snoc, view_snoc. unfold wants, h_step, next_view.
   destruct (h_kind (history rs)) as [|t| |o l] eqn:K; destruct x as [a|cs|r]; simpl; rewrite ?K; auto.
   - destruct (is_bad a); [simpl; auto|]. destruct (o_stop_rank a) as [q|]; [simpl; auto|]. destruct (target c a) as [|n]; [simpl; auto|]. simpl h_kind. simpl v_marks. cbn [v_read v_want v_ended v_window h_round].
     split; [apply last_of_last_n, (ok_age _ OK)|reflexivity].
@@ -82,7 +82,7 @@ Section Saved.
 Variables (h : hist) (v : view) (rank : nat) (u : state).
 Hypothesis K : core c c rank inp h u.
 Hypothesis Im : image c eager inp h v u.
-Hypothesis W : wants h v.
+Hypothesis Wa : wants h v.
 Hypothesis Kind : h_kind h = NOffer.
 Hypothesis Quota : is_quota_met c (h_samples h) = false.
 Hypothesis Ph : at_phase u = FILL \/ at_phase u = OFFER.
@@ -100,7 +100,7 @@ Qed.
 Lemma saved_fields : b_round (save u) = h_round h /\ b_read (save u) = v_read v /\ b_carried (save u) = v_window v /\ b_marks (save u) = v_marks v /\
   b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h.
 Proof.
-  destruct W as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]].
+  destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]].
   unfold save. simpl. rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M. split; [apply (k_round _ _ _ _ _ _ K)|]. split; [reflexivity|].
   split; [|split; [reflexivity|split; [apply (k_planned _ _ _ _ _ _ K)|apply (k_gsum _ _ _ _ _ _ K)]]].
   rewrite Wx, filter_app, filter_all, filter_none, app_nil_r; [reflexivity| |].
@@ -112,7 +112,7 @@ Qed.
 
 Lemma saved_reading : forall before, reading eager inp v (place c before (save u)) /\ (b_ended (save u) = true -> v_read v = length inp).
 Proof.
-  intros before. destruct saved_fields as [F1 [F2 [F3 _]]]. destruct W as [M Wn]. rewrite Kind in Wn. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx [Lx C]]]]].
+  intros before. destruct saved_fields as [F1 [F2 [F3 _]]]. destruct Wa as [M Wn]. rewrite Kind in Wn. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx [Lx C]]]]].
   assert (Be : b_ended (save u) = ended u && (read u =? v_read v)) by (unfold save; simpl; rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M; reflexivity).
   split.
   - exists []. unfold place. cbn [window read ended wanted length]. rewrite F2, F3, app_nil_r, F1. split; [reflexivity|]. split; [lia|]. split; [reflexivity|]. split; [lia|].
@@ -129,27 +129,27 @@ End Rank.
 (** ** The job *)
 
 Section Resume.
-Variable N : nat.
+Variable W : nat.
 Variable c : config.
 Variable eager : nat -> bool.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N (fun _ => c).
-Hypothesis placed : forall r i x, r < N -> nth_error (input r) i = Some x -> pos x = i.
+Hypothesis ok : setting_ok W (fun _ => c).
+Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation history := (history c).
-Notation replays := (Replay.replays N c eager input).
+Notation replays := (Replay.replays W c eager input).
 Notation view_at := (fun s r => view_of c (eager r) (input r) (seen s r)).
 
 (** A rank that saves: it has begun a round that is not yet agreed on, and the quota is not met. *)
 Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := {
   sv_run : replays d s;
-  sv_rank : r < N;
+  sv_rank : r < W;
   sv_phase : at_phase (rank_of s r) = FILL \/ at_phase (rank_of s r) = OFFER;
   sv_quota : is_quota_met c (gsum (rank_of s r)) = false }.
 
 Lemma saves_say : forall d s r, saves d s r -> let h := history (seen s r) in
   core c c r (input r) h (rank_of s r) /\ image c (eager r) (input r) h (view_at s r) (rank_of s r) /\ h_kind h = NOffer /\ is_quota_met c (h_samples h) = false.
 Proof.
-  intros d s r [Rp H Ph Qu] h. pose proof (replays_tell N c eager input ok d s Rp) as T. pose proof (g_core _ _ _ _ _ (tell_invariant _ _ _ _ _ _ T) r H) as K.
+  intros d s r [Rp H Ph Qu] h. pose proof (replays_tell W c eager input ok d s Rp) as T. pose proof (g_core _ _ _ _ _ (tell_invariant _ _ _ _ _ _ T) r H) as K.
   change (System.hist_of (fun _ => c) s r) with h in K. split; [exact K|]. split; [exact (tell_images _ _ _ _ _ _ T r H)|]. split.
   - pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
   - rewrite <- (k_gsum _ _ _ _ _ _ K). exact Qu.
@@ -169,13 +169,13 @@ Qed.
 Theorem a_rank_that_is_loaded_is_what_its_view_says : forall d s r, saves d s r ->
   image c (eager r) (input r) (history (seen s r)) (view_at s r) (load c r (steps_of (rank_of s r)) (save (rank_of s r))).
 Proof.
-  intros d s r Sv. destruct (saves_say d s r Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r (sv_rank _ _ _ Sv)) as C. pose proof (views_want c (eager r) (input r) C (seen s r)) as W.
+  intros d s r Sv. destruct (saves_say d s r Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r (sv_rank _ _ _ Sv)) as C. pose proof (views_want c (eager r) (input r) C (seen s r)) as Wa.
   destruct (what_a_rank_saves_is_where_its_round_began d s r Sv) as [_ [_ [_ [F4 _]]]]. unfold load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
   destruct (part_post c r u) as [P1 P2]. apply (image_part c (eager r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
   - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
   - intros t Ht. rewrite Kd in Ht. discriminate.
   - intros _. exact F4.
-  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x (sv_rank _ _ _ Sv)) _ _ r _ K Im W Kd Qu (sv_phase _ _ _ Sv)).
+  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x (sv_rank _ _ _ Sv)) _ _ r _ K Im Wa Kd Qu (sv_phase _ _ _ Sv)).
   - intros X. discriminate.
 Qed.
 

@@ -7,17 +7,17 @@ Lemma concat_of_nonempty : forall gs : list group, Forall (fun g => g <> []) gs 
 Proof. induction 1 as [|g gs Hg F IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia. Qed.
 
 Section Rounds.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Hypothesis join : forall r, r < N -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
+Hypothesis ok : setting_ok W cfg.
+Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 (** An alignment carries only what is surplus. *)
-Hypothesis surplus : forall r gs t d, r < N -> length gs <= t -> snd (c_align (cfg r) gs t d) = [].
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
+Hypothesis surplus : forall r gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) gs t d) = [].
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
@@ -29,16 +29,16 @@ Record busy (n : nat) (s : state) : Prop := {
   b_work : 1 <= length (concat (aligned s)) -> round s + in_count s <= made s;
   b_left : round s + in_count s <= made s \/ made s = n }.
 
-Lemma reachable_busy : forall s, reachable s -> forall r, r < N -> busy (length (input r)) (rank_of s r).
+Lemma reachable_busy : forall s, reachable s -> forall r, r < W -> busy (length (input r)) (rank_of s r).
 Proof.
   induction 1 as [|s l t R IH St]; intros r H; [constructor; unfold made, in_count; simpl; lia|].
-  pose proof (invariant_of N cfg depth input ok s R) as I.
+  pose proof (invariant_of W cfg depth input ok s R) as I.
   destruct St as [s i e t Hi My E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
   simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; exact (IH r H)].
-  specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after N cfg depth input ok s i e t I H My E) as K'.
+  specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
   set (u := rank_of s i) in *. pose proof (k_round _ _ _ _ _ _ K) as R1. pose proof (k_round _ _ _ _ _ _ K') as R2.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-  - destruct (got_current N cfg depth input ok s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
+  - destruct (got_current W cfg depth input ok s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk.
     destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
@@ -50,13 +50,13 @@ Proof.
       2:{ destruct (S2 Pt) as [Sa _]. assert (Ic : in_count t = 0) by (unfold in_count; destruct (at_phase t); try reflexivity; exfalso; apply Pt; reflexivity).
           constructor; rewrite Ic; unfold made; rewrite S1, Sa, Rr; simpl; lia. }
       destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-      destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry N cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
+      destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
       destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
       pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
       pose proof (Permutation_length Gp) as Gl. pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as Cl. fold u in Cl. rewrite Au in Cl. simpl in Cl. rewrite app_length, firstn_length in Cl.
       pose proof (k_read _ _ _ _ _ _ K) as Rdd. fold u in Rdd.
-      assert (W : window u <> [] -> 1 <= length (concat (aligned t))).
+      assert (Wa : window u <> [] -> 1 <= length (concat (aligned t))).
       { intros Wn. rewrite Al. destruct (le_lt_dec (S n) (length (concat (groups u)))) as [L|L].
         - pose proof (ok_align_work _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u) Gn L) as F. apply concat_of_nonempty in F.
           rewrite (ok_align_length _ (configs_ok _ _ ok i H)) in F. lia.
@@ -70,7 +70,7 @@ Proof.
         -- assert (En : ended u = true) by (destruct (k_window _ _ _ _ _ _ K) as [X|X]; [exact X|fold u in X; rewrite Ew, Rw in X; simpl in X; lia]).
            destruct (k_ended _ _ _ _ _ _ K En) as [Er _]. fold u in Er.
            pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. simpl in *. lia.
-        -- specialize (W ltac:(discriminate)). destruct B2 as [B2|B2]; [lia|]. simpl in Cl. lia.
+        -- specialize (Wa ltac:(discriminate)). destruct B2 as [B2|B2]; [lia|]. simpl in Cl. lia.
     + destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 _]]].
       destruct (join i H) as [_ J2]. assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). rewrite Cut, Lc, firstn_all in S3.
       pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _].
@@ -92,18 +92,18 @@ Proof.
 Qed.
 
 Variable largest : nat.
-Hypothesis shards : forall r, r < N -> length (input r) <= largest.
+Hypothesis shards : forall r, r < W -> length (input r) <= largest.
 
 Lemma rounds_within_largest : forall s, reachable s -> h_round (whole s) <= largest.
 Proof.
-  induction 1 as [|s l t R IH St]; [simpl; lia|]. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  induction 1 as [|s l t R IH St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact IH| |exact IH].
   rewrite whole_snoc. unfold h_step. destruct (h_kind (whole s)) eqn:Hk; destruct x as [a|cs|rs]; try exact IH.
   - destruct (is_bad a); [exact IH|]. destruct (o_stop_rank a); exact IH.
-  - simpl. destruct (n_count _ _ _ S _ Hk) as [T1 [_ [q [Hq W]]]]. destruct (pending_counts N cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 q Hq) as [Ph L].
-    destruct (pending_current N cfg depth input s q I Hq (P q Hq)) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as K. rewrite Wq in K.
+  - simpl. destruct (n_count _ _ _ S _ Hk) as [T1 [_ [q [Hq Wa]]]]. destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 q Hq) as [Ph L].
+    destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq _]. pose proof (g_core _ _ _ _ _ I q Hq) as K. rewrite Wq in K.
     pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. rewrite Ph, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
-    destruct W as [[Ph' _]|[_ F]]; [congruence|]. apply concat_of_nonempty in F.
+    destruct Wa as [[Ph' _]|[_ F]]; [congruence|]. apply concat_of_nonempty in F.
     pose proof (b_work _ _ (reachable_busy s R q Hq) ltac:(lia)) as B. unfold in_count in B. rewrite Ph in B. rewrite (k_round _ _ _ _ _ _ K) in B.
     pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as C. rewrite !app_length, firstn_length in C. unfold made in B. specialize (shards q Hq). lia.
   - destruct (failure_of rs); exact IH.
@@ -111,13 +111,13 @@ Qed.
 
 (** TERM: in join mode at most as many rounds as the largest shard has samples, and two exchanges a round and two more: that is
     one agreement a round, and one that closes. *)
-Theorem join_mode_has_no_more_rounds_than_the_largest_shard_has_samples : forall s r, reachable s -> r < N ->
+Theorem join_mode_has_no_more_rounds_than_the_largest_shard_has_samples : forall s r, reachable s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
 Proof.
-  intros s r R H. pose proof (rounds_within_largest s R) as B. destruct (rounds_within_steps N cfg depth input ok s R) as [_ L].
-  pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_round _ _ _ _ _ _ K).
+  intros s r R H. pose proof (rounds_within_largest s R) as B. destruct (rounds_within_steps W cfg depth input ok s R) as [_ L].
+  pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (k_round _ _ _ _ _ _ K).
   assert (G : h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (hist_cases N cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]]; [lia|]. rewrite W.
+  { destruct (hist_cases W cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [lia|]. rewrite Wa.
     destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [_ [Rr _]]. exact Rr. }
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
 Qed.

@@ -1,4 +1,4 @@
-(** The shipped target rules of odb_ref/core/rules.py lie within the bounds, on every agreement that can arise. *)
+(** The shipped target rules of odb_ref/core/batching/rules.py lie within the bounds, on every agreement that can arise. *)
 Require Import List Arith Lia.
 From ODB Require Import Types Alignment Machine Local.
 Import ListNotations.

@@ -8,20 +8,20 @@ Inductive choice :=
 | CRead (r n : nat) (en : bool) | CCollate (r : nat) | CAnswer (r : nat) | CTake (r : nat) | CLeave (r : nat)
 | CFail (r cause : nat) | CUrge (r : nat) | CExchange | CTrained (r : nat) | CLose (r : nat) (peer : option nat) (cause : nat).
 
-Definition all_ranks (N : nat) (f : nat -> bool) : bool := forallb f (seq 0 N).
+Definition all_ranks (W : nat) (f : nat -> bool) : bool := forallb f (seq 0 W).
 
-Lemma all_ranks_spec : forall N f, all_ranks N f = true <-> forall r, r < N -> f r = true.
+Lemma all_ranks_spec : forall W f, all_ranks W f = true <-> forall r, r < W -> f r = true.
 Proof.
-  intros N f. unfold all_ranks. rewrite forallb_forall. split; intros H r L; apply H; [apply in_seq; lia|]. apply in_seq in L. lia.
+  intros W f. unfold all_ranks. rewrite forallb_forall. split; intros H r L; apply H; [apply in_seq; lia|]. apply in_seq in L. lia.
 Qed.
 
 Section Run.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Notation step := (System.step N cfg depth input).
-Notation lossy_step := (Loss.lossy_step N cfg depth input).
+Notation step := (System.step W cfg depth input).
+Notation lossy_step := (Loss.lossy_step W cfg depth input).
 
 (** The event of rank [r], if it may happen there. *)
 Definition event_of (s : sys) (c : choice) : option (nat * event) :=
@@ -40,7 +40,7 @@ Definition event_of (s : sys) (c : choice) : option (nat * event) :=
   end.
 
 Definition rank_moves (s : sys) (r : nat) (e : event) : option sys :=
-  if r <? N then
+  if r <? W then
     match transition (cfg r) r (depth r) (rank_of s r) e with
     | Some t => Some (mkSys (update (rank_of s) r t)
         (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
@@ -54,17 +54,17 @@ Definition rank_moves (s : sys) (r : nat) (e : event) : option sys :=
 Definition perform (s : sys) (c : choice) : option sys :=
   match c with
   | CExchange =>
-      if all_ranks N (pending s) then
-        match reduce (messages N s) with
-        | Some x => Some (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages N s, x)]) (running s))
+      if all_ranks W (pending s) then
+        match reduce (messages W s) with
+        | Some x => Some (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s))
         | None => None
         end
       else None
   | CTrained r =>
-      if (r <? N) && running s r && all_ranks N (fun q => length (taken (rank_of s r)) <=? length (taken (rank_of s q)))
+      if (r <? W) && running s r && all_ranks W (fun q => length (taken (rank_of s r)) <=? length (taken (rank_of s q)))
       then Some (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false)) else None
   | CLose r peer cause =>
-      if (r <? N) && negb (is_ending (rank_of s r))
+      if (r <? W) && negb (is_ending (rank_of s r))
       then Some (mkSys (update (rank_of s) r (lose peer cause (rank_of s r))) (got s) (pending s) (log s) (running s)) else None
   | _ => match event_of s c with Some (r, e) => rank_moves s r e | None => None end
   end.
@@ -111,7 +111,7 @@ Qed.
 
 Lemma rank_moves_step : forall s r e t, may input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
 Proof.
-  intros s r e t M E. unfold rank_moves in E. destruct (r <? N) eqn:L; [|discriminate]. apply Nat.ltb_lt in L.
+  intros s r e t M E. unfold rank_moves in E. destruct (r <? W) eqn:L; [|discriminate]. apply Nat.ltb_lt in L.
   destruct (transition _ _ _ _ _) as [v|] eqn:T; [|discriminate]. injection E as <-. apply StepRank; assumption.
 Qed.
 
@@ -121,7 +121,7 @@ Proof.
   assert (G : forall r e, event_of s c = Some (r, e) -> rank_moves s r e = Some t -> exists l, step s l t).
   { intros r e Ev Mv. exists (LRank r e). apply rank_moves_step; [eapply event_of_may; eassumption|exact Mv]. }
   destruct c; try discriminate; unfold perform in E; try (destruct (event_of s _) as [[i e]|] eqn:Ev; [eauto|discriminate]).
-  - destruct (all_ranks N (pending s)) eqn:P; [|discriminate]. destruct (reduce _) eqn:Rd; [|discriminate]. injection E as <-.
+  - destruct (all_ranks W (pending s)) eqn:P; [|discriminate]. destruct (reduce _) eqn:Rd; [|discriminate]. injection E as <-.
     exists LExchange. apply StepExchange; [apply all_ranks_spec, P|exact Rd].
   - destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
     exists (LTrained r). apply StepTrained; [apply Nat.ltb_lt, C1|exact C2|]. intros q Hq. pose proof (proj1 (all_ranks_spec _ _) C3 q Hq) as X. apply Nat.leb_le, X.
@@ -136,7 +136,7 @@ Proof.
       * destruct (may_event_of s r e M) as [c [_ [_ X]]]. exists c. apply X. unfold rank_moves. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
       * exists CExchange. simpl. rewrite (proj2 (all_ranks_spec _ _) P), Rd. reflexivity.
       * exists (CTrained r). simpl. apply Nat.ltb_lt in H. rewrite H, Ru. simpl.
-        replace (all_ranks N _) with true; [reflexivity|]. symmetry. apply all_ranks_spec. intros q Hq. apply Nat.leb_le, Tk, Hq.
+        replace (all_ranks W _) with true; [reflexivity|]. symmetry. apply all_ranks_spec. intros q Hq. apply Nat.leb_le, Tk, Hq.
     + exists (CLose r peer cause). simpl. apply Nat.ltb_lt in H. rewrite H, E. reflexivity.
   - intros [c E]. destruct (is_loss c) eqn:L.
     + destruct c; try discriminate. simpl in E. destruct (_ && _) eqn:C; [|discriminate]. injection E as <-. apply andb_true_iff in C as [C1 C2].
@@ -158,10 +158,10 @@ Fixpoint go_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
            end
   end.
 
-Lemma perform_reachable : forall s c t, is_loss c = false -> perform s c = Some t -> reachable N cfg depth input s -> reachable N cfg depth input t.
+Lemma perform_reachable : forall s c t, is_loss c = false -> perform s c = Some t -> reachable W cfg depth input s -> reachable W cfg depth input t.
 Proof. intros s c t L E R. destruct (perform_step s c t L E) as [l St]. eapply reach_step; eauto. Qed.
 
-Lemma perform_lossy : forall s c t, perform s c = Some t -> lossy_reachable N cfg depth input s -> lossy_reachable N cfg depth input t.
+Lemma perform_lossy : forall s c t, perform s c = Some t -> lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input t.
 Proof. intros s c t E [n P]. exists (S n). eapply lossy_on; [exact P|]. apply the_executable_step_is_the_step_of_the_system. eauto. Qed.
 
 Lemma first_performed : forall s cs t, fold_right (fun c found => match perform s c with Some u => Some u | None => found end) None cs = Some t ->
@@ -172,26 +172,26 @@ Proof.
   - destruct (IH t E) as [d [I X]]. eauto.
 Qed.
 
-Lemma go_on_reachable : forall n cs s, forallb (fun c => negb (is_loss c)) cs = true -> reachable N cfg depth input s -> reachable N cfg depth input (go_on n cs s).
+Lemma go_on_reachable : forall n cs s, forallb (fun c => negb (is_loss c)) cs = true -> reachable W cfg depth input s -> reachable W cfg depth input (go_on n cs s).
 Proof.
   induction n as [|n IH]; simpl; intros cs s L R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
   apply IH; [exact L|]. apply first_performed in E as [c [I P]]. apply (perform_reachable s c t); auto.
   rewrite forallb_forall in L. apply negb_true_iff, L, I.
 Qed.
 
-Lemma go_on_lossy : forall n cs s, lossy_reachable N cfg depth input s -> lossy_reachable N cfg depth input (go_on n cs s).
+Lemma go_on_lossy : forall n cs s, lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input (go_on n cs s).
 Proof.
   induction n as [|n IH]; simpl; intros cs s R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
   apply IH. apply first_performed in E as [c [I P]]. apply (perform_lossy s c t); auto.
 Qed.
 
-Lemma play_reachable : forall cs s t, forallb (fun c => negb (is_loss c)) cs = true -> play cs s = Some t -> reachable N cfg depth input s -> reachable N cfg depth input t.
+Lemma play_reachable : forall cs s t, forallb (fun c => negb (is_loss c)) cs = true -> play cs s = Some t -> reachable W cfg depth input s -> reachable W cfg depth input t.
 Proof.
   induction cs as [|c cs IH]; simpl; intros s t L E R; [injection E as <-; exact R|]. apply andb_true_iff in L as [L1 L2].
   destruct (perform s c) as [u|] eqn:P; [|discriminate]. apply (IH u t L2 E). apply (perform_reachable s c u); auto. apply negb_true_iff, L1.
 Qed.
 
-Lemma play_lossy : forall cs s t, play cs s = Some t -> lossy_reachable N cfg depth input s -> lossy_reachable N cfg depth input t.
+Lemma play_lossy : forall cs s t, play cs s = Some t -> lossy_reachable W cfg depth input s -> lossy_reachable W cfg depth input t.
 Proof.
   induction cs as [|c cs IH]; simpl; intros s t E R; [injection E as <-; exact R|].
   destruct (perform s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply (perform_lossy s c u); auto.

@@ -1,4 +1,4 @@
-(** N ranks, the exchange between them, their sources and their trainers: every schedule.
+(** W ranks, the exchange between them, their sources and their trainers: every schedule.
 
     The exchange is a collective: it completes when every rank has put its next message in, and fails to complete when
     their kinds or sizes differ. Each rank then receives the result in its own time. A trainer runs a collective of its
@@ -186,7 +186,7 @@ Definition message (s : state) : msg := match posted s with Some m => m | None =
 Inductive label := LRank (r : nat) (e : event) | LExchange | LTrained (r : nat).
 
 Section System.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
@@ -208,19 +208,19 @@ Definition may (s : sys) (r : nat) (e : event) : Prop :=
   | Urged => is_ending (rank_of s r) = false /\ urged (rank_of s r) = false
   end.
 
-Definition messages (s : sys) : list msg := map (fun r => message (rank_of s r)) (seq 0 N).
+Definition messages (s : sys) : list msg := map (fun r => message (rank_of s r)) (seq 0 W).
 
 Inductive step : sys -> label -> sys -> Prop :=
-| StepRank : forall s r e t, r < N -> may s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+| StepRank : forall s r e t, r < W -> may s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
     step s (LRank r e) (mkSys (update (rank_of s) r t)
       (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
       (if has_posted (rank_of s r) t then update (pending s) r true else pending s)
       (log s)
       (match e with StepTaken => update (running s) r true | _ => running s end))
-| StepExchange : forall s x, (forall r, r < N -> pending s r = true) -> reduce (messages s) = Some x ->
+| StepExchange : forall s x, (forall r, r < W -> pending s r = true) -> reduce (messages s) = Some x ->
     step s LExchange (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages s, x)]) (running s))
-| StepTrained : forall s r, r < N -> running s r = true ->
-    (forall q, q < N -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->
+| StepTrained : forall s r, r < W -> running s r = true ->
+    (forall q, q < W -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->
     step s (LTrained r) (mkSys (rank_of s) (got s) (pending s) (log s) (update (running s) r false)).
 
 Inductive reachable : sys -> Prop :=
@@ -237,9 +237,9 @@ Proof. induction 1 as [s|s t l u Ld IH St]; intros R; [exact R|exact (reach_step
 
 (** ** What is assumed *)
 
-Hypothesis some_rank : 1 <= N.
-Hypothesis configs_ok : forall r, r < N -> config_ok (cfg r).
-Hypothesis prints_differ : forall r q, r < N -> q < N -> c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q.
+Hypothesis some_rank : 1 <= W.
+Hypothesis configs_ok : forall r, r < W -> config_ok (cfg r).
+Hypothesis prints_differ : forall r q, r < W -> q < W -> c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q.
 
 (** ** The invariant of the system *)
 
@@ -262,12 +262,12 @@ Definition msg_ok (r : nat) (m : msg) : Prop :=
   end.
 
 Definition entry_ok (p : list msg * result) : Prop :=
-  length (fst p) = N /\ reduce (fst p) = Some (snd p) /\ forall r m, nth_error (fst p) r = Some m -> msg_ok r m.
+  length (fst p) = W /\ reduce (fst p) = Some (snd p) /\ forall r m, nth_error (fst p) r = Some m -> msg_ok r m.
 
 Record invariant (s : sys) : Prop := {
-  g_core : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (hist_of s r) (rank_of s r);
-  g_tight : forall r, r < N -> tight (depth r) (rank_of s r);
-  g_sync : forall r, r < N -> sync s r;
+  g_core : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (hist_of s r) (rank_of s r);
+  g_tight : forall r, r < W -> tight (depth r) (rank_of s r);
+  g_sync : forall r, r < W -> sync s r;
   g_log : Forall entry_ok (log s) }.
 
 Lemma initial_invariant : invariant start.
@@ -282,7 +282,7 @@ Qed.
 
 (** A rank that waits is not moved by anything but its answer. *)
 Lemma post_waiting : forall c r s, is_waiting s = true -> post c r s = s.
-Proof. intros c r s W. unfold post, is_waiting in *. destruct (at_phase s); congruence. Qed.
+Proof. intros c r s Wa. unfold post, is_waiting in *. destruct (at_phase s); congruence. Qed.
 
 Lemma post_phase : forall c r s, at_phase (post c r s) = at_phase s \/ (at_phase s = FILL /\ at_phase (post c r s) = OFFER).
 Proof. intros c r s. destruct (post_eq c r s) as [[-> _]|[P [_ ->]]]; auto. Qed.
@@ -296,19 +296,19 @@ Definition steady (s t : state) : Prop :=
 
 Lemma post_steady : forall c r s t, at_phase t = at_phase s -> posted t = posted s -> steady s (post c r t).
 Proof.
-  intros c r s t P M. split; intros W.
-  - rewrite post_waiting; [auto|]. unfold is_waiting in *. rewrite P. exact W.
+  intros c r s t P M. split; intros Wa.
+  - rewrite post_waiting; [auto|]. unfold is_waiting in *. rewrite P. exact Wa.
   - destruct (post_phase c r t) as [E|[E1 E2]]; unfold has_posted, is_waiting in *.
     + rewrite E, P in *. destruct (at_phase s); auto; discriminate.
     + rewrite E2, <- P, E1. reflexivity.
 Qed.
 
 Lemma steady_same : forall s t, at_phase t = at_phase s -> posted t = posted s -> steady s t.
-Proof. intros s t P M. split; [auto|]. intros W. unfold has_posted, is_waiting in *. rewrite P. destruct (at_phase s); auto; discriminate. Qed.
+Proof. intros s t P M. split; [auto|]. intros Wa. unfold has_posted, is_waiting in *. rewrite P. destruct (at_phase s); auto; discriminate. Qed.
 
 Lemma steady_finish : forall s t, at_phase t = at_phase s -> at_phase t = DRAIN -> steady s (finish_when_drained t).
 Proof.
-  intros s t P D. split; intros W; unfold is_waiting in W; rewrite <- P, D in W; [discriminate|].
+  intros s t P D. split; intros Wa; unfold is_waiting in Wa; rewrite <- P, D in Wa; [discriminate|].
   destruct (finish_eq t) as [p [-> [E|E]]]; rewrite ?D in E; subst p; unfold has_posted, is_waiting; simpl; reflexivity.
 Qed.
 
@@ -366,10 +366,10 @@ Lemma log_entry : forall s i p, invariant s -> nth_error (log s) i = Some p -> e
 Proof. intros s i p I H. apply nth_error_In in H. pose proof (g_log s I) as F. rewrite Forall_forall in F. auto. Qed.
 
 (** An agreement that is not bad was made by ranks of one configuration. *)
-Lemma good_agreement : forall ms a r, entry_ok (ms, Agreed a) -> is_bad a = false -> r < N -> cfg r = cfg 0.
+Lemma good_agreement : forall ms a r, entry_ok (ms, Agreed a) -> is_bad a = false -> r < W -> cfg r = cfg 0.
 Proof.
   intros ms a r [L [R M]] B H. simpl in *. destruct (reduce_agreed _ _ R) as [os [-> A]]. rewrite map_length in L.
-  assert (X : forall q, q < N -> c_print (cfg q) = o_print_min a).
+  assert (X : forall q, q < W -> c_print (cfg q) = o_print_min a).
   { intros q Hq. destruct (nth_error os q) as [o|] eqn:E; [|apply nth_error_None in E; lia].
     assert (In o os) by (eapply nth_error_In; eauto). destruct (ag_print _ _ A o H0) as [P1 P2].
     specialize (M q (MOffer o)). rewrite (map_nth_error MOffer _ _ E) in M. destruct (M eq_refl) as [M1 [M2 _]].
@@ -377,40 +377,40 @@ Proof.
   apply prints_differ; [assumption|lia|]. rewrite !X; [reflexivity|lia|assumption].
 Qed.
 
-Lemma sync_message : forall s r x, invariant s -> r < N -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
+Lemma sync_message : forall s r x, invariant s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
   is_waiting (rank_of s r) = true /\ S (got s r) = length (log s) /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H P E. destruct (g_sync s I r H) as [[P' _]|[[_ [G [W [ms [y [L M]]]]]]|[_ [G _]]]].
+  intros s r x I H P E. destruct (g_sync s I r H) as [[P' _]|[[_ [G [Wa [ms [y [L M]]]]]]|[_ [G _]]]].
   - congruence.
   - split; [assumption|]. split; [assumption|]. exists ms. rewrite (results_nth _ _ _ L) in E. injection E as <-. auto.
   - exfalso. assert (nth_error (results s) (got s r) <> None) by congruence. apply nth_error_Some in H0. unfold results in H0. rewrite map_length in H0. lia.
 Qed.
 
-Lemma may_admissible : forall s r e, invariant s -> r < N -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
+Lemma may_admissible : forall s r e, invariant s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
 Proof.
   intros s r e I H M. destruct e as [xs en| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
-  destruct (sync_message s r _ I H P E) as [W [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
+  destruct (sync_message s r _ I H P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
   - intros B. eapply good_agreement; eauto.
   - intros R o Po. destruct EO as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
     unfold message in M. rewrite Po in M. apply (ag_ready _ _ A); [|exact R].
     apply nth_error_In in M. apply in_map_iff in M as [o' [Eo Io]]. injection Eo as ->. exact Io.
 Qed.
 
-Lemma messages_nth : forall s r, r < N -> nth_error (messages s) r = Some (message (rank_of s r)).
+Lemma messages_nth : forall s r, r < W -> nth_error (messages s) r = Some (message (rank_of s r)).
 Proof.
   intros s r H. unfold messages. apply (map_nth_error (fun q => message (rank_of s q))).
-  assert (X : nth_error (seq 0 N) r = Some (nth r (seq 0 N) 0)) by (apply nth_error_nth'; rewrite seq_length; exact H).
+  assert (X : nth_error (seq 0 W) r = Some (nth r (seq 0 W) 0)) by (apply nth_error_nth'; rewrite seq_length; exact H).
   rewrite X, seq_nth by exact H. reflexivity.
 Qed.
 
-Lemma messages_length : forall s, length (messages s) = N.
+Lemma messages_length : forall s, length (messages s) = W.
 Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
 
 (** What a waiting rank has put into the exchange. *)
-Lemma waiting_message : forall s r, invariant s -> r < N -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
+Lemma waiting_message : forall s r, invariant s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
 Proof.
-  intros s r I H W. pose proof (g_core s I r H) as K. unfold is_waiting in W. unfold message. destruct (at_phase (rank_of s r)) eqn:P; try discriminate.
+  intros s r I H Wa. pose proof (g_core s I r H) as K. unfold is_waiting in Wa. unfold message. destruct (at_phase (rank_of s r)) eqn:P; try discriminate.
   - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
   - rewrite (k_count _ _ _ _ _ _ K P). exact Logic.I.
   - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. simpl. auto.
@@ -436,14 +436,14 @@ Proof.
       * rewrite update_same.
         assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
         destruct Cases as [[y ->]|NG].
-        -- destruct M as [M1 M2]. destruct (sync_message s r _ I H M1 M2) as [W [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
+        -- destruct M as [M1 M2]. destruct (sync_message s r _ I H M1 M2) as [Wa [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
            rewrite HP, update_same. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same|right; right]; repeat split; auto; lia.
         -- replace (match e with Got _ => _ | _ => _ end r) with (got s r) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-           destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 S2]. destruct (is_waiting (rank_of s r)) eqn:W.
+           destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 S2]. destruct (is_waiting (rank_of s r)) eqn:Wa.
            ++ destruct (S1 eq_refl) as [S3 S4]. assert (HP : has_posted (rank_of s r) t = false).
               { unfold has_posted, is_waiting in *. rewrite S3. destruct (at_phase (rank_of s r)); auto; discriminate. }
-              assert (Wt : is_waiting t = true) by (unfold is_waiting in *; rewrite S3; exact W).
-              rewrite HP, Wt, (steady_message _ _ S4). pose proof (g_sync s I r H) as Y. unfold sync in Y. rewrite W in Y. exact Y.
+              assert (Wt : is_waiting t = true) by (unfold is_waiting in *; rewrite S3; exact Wa).
+              rewrite HP, Wt, (steady_message _ _ S4). pose proof (g_sync s I r H) as Y. unfold sync in Y. rewrite Wa in Y. exact Y.
            ++ rewrite (S2 eq_refl). destruct (g_sync s I r H) as [Y|[Y|Y]]; [destruct Y as [_ [_ Y]]; congruence|destruct Y as [_ [_ [Y _]]]; congruence|].
               destruct Y as [Y1 [Y2 _]]. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same; auto|right; right; auto].
       * rewrite update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
@@ -451,7 +451,7 @@ Proof.
         -- apply (g_sync s I q Hq).
         -- destruct (has_posted _ _); [rewrite update_other by assumption|]; reflexivity.
     + apply (g_log s I).
-  - assert (G : forall r, r < N -> got s r = length (log s) /\ is_waiting (rank_of s r) = true).
+  - assert (G : forall r, r < W -> got s r = length (log s) /\ is_waiting (rank_of s r) = true).
     { intros r H. specialize (P r H). destruct (g_sync s I r H) as [Y|[Y|Y]]; [tauto|destruct Y; congruence|destruct Y; congruence]. }
     constructor; simpl.
     + intros r H. unfold hist_of. simpl. unfold results. simpl. rewrite map_app, firstn_app. destruct (G r H) as [G1 _].
@@ -460,7 +460,7 @@ Proof.
     + intros r H. right. left. simpl. destruct (G r H) as [G1 G2]. rewrite app_length. simpl. repeat split; auto; [lia|].
       exists (messages s), x. split; [|apply messages_nth, H]. rewrite nth_error_app2 by lia. rewrite G1, Nat.sub_diag. reflexivity.
     + apply Forall_app. split; [apply (g_log s I)|]. constructor; [|constructor]. repeat split; simpl; [apply messages_length|exact R|].
-      intros r m Hm. assert (Hr : r < N) by (rewrite <- (messages_length s); apply nth_error_Some; congruence).
+      intros r m Hm. assert (Hr : r < W) by (rewrite <- (messages_length s); apply nth_error_Some; congruence).
       rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply waiting_message; [assumption|assumption|]. apply G, Hr.
   - constructor; simpl; try apply I. 
 Qed.

@@ -73,34 +73,34 @@ Proof.
 Qed.
 
 Section Termination.
-Variable N : nat.
+Variable W : nat.
 Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
-Hypothesis ok : setting_ok N cfg.
-Notation reachable := (System.reachable N cfg depth input).
-Notation invariant := (System.invariant N cfg depth input).
-Notation step := (System.step N cfg depth input).
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+Notation invariant := (System.invariant W cfg depth input).
+Notation step := (System.step W cfg depth input).
 Notation hist_of := (System.hist_of cfg).
 Notation whole := (Facts.whole cfg).
 
 (** All samples of all ranks. *)
-Definition total : nat := sum_over N (fun r => length (input r)).
+Definition total : nat := sum_over W (fun r => length (input r)).
 
 Lemma planned_within_total : forall s, reachable s -> h_samples (whole s) <= total.
 Proof.
-  intros s R. destruct (reachable_second N cfg depth input ok s R) as [I S].
-  assert (E : h_samples (whole s) = sum_nat (map (fun j => sum_nat (map (fun q => length (nth j (groups_of (rank_of s q)) [])) (seq 0 N))) (seq 0 (length (h_steps (whole s)))))).
+  intros s R. destruct (reachable_second W cfg depth input ok s R) as [I S].
+  assert (E : h_samples (whole s) = sum_nat (map (fun j => sum_nat (map (fun q => length (nth j (groups_of (rank_of s q)) [])) (seq 0 W))) (seq 0 (length (h_steps (whole s)))))).
   { unfold h_samples. f_equal. apply map_nth_seq. intros j x Hx. rewrite (n_true _ _ _ S j x Hx). unfold true_counts, sum_counts.
     rewrite fold_add_samples. simpl. rewrite map_map. reflexivity. }
-  rewrite E, (sum_swap (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply (sum_over_le _ _ N). intros q Hq.
+  rewrite E, (sum_swap (fun q j => length (nth j (groups_of (rank_of s q)) []))). apply (sum_over_le _ _ W). intros q Hq.
   eapply Nat.le_trans; [apply (sum_nth_lengths (groups_of (rank_of s q)) _ 0)|]. simpl.
-  pose proof (nothing_is_lost N cfg depth input ok s q R Hq) as P. apply Permutation_length in P. rewrite <- P. unfold groups_of. rewrite concat_app, !app_length. unfold samples_of. lia.
+  pose proof (nothing_is_lost W cfg depth input ok s q R Hq) as P. apply Permutation_length in P. rewrite <- P. unfold groups_of. rewrite concat_app, !app_length. unfold samples_of. lia.
 Qed.
 
 Lemma steps_within_total : forall s, reachable s -> length (h_steps (whole s)) <= total.
 Proof.
-  intros s R. eapply Nat.le_trans; [|apply (planned_within_total s R)]. destruct (reachable_second N cfg depth input ok s R) as [_ S].
+  intros s R. eapply Nat.le_trans; [|apply (planned_within_total s R)]. destruct (reachable_second W cfg depth input ok s R) as [_ S].
   unfold h_samples. pose proof (n_work _ _ _ S) as F. induction F as [|x l Hx F IH]; simpl; lia.
 Qed.
 
@@ -109,29 +109,29 @@ Definition kind_ops (k : kind) : nat := match k with NOffer => 0 | NCount _ => 1
 (** Rounds and exchanges are bounded by the steps made. *)
 Lemma rounds_within_steps : forall s, reachable s -> h_round (whole s) <= length (h_steps (whole s)) /\ length (log s) <= 2 * h_round (whole s) + kind_ops (h_kind (whole s)).
 Proof.
-  induction 1 as [|s l t R [IH1 IH2] St]; [simpl; lia|]. destruct (reachable_second N cfg depth input ok s R) as [I S].
+  induction 1 as [|s l t R [IH1 IH2] St]; [simpl; lia|]. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (conj IH1 IH2)| |exact (conj IH1 IH2)].
   rewrite whole_snoc. simpl log. rewrite app_length. simpl length. pose proof (some_rank _ _ ok) as SR.
-  assert (Cur : forall r, r < N -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
-  { intros r H. destruct (pending_current N cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
+  assert (Cur : forall r, r < W -> core (cfg r) (cfg 0) r (input r) (whole s) (rank_of s r)).
+  { intros r H. destruct (pending_current W cfg depth input s r I H (P r H)) as [<- _]. apply (g_core _ _ _ _ _ I r H). }
   pose proof (k_kind _ _ _ _ _ _ (Cur 0 ltac:(lia))) as K0. unfold kind_ok in K0. unfold h_step. destruct x as [a|cs|rs].
-  - destruct (pending_offers N cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
+  - destruct (pending_offers W cfg depth input s a I P Rd) as [os [_ [_ [X1 _]]]]. destruct (X1 0 ltac:(lia)) as [o [_ [Ph _]]]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
     destruct (is_bad a); simpl; [lia|]. destruct (o_stop_rank a); simpl; [lia|]. destruct (target (cfg 0) a); simpl; lia.
-  - destruct (pending_counts N cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L]. rewrite Ph, L in K0. destruct K0 as [K0 _].
+  - destruct (pending_counts W cfg depth input s cs I P Rd) as [X1 _]. destruct (X1 0 ltac:(lia)) as [Ph L]. rewrite Ph, L in K0. destruct K0 as [K0 _].
     destruct (n_count _ _ _ S _ K0) as [T1 _]. rewrite K0 in *. simpl in IH2. simpl. rewrite app_length, make_shared_length, firstn_length.
     pose proof (cut_pos (cfg 0) (h_samples (whole s)) cs) as C. pose proof (cut_le (cfg 0) (h_samples (whole s)) cs). destruct cs; [simpl in T1; lia|]. specialize (C ltac:(discriminate)). simpl in *. lia.
-  - destruct (pending_reports N cfg depth input s rs I P Rd) as [_ X]. destruct (X 0 ltac:(lia)) as [Ph _]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
-    destruct (reports_say N cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
+  - destruct (pending_reports W cfg depth input s rs I P Rd) as [_ X]. destruct (X 0 ltac:(lia)) as [Ph _]. rewrite Ph in K0. rewrite K0 in *. simpl in IH2.
+    destruct (reports_say W cfg depth input ok s rs I S P Rd) as [o [-> _]]. simpl. lia.
 Qed.
 
 (** TERM: an epoch has at most as many steps and rounds as there are samples, and at most two exchanges a round and two more. *)
-Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < N ->
+Theorem steps_rounds_and_exchanges_are_bounded : forall s r, reachable s -> r < W ->
   length (steps_of (rank_of s r)) <= total /\ round (rank_of s r) <= total /\ length (log s) <= 2 * total + 2.
 Proof.
-  intros s r R H. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
+  intros s r R H. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (steps_within_total s R) as B1. destruct (rounds_within_steps s R) as [B2 B3].
   assert (G : length (h_steps (hist_of s r)) <= length (h_steps (whole s)) /\ h_round (hist_of s r) <= h_round (whole s)).
-  { destruct (hist_cases N cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ W]]]]]]]]; [lia|]. rewrite W.
+  { destruct (hist_cases W cfg depth input s r I H) as [[_ ->]|[_ [_ [_ [ms [x [_ [_ Wa]]]]]]]]; [lia|]. rewrite Wa.
     destruct (h_step_grows (cfg 0) (hist_of s r) x (history_released _ _)) as [[ext [E _]] [Rr _]]. rewrite E, app_length. lia. }
   rewrite <- (map_length shared), (k_steps _ _ _ _ _ _ K), (k_round _ _ _ _ _ _ K).
   assert (kind_ops (h_kind (whole s)) <= 2) by (destruct (h_kind (whole s)); simpl; lia). lia.
@@ -143,10 +143,10 @@ Definition exchanges : nat := 2 * total + 2.
 
 Definition measure (s : sys) : nat :=
   (exchanges - length (log s)) +
-  sum_over N (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r)).
+  sum_over W (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r)).
 
 (** A rank's own measure falls with whatever it does for itself. *)
-Lemma own_measure_falls : forall s r e t, reachable s -> r < N -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   read t <= length (input r) -> round t <= total -> length (taken t) <= total ->
   match e with
   | Got _ => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r)
@@ -154,9 +154,9 @@ Lemma own_measure_falls : forall s r e t, reachable s -> r < N -> may input s r 
   | _ => rank_measure total (input r) t + 1 <= rank_measure total (input r) (rank_of s r)
   end.
 Proof.
-  intros s r e t R H M E B1 B2 B3. pose proof (invariant_of N cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
+  intros s r e t R H M E B1 B2 B3. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
   set (u := rank_of s r) in *. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (wanted u =? 0) eqn:W; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply Nat.eqb_neq in W.
+  - destruct (wanted u =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply Nat.eqb_neq in Wa.
     match goal with |- rank_measure _ _ (post ?c ?r ?v) + 1 <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post; assert (Bv : read (post c r v) = read v) by (pose proof (vital_post c r v) as Z; unfold vital in Z; congruence) end.
     rewrite Bv in B1. simpl in B1. unfold rank_measure. simpl. destruct M as [_ [_ M]].
     assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]). rewrite En.
@@ -188,8 +188,8 @@ Proof.
     unfold rank_measure. simpl. rewrite M2. simpl. lia.
 Qed.
 
-Lemma got_within : forall s r, reachable s -> r < N -> got s r <= length (log s).
-Proof. intros s r R H. destruct (g_sync _ _ _ _ _ (invariant_of N cfg depth input ok s R) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
+Lemma got_within : forall s r, reachable s -> r < W -> got s r <= length (log s).
+Proof. intros s r R H. destruct (g_sync _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
 
 (** TERM: the measure falls on every transition. *)
 Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t < measure s.
@@ -197,13 +197,13 @@ Proof.
   intros s l t R St. assert (R' : reachable t) by (eapply reach_step; eauto). destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk].
   - match type of R' with System.reachable _ _ _ _ ?x => set (s' := x) in * end.
     assert (Bd : read t <= length (input r) /\ round t <= total /\ length (taken t) <= total).
-    { pose proof (invariant_of N cfg depth input ok s' R') as I'. pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I' r H)) as Z1.
+    { pose proof (invariant_of W cfg depth input ok s' R') as I'. pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I' r H)) as Z1.
       destruct (steps_rounds_and_exchanges_are_bounded s' r R' H) as [Z2 [Z3 _]]. unfold s' in Z1, Z2, Z3. simpl in Z1, Z2, Z3. rewrite update_same in Z1, Z2, Z3.
       unfold steps_of in Z2. rewrite app_length in Z2. lia. }
     destruct Bd as [B1 [B2 B3]]. pose proof (own_measure_falls s r e t R H M E B1 B2 B3) as F.
     unfold measure. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H| |].
     + rewrite update_same. destruct e; try (simpl in F; lia).
-      * rewrite update_same. destruct (got_current N cfg depth input ok s r r0 (invariant_of N cfg depth input ok s R) H M) as [G _].
+      * rewrite update_same. destruct (got_current W cfg depth input ok s r r0 (invariant_of W cfg depth input ok s R) H M) as [G _].
         destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. lia.
       * rewrite update_same. simpl in M. rewrite M. simpl. lia.
     + intros j Hj. destruct (Nat.eq_dec j r) as [->|NE].
@@ -219,7 +219,7 @@ Inductive path : sys -> nat -> sys -> Prop :=
 | path_here : forall s, path s 0 s
 | path_on : forall s l t n u, step s l t -> path t n u -> path s (S n) u.
 
-Definition bound : nat := exchanges + N * (6 * total + 7) + total.
+Definition bound : nat := exchanges + W * (6 * total + 7) + total.
 
 Lemma sum_over_const : forall n c f, sum_over n (fun r => c + f r) = n * c + sum_over n f.
 Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
@@ -227,8 +227,8 @@ Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. inductio
 Lemma start_measure : measure (start cfg) <= bound.
 Proof.
   unfold measure, bound. simpl length. rewrite Nat.sub_0_r.
-  assert (E : sum_over N (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r)) <=
-    sum_over N (fun r => (6 * total + 7) + length (input r))).
+  assert (E : sum_over W (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r)) <=
+    sum_over W (fun r => (6 * total + 7) + length (input r))).
   { apply sum_over_le. intros i Hi. unfold rank_measure, exchanges. simpl. lia. }
   rewrite sum_over_const in E. fold total in E. lia.
 Qed.
@@ -239,7 +239,7 @@ Proof.
   assert (X : forall n s t, reachable s -> path s n t -> n + measure t <= measure s).
   { induction n as [|n IH]; intros s t R P; inversion P as [|? l u ? ? St P']; subst; [lia|].
     pose proof (every_transition_lowers_the_measure s l u R St) as L. assert (R' : reachable u) by (eapply reach_step; eauto). specialize (IH u t R' P'). lia. }
-  intros n s P. pose proof (X n _ s (reach_start N cfg depth input) P). pose proof start_measure. lia.
+  intros n s P. pose proof (X n _ s (reach_start W cfg depth input) P). pose proof start_measure. lia.
 Qed.
 
 End Termination.

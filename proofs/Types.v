@@ -69,10 +69,10 @@ Qed.
 Lemma fits_part : forall b limits g rest h, Permutation (g ++ rest) h -> fits b limits h -> fits b limits g.
 Proof.
   intros b limits g rest h P F. pose proof (Permutation_length P) as L. rewrite app_length in L.
-  destruct F as [F|[F W]]; [left; lia|right]. split.
+  destruct F as [F|[F Wa]]; [left; lia|right]. split.
   - unfold padded in *. rewrite <- (longest_perm _ _ P), longest_app in F. eapply Nat.le_trans; [|exact F].
     apply Nat.mul_le_mono; lia.
-  - eapply is_within_le; [|exact W]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
+  - eapply is_within_le; [|exact Wa]. intros r. rewrite <- (used_perm r _ _ P), used_app. lia.
 Qed.
 
 Lemma fits_perm : forall b limits g h, Permutation g h -> fits b limits g -> fits b limits h.

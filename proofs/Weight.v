@@ -62,7 +62,7 @@ Lemma averaged_of_shares : forall world term, (0 < length world)%nat -> (0 < all
   (forall m, term m == q_of (length world) / q_of (all_supervised world) * q_sum (tokens_of m)) ->
   averaged world term == global_mean world.
 Proof.
-  intros world term W T H. unfold averaged, global_mean. rewrite all_tokens_length.
+  intros world term Wa T H. unfold averaged, global_mean. rewrite all_tokens_length.
   assert (E : q_sum (map (fun w => q_sum (map term w)) world) == q_of (length world) / q_of (all_supervised world) * q_sum (all_tokens world)).
   { unfold all_tokens. rewrite q_sum_flat, <- q_sum_scale. apply q_sum_ext. intros w _. rewrite q_sum_flat, <- q_sum_scale. apply q_sum_ext. intros m _. apply H. }
   rewrite E. field. split; apply q_of_pos; assumption.
@@ -72,7 +72,7 @@ Qed.
 Theorem the_average_of_the_scaled_losses_is_the_global_mean : forall world, (0 < length world)%nat -> (0 < all_supervised world)%nat ->
   averaged world (fun m => mean_scale world m * mean_loss m) == global_mean world.
 Proof.
-  intros world W T. apply averaged_of_shares; [exact W|exact T|]. intros [ts|x]; simpl.
+  intros world Wa T. apply averaged_of_shares; [exact Wa|exact T|]. intros [ts|x]; simpl.
   - destruct ts as [|t ts]; [unfold q_of at 1; simpl; unfold Qdiv at 1; ring_simplify; reflexivity|].
     field. split; apply q_of_pos; [exact T|simpl; lia].
   - ring.
@@ -81,13 +81,13 @@ Qed.
 (** WEIGHT, sum-reduced loss. *)
 Theorem the_average_of_the_scaled_sums_is_the_global_mean : forall world, (0 < length world)%nat -> (0 < all_supervised world)%nat ->
   averaged world (fun m => sum_scale world m * sum_loss m) == global_mean world.
-Proof. intros world W T. apply averaged_of_shares; [exact W|exact T|]. intros [ts|x]; simpl; ring. Qed.
+Proof. intros world Wa T. apply averaged_of_shares; [exact Wa|exact T|]. intros [ts|x]; simpl; ring. Qed.
 
 (** WEIGHT, for a trainer that divides each loss by the [k] micro-steps of the window itself: the scale is [k] times as large. *)
 Theorem a_trainer_that_divides_by_the_micro_steps_gets_the_global_mean_too : forall world k, (0 < k)%nat -> (0 < length world)%nat -> (0 < all_supervised world)%nat ->
   averaged world (fun m => q_of k * mean_scale world m * mean_loss m / q_of k) == global_mean world.
 Proof.
-  intros world k K W T. rewrite <- (the_average_of_the_scaled_losses_is_the_global_mean world W T). unfold averaged.
+  intros world k K Wa T. rewrite <- (the_average_of_the_scaled_losses_is_the_global_mean world Wa T). unfold averaged.
   assert (E : q_sum (map (fun w => q_sum (map (fun m => q_of k * mean_scale world m * mean_loss m / q_of k) w)) world) ==
               q_sum (map (fun w => q_sum (map (fun m => mean_scale world m * mean_loss m) w)) world)).
   { apply q_sum_ext. intros w _. apply q_sum_ext. intros m _. field. apply q_of_pos, K. }

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeVar
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import OdbRule, TargetRule
 from odb_ref.core.types import Mode, Sample
 
 DEPTH_STEPS: Final = 8

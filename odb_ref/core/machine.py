@@ -38,7 +38,7 @@ from collections.abc import Callable
 from itertools import accumulate, chain, repeat
 from typing import Final, assert_never
 
-from odb_ref.core.alignment import align
+from odb_ref.core.batching.alignment import align
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,

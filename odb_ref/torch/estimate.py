@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
-from odb_ref.core.grouping import compute_groups
 from odb_ref.core.types import Sample
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.measure import Measured

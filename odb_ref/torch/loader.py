@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
 from odb_ref.torch.backend.messages import Backend

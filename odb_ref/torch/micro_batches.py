@@ -16,9 +16,9 @@ from typing import Final
 import torch
 from torch import distributed
 
+from odb_ref.core.batching.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, find_layout, prepare
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.core.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, find_layout, prepare
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import StepCounts
 from odb_ref.torch.info import Weighting
 
@@ -61,8 +61,8 @@ def plan_micro_batches(
 
     ``lengths`` says how many tokens each of this rank's samples has, ``supervised`` how many of them carry loss (default: all).
     The weights are those of ``weighting``, with all micro-batches for an accumulation window (default: the mean over all
-    supervised tokens). `odb_ref.core.known_lengths.PlanTerms` explains the other arguments. A process without a process group
-    plans for itself.
+    supervised tokens). `odb_ref.core.batching.known_lengths.PlanTerms` explains the other arguments. A process without a
+    process group plans for itself.
 
     Raises: on every rank, when one rank's values make no sense, a sample exceeds the budget, or two ranks differ in what all
     must share: the error itself on the rank that has it, UsageError on the others. Spec: R13.3, R13.4.

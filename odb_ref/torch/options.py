@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.layouts import Layout
 from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.collator import CollateFn

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
@@ -35,10 +37,8 @@ from odb_ref.core.events import (
     StepTaken,
     Urged,
 )
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart
-from odb_ref.core.rules import TargetRule, get_rule
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
 
 FORMAT: Final = "odb-trace"

@@ -68,7 +68,7 @@ FAILURES: Final = (
     Failure("length", "length_fn returns -3", "length", "the length of a sample is -3"),
     Failure("budget", "another budget", "config", "budget_tokens is 1000", options={"token_budget": 1000}),
     Failure("mode", "another mode", "config", "mode is 'quota'", options={"mode": "quota"}),
-    Failure("seed", "another seed", "config", "seed=4", options={"seed": 4, "shard": "auto"}),
+    Failure("seed", "another seed", "config", "seed is 4", options={"seed": 4, "shard": "auto"}),
     Failure("late", f"a rank never starts (timeout_s={TIMEOUT_S:g})", "never", "not every rank has started",
             survivors=(0, 2), limit_s=TIMEOUT_S + 3),
     Failure("killed", "a rank's process is killed (SIGKILL)", "step_kill", "its process is gone", survivors=(0, 2)),
@@ -151,8 +151,10 @@ def fail(spec: Spec, rank: int, ranks: int) -> Spec:
             pass
     before = settle({})
     kind = spec["kind"] if rank == CULPRIT or spec["kind"].startswith("all_") else ""
-    if kind == "length":
-        settings["length_fn"] = BadLength(first + FAULT_AT)
+    if (
+        spec["kind"] == "length"
+    ):  # on every rank, for ranks must agree on what counts a sample; only one holds this sample
+        settings["length_fn"] = BadLength(CULPRIT * SHARD + FAULT_AT)
     if kind == "collate":
         settings["collate_fn"] = MarkedCollate(first + FAULT_AT, mark)
     if kind == "config":

@@ -19,8 +19,8 @@ from typing import Any
 
 from odb_sim.inputs.lengths import load_lengths
 
+from odb_ref.core.batching.known_lengths import plan
 from odb_ref.core.errors import UsageError
-from odb_ref.core.known_lengths import plan
 from tests.bench.report import print_table
 
 PEERS_PYTHON = os.environ.get("ODB_PEERS_PYTHON")

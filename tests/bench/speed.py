@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Final
 
-from odb_ref.core.grouping import compute_groups
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.offer import WIRE_SIZE
 from odb_ref.core.types import Sample
 from odb_ref.torch.exchange.collectives import FAN

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import OdbError, UsageError
@@ -35,7 +36,6 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.rules import get_rule
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 
 FOLDER = Path(__file__).with_name("scenarios")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.alignment import align, is_due
-from odb_ref.core.grouping import compute_groups
+from odb_ref.core.batching.alignment import align, is_due
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.types import Group, Sample, compute_padded_tokens
 
 

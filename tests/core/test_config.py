@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import get_rule
 from odb_ref.core.types import Mode, Sample
 
 GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "window_samples": 16}

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.grouping import compute_groups
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.types import Sample, compute_padded_tokens, compute_real_tokens
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=30)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.known_lengths import PlanTerms, plan, prepare
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.core.known_lengths import PlanTerms, plan, prepare
-from odb_ref.core.layouts import Layout
 
 BUDGET = 60
 RANKS = st.lists(st.lists(st.integers(1, BUDGET), max_size=30), min_size=1, max_size=5)

@@ -8,9 +8,9 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.alignment import align
-from odb_ref.core.grouping import compute_rows
-from odb_ref.core.layouts import Layout
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.grouping import compute_rows
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Sample, compute_real_tokens
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=30)

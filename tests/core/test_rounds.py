@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import PostOffer
-from odb_ref.core.grouping import compute_groups
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.rounds import (
     compute_due_before,
@@ -20,7 +21,6 @@ from odb_ref.core.rounds import (
     is_quota_met,
     post_when_ready,
 )
-from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import Phase, State
 from odb_ref.core.state import replace as replace_in_state
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Sample, Step

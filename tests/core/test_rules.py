@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.rules import RULES, TargetRule, compute_bounds, compute_checked_target, get_rule
 from odb_ref.core.errors import InvariantError, RuleError, UsageError
 from odb_ref.core.offer import NONE, Offer, reduce_offers
-from odb_ref.core.rules import RULES, TargetRule, compute_bounds, compute_checked_target, get_rule
 
 
 def make_offer(samples: int, groups: int, due: int, is_ended: bool) -> Offer:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.events import Agreed, Collated, LocalFailed, PeerLost, Report, Reported, SamplesRead, StepTaken
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart
-from odb_ref.core.rules import get_rule
 from odb_ref.core.types import Mode, Sample, StepCounts
 from odb_ref.trace.format import (
     Header,

@@ -8,13 +8,13 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
-from odb_ref.core.alignment import align
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Post, PostCounts, Read
 from odb_ref.core.errors import InvariantError, PeerError
 from odb_ref.core.events import Agreed, Collated, SamplesRead, StepTaken
 from odb_ref.core.exchange import combine_posts
-from odb_ref.core.grouping import compute_groups
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.machine import Machine, transition
 from odb_ref.core.offer import NONE, Offer

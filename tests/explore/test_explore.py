@@ -21,11 +21,11 @@ from odb_sim.explore.search import Search, explore, make_space
 from odb_sim.explore.suites import FULL, SMALL
 from odb_sim.explore.world import Action, Space, World, decode
 
+from odb_ref.core.batching.rules import OdbRule
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Agreed, Collated, ConsumerStopped, Counted, PeerLost, Reported, StepTaken, Urged
 from odb_ref.core.machine import transition
-from odb_ref.core.rules import OdbRule
 from odb_ref.core.state import Phase
 from tests.mutants.loader import load
 from tests.mutants.table import MUTANTS
@@ -249,8 +249,8 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--quota", "3"], "--quota needs --mode quota"),
         (["--policy", "none"], "no target rule 'none'"),
         (["--policy", "no.such:rule"], "cannot import"),
-        (["--policy", "odb_ref.core.rules:nothing"], "has no 'nothing'"),
-        (["--policy", "odb_ref.core.rules:NONE"], "needs a name and compute_target"),
+        (["--policy", "odb_ref.core.batching.rules:nothing"], "has no 'nothing'"),
+        (["--policy", "odb_ref.core.batching.rules:NONE"], "needs a name and compute_target"),
         (["--failures", "-1"], "failures must not be negative"),
         (["--max-states", "0"], "--max-states must be at least 1"),
         (["--odd-rank", "2"], "odd_rank must be one of at least 2 ranks"),

@@ -15,12 +15,12 @@ from odb_sim.explore.search import Search, explore
 from odb_sim.explore.symmetry import AlikeSpace, find_alike, list_orders, rename
 from odb_sim.explore.world import Space, World
 
+from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, Outcome, OutcomeKind, PostOffer
 from odb_ref.core.events import Event, LocalFailed, PeerLost, Report, Reported
 from odb_ref.core.machine import transition
 from odb_ref.core.offer import NONE
-from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant, load

@@ -31,9 +31,9 @@ from odb_sim.verify.rule_client import Answer, RuleProcesses
 from odb_sim.verify.stages import PROPERTIES, Finding, Stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
+from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
-from odb_ref.core.rules import OdbRule, PaperRule, compute_bounds
 from tests.explore.wrong_rules import BOUNDS, HOLDS, NAME, PURE, RIGHT, TABLE, find
 
 RULES = Path(__file__).parents[2] / "examples" / "rules"

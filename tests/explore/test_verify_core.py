@@ -50,7 +50,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(core: Path) -> None:
     change(
         core,
-        "alignment",
+        "batching/alignment",
         "return _fullest_first(chosen, layout), tuple(carried)",
         "return _fullest_first(chosen, layout), ()",
     )
@@ -67,7 +67,7 @@ def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(c
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_core_that_cannot_be_imported_is_refuted(core: Path) -> None:
-    change(core, "alignment", "import heapq\n", "import heapqueue\n")
+    change(core, "batching/alignment", "import heapq\n", "import heapqueue\n")
     stages = list(verify_core(core))
     assert "heapqueue" in get(stages, "exploration").findings[0].detail
     assert get(stages, "unit").findings

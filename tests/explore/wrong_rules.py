@@ -72,7 +72,8 @@ ANSWERS = {
     "moves the goalposts": (
         BOUNDS,
         _rule(
-            "return top + 1", before="import odb_ref.core.rules as r\nr.compute_bounds = lambda agreement: (0, 2**63)"
+            "return top + 1",
+            before="import odb_ref.core.batching.rules as r\nr.compute_bounds = lambda agreement: (0, 2**63)",
         ),
     ),
 }

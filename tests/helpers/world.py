@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
@@ -49,7 +50,6 @@ from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, Ledger, compute_round_start
-from odb_ref.core.rules import get_rule
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
 from odb_ref.trace.format import TraceWriter

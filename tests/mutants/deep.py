@@ -26,17 +26,17 @@ def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutan
 DEEP = (
     _mutant("failed_rank % 16", "rounds", "failed_rank=config.rank if", "failed_rank=config.rank % 16 if", "ABORT"),
     _mutant("stop_rank % 16", "rounds", "stop_rank=config.rank if", "stop_rank=config.rank % 16 if", "STOP"),
-    _mutant("padded tokens of 16 bits choose", "alignment", f"-{_TOKENS}", f"-({_TOKENS} & 0xFFFF)", "REPLAY"),
+    _mutant("padded tokens of 16 bits choose", "batching.alignment", f"-{_TOKENS}", f"-({_TOKENS} & 0xFFFF)", "REPLAY"),
     _mutant(
         "padded tokens of 16 bits order the steps",
-        "alignment",
+        "batching.alignment",
         "sorted(groups, key=layout.compute_tokens, reverse=True)",
         "sorted(groups, key=lambda group: layout.compute_tokens(group) & 0xFFFF, reverse=True)",
         "REPLAY",
     ),
     _mutant(
         "padded tokens of 17 bits fit",
-        "grouping",
+        "batching.grouping",
         "(size + 1) * sample.length > budget_tokens",
         "((size + 1) * sample.length) & 0x1FFFF > budget_tokens",
         "BUDGET",
@@ -50,13 +50,17 @@ DEEP = (
     ),
     _mutant(
         "only the longest sample makes a group due",
-        "alignment",
+        "batching.alignment",
         "any([sample.position < due_before for sample in group])",
         "bool(group) and group[0].position < due_before",
         "AGE",
     ),
     _mutant(
-        "due one sample too early", "alignment", "sample.position < due_before", "sample.position <= due_before", "AGE"
+        "due one sample too early",
+        "batching.alignment",
+        "sample.position < due_before",
+        "sample.position <= due_before",
+        "AGE",
     ),
     _mutant(
         "two marks at most",
@@ -74,7 +78,7 @@ DEEP = (
     ),
     _mutant(
         "what is due goes first only when all of it fits",
-        "alignment",
+        "batching.alignment",
         "(not is_due(groups[i], due_before),",
         "(not is_due(groups[i], due_before) or i >= target,",
         "AGE",
@@ -167,18 +171,18 @@ DEEP = (
         "min(2, config.depth_steps) - len(state.queue)",
         "FREE",
     ),
-    _mutant("equal groups: the last first", "alignment", f"-{_TOKENS}, i)", f"-{_TOKENS}, -i)", "REPLAY"),
-    _mutant("the smaller half first", "layouts", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
+    _mutant("equal groups: the last first", "batching.alignment", f"-{_TOKENS}, i)", f"-{_TOKENS}, -i)", "REPLAY"),
+    _mutant("the smaller half first", "batching.layouts", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
     _mutant(
         "an equal part that was made last is split first",
-        "alignment",
+        "batching.alignment",
         "heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), order, half))",
         "heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), -order, half))",
         "REPLAY",
     ),
     _mutant(
         "a limit forgets all but the last sample",
-        "grouping",
+        "batching.grouping",
         "tuple(map(sub, room, sample.costs))",
         "tuple(map(sub, limits, sample.costs))",
         "BUDGET",
@@ -209,7 +213,7 @@ DEEP = (
     ),
     _mutant(
         "a carried sample of a wide group is left behind",
-        "alignment",
+        "batching.alignment",
         "for i in order[target:]), key",
         "for i in order[target : target + 9]), key",
         "CONSERVE",

@@ -19,7 +19,17 @@ from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer
 from odb_ref.core.state import State
 
-REBUILT = ("offer", "grouping", "layouts", "alignment", "rules", "rounds", "resume", "machine", "summary")
+REBUILT = (
+    "offer",
+    "batching.grouping",
+    "batching.layouts",
+    "batching.alignment",
+    "batching.rules",
+    "rounds",
+    "resume",
+    "machine",
+    "summary",
+)
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
 _names = itertools.count()
@@ -50,8 +60,8 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     package = f"odb_mutant_{next(_names)}"
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
-        machine, offer, rules = modules["machine"], modules["offer"], modules["rules"]
-        summary, layouts = modules["summary"], modules["layouts"]
+        machine, offer, rules = modules["machine"], modules["offer"], modules["batching.rules"]
+        summary, layouts = modules["summary"], modules["batching.layouts"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":

@@ -42,7 +42,7 @@ class Planted:
 
 
 def _core(name: str, module: str, old: str, new: str) -> Planted:
-    return Planted(name=name, path=f"odb_ref/core/{module}.py", old=old, new=new)
+    return Planted(name=name, path=f"odb_ref/core/{module.replace('.', '/')}.py", old=old, new=new)
 
 
 def _trace(name: str, module: str, old: str, new: str) -> Planted:
@@ -59,13 +59,13 @@ PLANTED = (
     ),
     _core(
         "what is carried is in order up to 256 only",
-        "alignment",
+        "batching.alignment",
         "key=lambda sample: sample.position)",
         "key=lambda sample: min(sample.position, 256))",
     ),
     _core(
         "the third resource is not looked at",
-        "grouping",
+        "batching.grouping",
         "any(map(gt, sample.costs, room))",
         "any(map(gt, sample.costs[:2], room))",
     ),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from odb_sim.explore.bounds import Bounds, compute_lengths
 
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import PaperRule
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant
 
@@ -56,7 +56,7 @@ MUTANTS = (
     # Grouping and alignment.
     Mutant(
         name="the budget is one sample too wide",
-        module="grouping",
+        module="batching.grouping",
         old="(size + 1) * sample.length > budget_tokens",
         new="size * sample.length > budget_tokens",
         property="BUDGET",
@@ -64,7 +64,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the budget counts real tokens, not padded ones",
-        module="grouping",
+        module="batching.grouping",
         old="(size + 1) * sample.length > budget_tokens",
         new="sum(item.length for item in ordered[begin:end]) + sample.length > budget_tokens",
         property="BUDGET",
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         name="limits are not looked at",
-        module="grouping",
+        module="batching.grouping",
         old="(limits and any(map(gt, sample.costs, room)))",
         new="False",
         property="BUDGET",
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a limit holds for each sample, not for their sum",
-        module="grouping",
+        module="batching.grouping",
         old="            room = tuple(map(sub, room, sample.costs))",
         new="            room = limits",
         property="BUDGET",
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         name="groups are swept in sampler order",
-        module="grouping",
+        module="batching.grouping",
         old='sorted(by_position, key=attrgetter("length"))',
         new="by_position",
         property="BUDGET",
@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         name="every sample is a group of its own",
-        module="grouping",
+        module="batching.grouping",
         old="(size + 1) * sample.length > budget_tokens",
         new="True",
         property="FEWEST",
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the last group is forgotten when it is a single sample",
-        module="grouping",
+        module="batching.grouping",
         old="    if ordered:\n        groups",
         new="    if len(ordered) - begin > 1:\n        groups",
         property="CONSERVE",
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row takes a token more than it has room for",
-        module="grouping",
+        module="batching.grouping",
         old="bisect_left(rooms, (sample.length, 0))",
         new="bisect_left(rooms, (sample.length - 1, 0))",
         property="BUDGET",
@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row that was joined keeps its room",
-        module="grouping",
+        module="batching.grouping",
         old="insort(rooms, (room - sample.length, number))",
         new="insort(rooms, (room, number))",
         property="BUDGET",
@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         name="only the last row is looked at",
-        module="grouping",
+        module="batching.grouping",
         old="        if place < len(rooms):\n",
         new="        if place < len(rooms) and rooms[place][1] == len(groups) - 1:\n",
         property="ANY-FIT",
@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row's limits are not looked at",
-        module="grouping",
+        module="batching.grouping",
         old="while limits and place",
         new="while False and place",
         property="BUDGET",
@@ -144,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a row over a limit ends the search",
-        module="grouping",
+        module="batching.grouping",
         old="            place += 1\n",
         new="            place = len(rooms)\n",
         property="ANY-FIT",
@@ -152,7 +152,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what a row has used of a limit is not counted",
-        module="grouping",
+        module="batching.grouping",
         old="tuple(map(sub, rests[number], sample.costs))",
         new="limits",
         property="BUDGET",
@@ -160,7 +160,7 @@ MUTANTS = (
     ),
     Mutant(
         name="packed groups are formed as padded ones",
-        module="layouts",
+        module="batching.layouts",
         old="return compute_rows(samples, budget_tokens, limits)",
         new="return compute_groups(samples, budget_tokens, limits)",
         property="ANY-FIT",
@@ -168,7 +168,7 @@ MUTANTS = (
     ),
     Mutant(
         name="packed groups are packed by a larger budget",
-        module="layouts",
+        module="batching.layouts",
         old="return compute_rows(samples, budget_tokens, limits)",
         new="return compute_rows(samples, 2 * budget_tokens, limits)",
         property="BUDGET",
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what is carried is dropped",
-        module="alignment",
+        module="batching.alignment",
         old="return _fullest_first(chosen, layout), tuple(carried)",
         new="return _fullest_first(chosen, layout), ()",
         property="CONSERVE",
@@ -184,7 +184,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what is carried is emitted as well",
-        module="alignment",
+        module="batching.alignment",
         old="for i in order[target:]",
         new="for i in order[target - 1 :]",
         property="CONSERVE",
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         name="an idle step uses up the slot of a group",
-        module="alignment",
+        module="batching.alignment",
         old="chosen = [groups[i] for i in order[:target]]",
         new="chosen = [*(groups[i] for i in order[: target - 1]), ()]",
         property="CONSERVE",
@@ -200,7 +200,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a rank that runs dry posts no idle steps",
-        module="alignment",
+        module="batching.alignment",
         old=" + ((),) * max(0, target - sum(map(len, groups)))",
         new="",
         property="ALIGN",
@@ -208,7 +208,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what is due by age does not go first",
-        module="alignment",
+        module="batching.alignment",
         old="(not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i)",
         new="(-layout.compute_tokens(groups[i]), i)",
         property="AGE",
@@ -216,7 +216,7 @@ MUTANTS = (
     ),
     Mutant(
         name="the carried samples lose their order",
-        module="alignment",
+        module="batching.alignment",
         old="sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)",
         new="reversed(sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position))",
         property="REPLAY",
@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     Mutant(
         name="ties are broken by how often the rank has been asked",
-        module="alignment",
+        module="batching.alignment",
         old="-layout.compute_tokens(groups[i]), i)",
         new="-layout.compute_tokens(groups[i]), -i if _calls % 3 else i)",
         prelude="""
@@ -244,7 +244,7 @@ def align(
     ),
     Mutant(
         name="a split loses the sample in the middle",
-        module="alignment",
+        module="batching.alignment",
         old="group[middle:])",
         new="group[middle + 1 :])",
         property="CONSERVE",
@@ -252,7 +252,7 @@ def align(
     ),
     Mutant(
         name="a split emits the sample in the middle twice",
-        module="alignment",
+        module="batching.alignment",
         old="(group[:middle],",
         new="(group[: middle + 1],",
         property="CONSERVE",
@@ -317,7 +317,7 @@ def align(
     ),
     Mutant(
         name="the rule forgets what is due",
-        module="rules",
+        module="batching.rules",
         old="return max(wanted, agreement.due_max)",
         new="return wanted",
         property="RULE-BOUNDS",
@@ -325,7 +325,7 @@ def align(
     ),
     Mutant(
         name="the rule asks for more steps than anybody has samples",
-        module="rules",
+        module="batching.rules",
         old="        return agreement.groups_max\n",
         new="        return agreement.groups_max + 1\n",
         property="RULE-BOUNDS",

@@ -46,7 +46,7 @@ def _add(name: str, file: str, text: str, by: str) -> Mutant:
 
 
 _LAST_ASSUMPTION = "c_print (cfg r) = c_print (cfg q) -> cfg r = cfg q }."
-_NO_RANK = _LAST_ASSUMPTION.replace(" }.", ";\n  no_rank : N = 0 }.")
+_NO_RANK = _LAST_ASSUMPTION.replace(" }.", ";\n  no_rank : W = 0 }.")
 _REVIEWED = "is not what was reviewed"
 
 MUTANTS = (
@@ -72,7 +72,7 @@ MUTANTS = (
           "Theorem a_window_without_supervised_tokens_has_loss_zero : True.\nProof. exact I. Qed.\n\nLemma the_former :",
           _REVIEWED, is_quick=True),
     _edit("a theorem from a false hypothesis of its section", "Instance.v",
-          "Hypothesis ok : setting_ok N cfg.", "Hypothesis ok : setting_ok N cfg.\nHypothesis absurd : 0 = 1.",
+          "Hypothesis ok : setting_ok W cfg.", "Hypothesis ok : setting_ok W cfg.\nHypothesis absurd : 0 = 1.",
           _REVIEWED, is_quick=True,
           more=(("Instance.v", "  intros s R Jm Nq Pr Al St r H. destruct", "  discriminate absurd.\nQed.\nEnd Whole.\n(*"),
                 ("Instance.v", "exact P.\nQed.\n\nEnd Whole.", "*)"))),
@@ -108,11 +108,11 @@ MUTANTS = (
           "| Urged => is_ending (rank_of s r) = false /\\ urged (rank_of s r) = false", "| Urged => False", "urged_or_over"),
     _edit("a source is read whole", "System.v", "xs = firstn (length xs) (skipn (read (rank_of s r)) (input r))",
           "xs = skipn (read (rank_of s r)) (input r)", "may_admissible"),
-    _edit("an exchange needs one rank", "System.v", "StepExchange : forall s x, (forall r, r < N -> pending s r = true)",
+    _edit("an exchange needs one rank", "System.v", "StepExchange : forall s x, (forall r, r < W -> pending s r = true)",
           "StepExchange : forall s x, (forall r, r < 1 -> pending s r = true)", "every_step_keeps_the_invariant"),
     _edit("trainers run ahead of each other", "System.v",
-          "(forall q, q < N -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->\n    step s (LTrained r)",
-          "(forall q, q < N -> length (taken (rank_of s r)) <= S (length (taken (rank_of s q)))) ->\n    step s (LTrained r)",
+          "(forall q, q < W -> length (taken (rank_of s r)) <= length (taken (rank_of s q))) ->\n    step s (LTrained r)",
+          "(forall q, q < W -> length (taken (rank_of s r)) <= S (length (taken (rank_of s q)))) ->\n    step s (LTrained r)",
           "Termination.v|Coupled.v"),
     _edit("no reports are reduced", "System.v",
           "match reports_of ms with Some rs => Some (Reported rs) | None => None end\n  end.", "None\n  end.", "reduce_"),
@@ -125,19 +125,19 @@ MUTANTS = (
     _edit("later steps go first", "Machine.v", "set_outbox (outbox s ++ plan s)", "set_outbox (plan s ++ outbox s)",
           "agree_keeps"),
     _edit("what is left of a round is dropped", "Machine.v", "by_position (window s ++ returned)", "window s", "count_keeps"),
-    _edit("a looser bound", "Termination.v", "N * (6 * total + 7) + total.", "N * (6 * total + 7) + total + N.", _REVIEWED),
+    _edit("a looser bound", "Termination.v", "W * (6 * total + 7) + total.", "W * (6 * total + 7) + total + W.", _REVIEWED),
     _edit("a row takes one token more", "Packing.v", "(total g <=? budget) && is_within limits g.",
           "(total g <=? S budget) && is_within limits g.", f"Packing.v|{_REVIEWED}"),
     _edit("every sample begins a row", "Packing.v", "put x (fullest x gs) gs.", "gs ++ [[x]].", "Packing.v"),
     _edit("nine samples always fit", "Types.v", "length g <= 1 \\/ (padded g", "length g <= 9 \\/ (padded g", "Grouping.v"),
     _edit("a rank with a window is dry", "Keeps.v", "window (rank_of s q) = [] /\\ wanted",
           "length (window (rank_of s q)) <= 1 /\\ wanted", "Keeps.v|Protocol.v"),
-    _edit("everyone is forsaken", "Coupled.v", "  running s r = true /\\ exists q, q < N /\\ stopped (rank_of s q) = true /\\",
-          "  running s r = true /\\ exists q, q < N /\\ True /\\", "Coupled.v"),
+    _edit("everyone is forsaken", "Coupled.v", "  running s r = true /\\ exists q, q < W /\\ stopped (rank_of s q) = true /\\",
+          "  running s r = true /\\ exists q, q < W /\\ True /\\", "Coupled.v"),
     _edit("no step ever ends", "Gone.v", "Definition is_out (s : sys) (q : nat) : Prop := gone q = true",
           "Definition is_out (s : sys) (q : nat) : Prop := True \\/ gone q = true", f"Gone.v|{_REVIEWED}", is_quick=True),
     _edit("everyone is to be told", "Gone.v", "(gone q = true \\/ is_lost (rank_of s q) = true).",
-          "(gone q = true \\/ is_lost (rank_of s q) = true \\/ q < N).", f"Gone.v|{_REVIEWED}", is_quick=True),
+          "(gone q = true \\/ is_lost (rank_of s q) = true \\/ q < W).", f"Gone.v|{_REVIEWED}", is_quick=True),
     _edit("a loss changes nothing", "Loss.v", "(update (rank_of s) r (lose peer cause (rank_of s r)))",
           "(update (rank_of s) r (set_outcome (Some (Lost peer cause)) (rank_of s r)))", "Loss.v", is_quick=True),
     _edit("sources end as they like", "Replay.v", "      en = (if eager r then", "      True \\/ en = (if eager r then",
@@ -169,7 +169,7 @@ MUTANTS = (
           _REVIEWED, is_quick=True),
     _edit("a row that names nothing", "README.md", "`a_window_without_supervised_tokens_has_loss_zero`",
           "`every_window_has_loss_zero`", "no theorem is called that", is_quick=True),
-    _edit("what was reviewed is not what is proved", "statements.golden", "System.reachable N cfg depth input s ->", "",
+    _edit("what was reviewed is not what is proved", "statements.golden", "System.reachable W cfg depth input s ->", "",
           _REVIEWED, is_quick=True),
 )  # fmt: skip
 

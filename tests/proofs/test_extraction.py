@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from odb_sim.explore.rank import Core
 
-from odb_ref.core.alignment import align
-from odb_ref.core.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer, combine
-from odb_ref.core.rules import RULES
 from tests.mutants.deep import DEEP
 from tests.mutants.loader import load
 from tests.proofs.conftest import Model

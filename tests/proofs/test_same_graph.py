@@ -21,6 +21,7 @@ from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Act, Core, Rank, Violation
 from odb_sim.explore.world import Action, Space, World, decode
 
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Deliver, Effect
 from odb_ref.core.events import Agreed, Counted, Event, Reported, Urged
@@ -28,7 +29,6 @@ from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import transition
 from odb_ref.core.offer import NONE, Offer, reduce_offers
 from odb_ref.core.rounds import Transition, compute_round_target
-from odb_ref.core.rules import RULES
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode
 from tests.proofs.conftest import PROOFS, Model

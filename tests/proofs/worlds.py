@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from odb_sim.explore.rank import Core
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Post, PostOffer
 from odb_ref.core.errors import PeerError, UsageError
@@ -32,9 +34,7 @@ from odb_ref.core.events import (
     Urged,
 )
 from odb_ref.core.exchange import combine_posts
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.rules import RULES
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, StepCounts, compute_padded_tokens
 from tests.proofs.wire import show_state, write_config, write_event
@@ -93,7 +93,7 @@ class Rates:
 
 
 class World:
-    """The real transition function on N ranks under a random schedule, with a log of what happened to each."""
+    """The real transition function on W ranks under a random schedule, with a log of what happened to each."""
 
     def __init__(
         self, configs: Sequence[Config], shards: Sequence[Sequence[int]], rates: Rates, rng: random.Random, core: Core

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Agreed, PeerLost
-from odb_ref.core.rules import RULES
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Mode
 from tests.helpers.effort import few

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.sampling import make_random_bounds, run_random_schedule
 
-from odb_ref.core.rules import RULES
+from odb_ref.core.batching.rules import RULES
 from tests.properties.worlds import WorldMachine
 
 SETTINGS = settings(

@@ -17,7 +17,7 @@ from odb_sim.explore.scenario import Scenario, encode_scenario
 from odb_sim.explore.search import make_space
 from odb_sim.explore.world import Action, Space, World, decode
 
-from odb_ref.core.rules import RULES
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.types import Mode
 
 _FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})

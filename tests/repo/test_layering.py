@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -94,6 +95,12 @@ ARROWS: dict[str, tuple[str, ...]] = {
 }
 """Each room with the rooms it may import; a room may import itself. `odb_ref` itself imports only when asked for a name."""
 
+FLOORS = (
+    {"values", "errors", "types", "offer"},
+    {f"batching.{name}" for name in ("grouping", "layouts", "alignment", "rules", "known_lengths")},
+)
+"""The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
+
 FRAMEWORKS = {"transformers", "lightning", "accelerate"}
 """What only the integrations may import: torch users and planners need none of them."""
 
@@ -176,9 +183,21 @@ def test_nothing_of_the_library_knows_the_simulator_and_no_room_is_a_crowd() -> 
     assert not [
         path for path in ROOT.glob("odb_ref/**/*.py") if "odb_sim" in {item.split(".")[0] for item in get_imports(path)}
     ]
-    for room in ARROWS:
-        names = [name for name in list_modules() if get_room(name) == room and name != room]
-        assert len(names) <= (22 if room == "odb_ref.core" else 14), f"{room} holds {len(names)} modules"
+    folders = Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    assert {str(folder.relative_to(ROOT)): count for folder, count in folders.items() if count > 14} == {}
+
+
+def test_within_the_core_imports_go_down() -> None:
+    """The pure functions that make steps know nothing of machines, nor values of either."""
+
+    def get_floor(module: str) -> int:
+        name = module.removeprefix("odb_ref.core.")
+        return next((number for number, floor in enumerate(FLOORS) if name in floor), len(FLOORS))
+
+    modules = {name: path for name, path in list_modules().items() if get_room(name) == "odb_ref.core"}
+    graph = build_graph(modules)
+    assert {name for floor in FLOORS for name in floor} < {name.removeprefix("odb_ref.core.") for name in modules}
+    assert not [edge for edge in graph.edges if get_floor(edge[0]) < get_floor(edge[1])]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -171,6 +171,26 @@ def test_what_is_translated_is_found() -> None:
         assert not TRANSLATED.search(line), line
 
 
+# The number of ranks is W everywhere. N is free for other counts in texts; in a proof any N would be read as that number.
+OTHER_WORLD = re.compile(r"(?<!\w)`?N`? (?:the )?(?:" + r"ranks|processes)\b")
+OTHER_WORLD_IN_PROOFS = re.compile(r"(?<![\w'.])N(?![\w']|\.\w)")
+
+
+def find_other_worlds(path: Path, text: str) -> list[str]:
+    pattern = OTHER_WORLD_IN_PROOFS if path.suffix in (".v", ".golden") else OTHER_WORLD
+    return [f"{show(path)}:{n}: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+
+
+def test_the_number_of_ranks_has_one_name() -> None:
+    tracked = [path for path in list_tracked() if path.suffix in (*TEXTS, ".golden") and path.is_file()]
+    if not tracked:
+        pytest.skip("not a git checkout")
+    assert [found for path in tracked for found in find_other_worlds(path, path.read_text())] == []
+    proof = ROOT / "proofs" / "System.v"
+    assert len(find_other_worlds(proof, "Variable N : nat.\nseq 0 N\nN.add NoDup N' None\nforall r, r < N ->")) == 3
+    assert find_other_worlds(ROOT / "README.md", "of N" + " ranks, of N samples") != []
+
+
 def list_tracked() -> list[Path]:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     return [ROOT / name for name in done.stdout.splitlines()]

@@ -8,8 +8,8 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import Run, run
 
-from odb_ref.core.grouping import compute_rows
-from odb_ref.core.layouts import Layout
+from odb_ref.core.batching.grouping import compute_rows
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Sample
 
 BUDGET_TOKENS = 12_288

@@ -28,13 +28,13 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Driver, Result, Run, run
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import OdbRule, PaperRule, TargetRule
 from odb_ref.core.errors import RuleError, UsageError
 from odb_ref.core.events import Counted, Event
-from odb_ref.core.layouts import Layout
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
-from odb_ref.core.rules import OdbRule, PaperRule, TargetRule
 from odb_ref.core.types import Mode
 
 EXACT = {name for name, kind in StepRow.__annotations__.items() if kind == "int"}

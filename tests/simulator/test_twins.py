@@ -23,11 +23,11 @@ from odb_sim.engine.twins import (
     sort_windows,
 )
 
-from odb_ref.core.alignment import align, is_due
+from odb_ref.core.batching.alignment import align, is_due
+from odb_ref.core.batching.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.effects import PostOffer
-from odb_ref.core.grouping import compute_groups, compute_rows
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.rounds import compute_due_before, compute_wanted_samples, is_quota_met, post_when_ready
 from odb_ref.core.state import State

@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import pytest
 
-from odb_ref.core.alignment import align
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import Agreed, LocalFailed, PeerLost, SamplesRead
-from odb_ref.core.grouping import compute_groups
-from odb_ref.core.layouts import Layout
 from odb_ref.core.machine import Machine
-from odb_ref.core.rules import PaperRule
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Mode, compute_padded_tokens
 from tests.helpers.world import World, make_config, make_shard, make_shards, run

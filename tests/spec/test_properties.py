@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind, PostOffer
 from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken, Urged
-from odb_ref.core.grouping import compute_groups
-from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode, compute_padded_tokens
 from tests.helpers.world import Node, World, make_config, make_shards
 

@@ -9,10 +9,10 @@ import json
 import pytest
 
 from odb_ref.core import events
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import SamplesRead
-from odb_ref.core.layouts import Layout
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
 from tests.helpers.world import World, make_config, run

@@ -7,9 +7,9 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Read
-from odb_ref.core.grouping import compute_groups
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Sample, compute_padded_tokens
 from tests.helpers.world import World, make_config, make_shard, run
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds, compute_checked_target
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.errors import PeerError, RuleError
 from odb_ref.core.events import Agreed, Collated, ConsumerStopped, LocalFailed, SamplesRead, Urged
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, Reduction, combine, reduce_offers
-from odb_ref.core.rules import OdbRule, PaperRule, compute_bounds, compute_checked_target
 from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shard, make_shards, run
 

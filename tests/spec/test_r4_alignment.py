@@ -7,9 +7,9 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.alignment import align, is_due
+from odb_ref.core.batching.alignment import align, is_due
+from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.events import Agreed, Counted
-from odb_ref.core.grouping import compute_groups
 from odb_ref.core.rounds import is_quota_met
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Mode, StepCounts, compute_counts, compute_padded_tokens

@@ -16,9 +16,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import RULES
 from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shards
 

@@ -9,7 +9,7 @@ import pytest
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.world import Space, decode
 
-from odb_ref.core.rules import RULES
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.types import Mode
 from tests.tla.same import ACTIONS, Label, label_model_state, label_world
 from tests.tla.tlc import TLA, read_graph, run_tlc

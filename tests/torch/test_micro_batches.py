@@ -12,8 +12,8 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from odb_ref.core.batching.known_lengths import plan  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.core.known_lengths import plan  # noqa: E402
 from odb_ref.torch.info import LossReduction, Weighting  # noqa: E402
 from odb_ref.torch.micro_batches import plan_micro_batches  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402

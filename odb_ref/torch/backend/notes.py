@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from odb_ref.core.layouts import Layout
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step, StepCounts, compute_counts
 from odb_ref.torch.reading.costs import compute_costs

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.effects import Effect
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.machine import Machine
-from odb_ref.core.rules import TargetRule
 from odb_ref.trace.check.stream import Stream
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import (

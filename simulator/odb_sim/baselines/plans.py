@@ -17,7 +17,7 @@
 ============  =========================================================================================================
 
 `standard` keeps the shards of the workload. The others know all lengths before the run, so they deal batches to ranks
-evenly, whatever the shards: batch i goes to rank i mod N in step i div N, as fairseq and Accelerate do. A rank without a
+evenly, whatever the shards: batch i goes to rank i mod W in step i div W, as fairseq and Accelerate do. A rank without a
 batch in the last step idles.
 """
 
@@ -189,7 +189,7 @@ def _join(batches: list[Integers]) -> RankPlan:
 
 
 def _deal(workload: Workload, order: Integers, starts: Integers, *, is_packed: bool = False) -> list[RankPlan]:
-    """Batch i to rank i mod N."""
+    """Batch i to rank i mod W."""
     return [
         RankPlan(plan.order, plan.starts, is_packed)
         for plan in _deal_batches(np.split(order, starts[1:]), workload.ranks)

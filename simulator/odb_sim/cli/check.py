@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
-from odb_ref.core.rules import TargetRule
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
 from odb_sim.inputs.rules import load_policy_rule
 

@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Mode
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs

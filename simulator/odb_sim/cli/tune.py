@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from odb_ref.core.rules import RULES
+from odb_ref.core.batching.rules import RULES
 from odb_sim.cli.options import check_writable
 from odb_sim.cli.sweep import add_data_options, build_study
 from odb_sim.reports.answers_report import TUNE_HEADER, TUNE_NOTE, build_tune_row, check_plots, write_tune_report

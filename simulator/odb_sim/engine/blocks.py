@@ -12,9 +12,9 @@ from itertools import chain
 
 import numpy as np
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.loading import BlockReader, DrawReader

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Group
 from odb_sim.inputs.lengths import Integers
 

@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import simpy
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Step
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.metrics import Batches, count_batches

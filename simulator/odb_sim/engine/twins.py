@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import NONE, Offer
 from odb_sim.inputs.lengths import Integers
 
@@ -109,7 +109,7 @@ def compute_group_bounds(windows: Windows, budget_tokens: int, limits: tuple[int
     """Returns where groups begin and end, of shape (ranks, most groups + 1): group g of a row lies between columns g and g
     + 1.
 
-    The last end is repeated in rows with fewer groups. Twin of `odb_ref.core.grouping.compute_groups`.
+    The last end is repeated in rows with fewer groups. Twin of `odb_ref.core.batching.grouping.compute_groups`.
     """
     budget_tokens = min(budget_tokens, HUGE)
     begins = np.zeros_like(windows.counts)
@@ -145,7 +145,7 @@ def _find_ends(windows: Windows, begins: Integers, budget_tokens: int, limits: t
 def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Windows, Integers]:
     """Returns the windows in an order in which packed groups are runs, and where these begin and end.
 
-    Twin of `odb_ref.core.grouping.compute_rows`; the bounds are as `compute_group_bounds` has them.
+    Twin of `odb_ref.core.batching.grouping.compute_rows`; the bounds are as `compute_group_bounds` has them.
     """
     samples = windows.samples.copy()
     bounds: list[list[int]] = []
@@ -192,7 +192,7 @@ def count_groups(bounds: Integers) -> Integers:
 
 
 def find_due(windows: Windows, bounds: Integers, due_before: Integers) -> Booleans:
-    """Returns which groups are due, of shape (ranks, most groups). Twin of `odb_ref.core.alignment.is_due`."""
+    """Returns which groups are due, of shape (ranks, most groups). Twin of `odb_ref.core.batching.alignment.is_due`."""
     if not due_before.any():
         return np.zeros((len(bounds), bounds.shape[1] - 1), dtype=np.bool_)
     places = np.arange(windows.samples.shape[1])
@@ -253,7 +253,7 @@ class Runs:
         return self.ends - self.begins
 
     def compute_tokens(self, windows: Windows, layout: Layout) -> Integers:
-        """Returns the tokens of each step's batch. Twin of `odb_ref.core.layouts.Layout.compute_tokens`."""
+        """Returns the tokens of each step's batch. Twin of `odb_ref.core.batching.layouts.Layout.compute_tokens`."""
         if layout is Layout.PACKED:
             return self.compute_sums(windows.sums)
         return self.sizes * self.compute_longest(windows)
@@ -273,7 +273,7 @@ def align_windows(
 ) -> Runs:
     """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
 
-    Twin of `odb_ref.core.alignment.align`.
+    Twin of `odb_ref.core.batching.alignment.align`.
     """
     groups = Runs(bounds[:, :-1], bounds[:, 1:])
     count = count_groups(bounds)

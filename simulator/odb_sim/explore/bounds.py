@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import UsageError
-from odb_ref.core.rules import OdbRule, TargetRule
 from odb_ref.core.types import Sample
 from odb_sim.inputs.rules import get_instance
 

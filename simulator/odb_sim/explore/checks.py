@@ -13,9 +13,9 @@ from itertools import combinations
 from operator import gt
 from typing import Final
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts

@@ -23,11 +23,11 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     """Returns the rank's share of the termination measure: a natural number that falls whenever something happens to it.
 
     A world's measure is the sum over its ranks, and every transition of the world happens to one rank, so it falls on
-    every transition. With n the samples of the longest shard and N those of all ranks together it is the sum of
+    every transition. With n the samples of the longest shard and S those of all ranks together it is the sum of
 
     - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
       samples emits one, so no rank passes round n + 1;
-    - N - taken steps: each step holds at least one sample on some rank;
+    - S - taken steps: each step holds at least one sample on some rank;
     - samples not read, and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
     - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
@@ -61,7 +61,7 @@ def _compute_loader_weight(rank: Rank) -> int:
 
 
 def compute_bound(bounds: Bounds) -> int:
-    """Returns a bound on the transitions of any world: W (5 n + N + 15) + N for W ranks, n samples at most on one, N in all.
+    """Returns a bound on the transitions of any world: W (5 n + S + 15) + S for W ranks, n samples at most on one, S in all.
 
     Spec: TERM.
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import TargetRule
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import ACTS, Act, Violation

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
-from odb_ref.core.rules import RULES
 from odb_ref.trace.format import Json, JsonObject, decode_fields
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Act, Core, Rank, Violation

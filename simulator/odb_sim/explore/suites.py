@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from odb_ref.core.layouts import Layout
-from odb_ref.core.rules import PaperRule
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds, compute_lengths
 

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.offer import WIRE_SIZE
 
 Seconds = NDArray[np.float64]
@@ -102,8 +102,8 @@ class CollectiveCost:
     def compute_s(self, ranks: int) -> float:
         """Returns the seconds of one collective of so many ranks.
 
-        With either algorithm each rank sends and receives 2 (N - 1) / N of the data: reduced, then spread. What differs is how
-        many messages wait for one another: 2 (N - 1) around a ring, 2 ceil(log2 N) up a tree and down.
+        With either algorithm each rank sends and receives 2 (W - 1) / W of the data: reduced, then spread. What differs is how
+        many messages wait for one another: 2 (W - 1) around a ring, 2 ceil(log2 W) up a tree and down.
         """
         match self.algorithm:
             case Algorithm.RING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Protocol, runtime_checkable
 
+from odb_ref.core.batching.rules import RULES, TargetRule, get_rule
 from odb_ref.core.errors import UsageError
-from odb_ref.core.rules import RULES, TargetRule, get_rule
 
 OWN: Final = ":"
 """What the name of a rule that does not ship holds: ``module:name`` or ``path.py:name``."""
@@ -54,7 +54,7 @@ def load_rule(name: str) -> TargetRule:
         raise UsageError(f"rule {name!r} cannot be made: {describe_error(error)}") from error
     if not is_rule:
         raise UsageError(
-            f"rule {name!r}: needs a name and compute_target(agreement), see odb_ref.core.rules.TargetRule"
+            f"rule {name!r}: needs a name and compute_target(agreement), see odb_ref.core.batching.rules.TargetRule"
         )
     return rule  # type: ignore[return-value]  # `is_rule` says so.
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from odb_ref.core.batching.rules import RULES
 from odb_ref.core.effects import Collate, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.resume import Resumed
-from odb_ref.core.rules import RULES
 from odb_ref.core.types import Step
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.workload import Workload

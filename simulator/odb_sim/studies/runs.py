@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.resume import RoundStart
-from odb_ref.core.rules import RULES, TargetRule
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from odb_ref.core.batching.rules import RULES, compute_bounds
 from odb_ref.core.offer import Offer
-from odb_ref.core.rules import RULES, compute_bounds
 from odb_sim.verify.agreements import is_possible
 from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
 

@@ -88,7 +88,8 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
 
     Raises: UsageError when ``core`` is not a copy of the core.
     """
-    expected = sorted(path.name for path in (_ROOT / "odb_ref" / "core").glob("*.py"))
+    shipped = _ROOT / "odb_ref" / "core"
+    expected = sorted(str(path.relative_to(shipped)) for path in shipped.rglob("*.py"))
     missing = [name for name in expected if not (core / name).is_file()]
     if missing:
         raise UsageError(f"{core} is not a copy of odb_ref/core: it has no {missing[0]}")

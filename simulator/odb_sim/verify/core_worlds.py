@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from odb_ref.core.rules import RULES
+from odb_ref.core.batching.rules import RULES
 from odb_sim.explore.scenario import write_scenario
 from odb_sim.verify.stages import Stage, explore_small_worlds, run_random_worlds
 

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.effects import Collate, Effect, PostOffer
 from odb_ref.core.events import Event, SamplesRead
 from odb_ref.core.resume import Resumed
-from odb_ref.core.rules import RULES, TargetRule
 from odb_ref.core.types import Mode
 from odb_sim.studies.runs import run
 from odb_sim.verify.stages import list_runs

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import RuleError, UsageError
 from odb_ref.core.offer import Offer
-from odb_ref.core.rules import TargetRule
 
 Answer = int | str
 """A target, or in words why there is none."""

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import IO, TYPE_CHECKING, Final
 
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
-from odb_ref.core.rules import TargetRule
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
 
 if TYPE_CHECKING:

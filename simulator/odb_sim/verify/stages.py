@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import OdbError
-from odb_ref.core.rules import TargetRule
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Status, check_traces
 from odb_ref.trace.format import TraceWriter

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from odb_ref.core.alignment import align
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
-from odb_ref.core.layouts import Layout
 from odb_ref.core.types import Group, Sample
 
 CostOfLength: TypeAlias = Callable[[int], int]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from itertools import accumulate
 
-from odb_ref.core.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.types import Group, Sample, compute_padded_tokens, compute_real_tokens
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from itertools import chain
 
-from odb_ref.core.layouts import Layout
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Group
 
 
