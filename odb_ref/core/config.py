@@ -73,6 +73,7 @@ class Config(Terms):
     loader and its consumer. ``shared_samples`` is how many samples the common order has that all ranks draw from (R14); None:
     each rank has a source of its own. ``tag`` holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
 
+    Spec: R1.4, R14.1.
     Raises: UsageError when a value makes no sense.
     """
 

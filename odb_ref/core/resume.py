@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.rounds import Transition, compute_wanted_samples, draw_samples, post_when_ready, read_draw
-from odb_ref.core.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.state import State, replace
 from odb_ref.core.types import Sample
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from odb_ref.core.batching.alignment import is_due
 from odb_ref.core.batching.rules import compute_checked_target
+from odb_ref.core.batching.shards import Draw, compute_draw, compute_want
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, PostOffer, Read
 from odb_ref.core.errors import PeerError
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.shards import Draw, compute_draw, compute_want
 from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Mode, compute_real_tokens
 

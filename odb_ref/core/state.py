@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import NONE
-from odb_ref.core.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.types import Group, Step
 from odb_ref.core.values import make_copier
 

@@ -21,12 +21,12 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import reduce_offers
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.rounds import compute_round_target, count_planned_steps, is_quota_met
-from odb_ref.core.shards import compute_shares
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures

@@ -235,7 +235,7 @@ def compute_wanted(config: Config, round_: int, carried: Integers, is_ended: Boo
 def compute_shared_wants(
     config: Config, round_: int, windows: Windows, carried_tokens: Integers, is_ended: Booleans
 ) -> Integers:
-    """Returns what ranks want of a common order. Twin of `odb_ref.core.shards.compute_want`."""
+    """Returns what ranks want of a common order. Twin of `odb_ref.core.batching.shards.compute_want`."""
     held = -(-windows.counts * carried_tokens // np.maximum(1, windows.tokens))
     return np.where(is_ended, 0, np.maximum(0, min(config.compute_window_samples(round_), HUGE) - held))
 
