@@ -26,6 +26,7 @@ class Property(StrEnum):
     FEWEST = "FEWEST"
     AGE = "AGE"
     WEIGHT = "WEIGHT"
+    DEAL = "DEAL"
     REPLAY = "REPLAY"
 
 
