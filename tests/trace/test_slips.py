@@ -31,6 +31,8 @@ def make_settings(limits: tuple[int, ...]) -> Settings:
         budget_tokens=100,
         is_packed=False,
         limits=limits,
+        world_size=2,
+        shared_samples=None,
         window_samples=4,
         ramp_rounds=0,
         is_quota=False,

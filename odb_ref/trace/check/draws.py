@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from odb_ref.core.batching.shards import Draw
 from odb_ref.trace.check.decode import Rows, Settings
 from odb_ref.trace.check.verdict import Judgement, Property
 
@@ -60,8 +59,8 @@ class RankDraws:
         """The first place of the common order that may be drawn in this trace."""
         self.drawn = 0
         """How many places all ranks have drawn by now."""
-        self._expected: Draw | None = None
-        """What it must read next."""
+        self._expected: tuple[int, int] | None = None
+        """What it must read next: the first place, and how many."""
 
     @property
     def is_shared(self) -> bool:
@@ -79,12 +78,13 @@ class RankDraws:
             wants = [self._settings.compute_window_samples(0)] * self._settings.world_size
             self._draw(wants, self._total)
 
-    def resume(self, draw: Draw) -> Iterator[Judgement]:
+    def resume(self, first: int, count: int, drawn: int) -> Iterator[Judgement]:
         """Begins with what was drawn for the round. Yields what is judged of it."""
         if self._total is not None:
-            self._expected, self.drawn, self.first = draw if draw.count else None, draw.end, draw.first
-            is_possible = 0 <= draw.first <= draw.first + draw.count <= draw.end <= self._total
-            yield Property.DEAL, "" if is_possible else f"is resumed with {draw} of {self._total} places"
+            self._expected, self.drawn, self.first = (first, count) if count else None, drawn, first
+            is_possible = 0 <= first <= first + count <= drawn <= self._total
+            what = f"is resumed with {count} places from {first} on, {drawn} of {self._total} drawn"
+            yield Property.DEAL, "" if is_possible else what
 
     def note_want(self, wanted: int | None) -> Iterator[Judgement]:
         """Hears what the rank posts that it wants. Yields what is judged of it."""
@@ -119,7 +119,7 @@ class RankDraws:
         shares = share_out(wants, total - self.drawn)
         first = self.drawn + sum(shares[: self._rank])
         self.drawn += sum(shares)
-        self._expected = Draw(first, shares[self._rank], self.drawn) if shares[self._rank] else None
+        self._expected = (first, shares[self._rank]) if shares[self._rank] else None
 
     def note_read(self, count: int, first: int | None) -> Iterator[Judgement]:
         """Hears what the rank asks for. Yields what is judged of it. Spec: R14.4."""
@@ -128,9 +128,11 @@ class RankDraws:
             if (first is None) == self.is_shared:
                 yield Property.DEAL, f"reads {count} samples from {first} on, and the ranks share {self._total}"
             return
-        is_right = expected is not None and (first, count) == (expected.first, expected.count)
-        share = "nothing" if expected is None else f"{expected.count} from {expected.first} on"
-        yield Property.DEAL, "" if is_right else f"reads {count} places from {first} on; its share is {share}"
+        share = "nothing" if expected is None else f"{expected[1]} from {expected[0]} on"
+        yield (
+            Property.DEAL,
+            "" if (first, count) == expected else f"reads {count} places from {first} on; its share is {share}",
+        )
         is_new = self._places.add(first, first + count)
         yield (
             Property.ONCE,
@@ -142,7 +144,7 @@ class RankDraws:
         if not self.is_shared:
             return
         share = self._expected
-        yield Property.DEAL, "" if share is None else f"has not read its share, {share.count} from {share.first} on"
+        yield Property.DEAL, "" if share is None else f"has not read its share, {share[1]} from {share[0]} on"
         is_possible = left <= 0 and (held > 0 or self.has_ended)
         yield (
             Property.DEAL,

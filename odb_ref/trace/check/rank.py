@@ -159,7 +159,7 @@ class RankChecker:
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
-        self._judge(self.draws.resume(start.draw))
+        self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end))
         self.read_samples, self.is_ended = start.read_samples, start.is_ended or self.draws.has_ended
         self.seen_samples = len(rows)
         self.held = {row[1]: row for row in rows}
@@ -203,9 +203,7 @@ class RankChecker:
                     self.failure = cause if isinstance(cause, str) and cause else "unknown failure"
             case "peer_lost":
                 self.lost_peers.add(None if event.get("rank") is None else get_integer(event, "rank"))
-            case "urged":
-                pass
-            case kind:
+            case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
 
     def _handle_effect(self, effect: JsonObject) -> None:

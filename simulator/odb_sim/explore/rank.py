@@ -114,6 +114,8 @@ class Rank:
     queue: tuple[Step, ...] = ()
     taken: tuple[Step, ...] = ()
     """History: what the consumer has got."""
+    drawn: tuple[int, ...] = ()
+    """History, with shared shards: the places of the common order that the rank has asked for."""
     windows: tuple[int, ...] = ()
     """History: how many samples had been read at the end of each window."""
     finish: Finish | None = None
@@ -224,6 +226,7 @@ def forget(rank: Rank) -> Rank:
         is_exhausted=True,
         collating=None,
         windows=(),
+        drawn=rank.drawn if is_complete else (),
         queue=rank.queue if is_complete or rank.has_step else (),
         held=rank.held if is_complete else (),
         is_urged=True,
@@ -239,6 +242,7 @@ class RankDriver:
     bounds: Bounds
     config: Config
     shard: tuple[Sample, ...]
+    """Its samples, or where all share one order those of all."""
     core: Core
 
     def begin(self) -> Rank:
@@ -309,12 +313,16 @@ class RankDriver:
     def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
         start = rank.state.read_samples
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
-        samples = self.shard[start : start + asked]
+        shard = self.shard
+        if self.bounds.is_shared:
+            shard = tuple(replace(self.shard[place], position=i) for i, place in enumerate(rank.drawn))
+        samples = shard[start : start + asked]
         is_ended = len(samples) < asked
         if self.bounds.is_eager_end:
-            is_ended = start + len(samples) == len(self.shard)
+            is_ended = start + len(samples) == len(shard)
         left = 0 if is_ended else rank.reading - len(samples)
-        return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(samples, is_ended)
+        is_exhausted = is_ended and not self.bounds.is_shared
+        return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(samples, is_ended)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
         if rank.is_cut and not rank.is_replaced:
@@ -340,7 +348,7 @@ class RankDriver:
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
                 self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
-                return replace(rank, reading=effect.count)
+                return replace(rank, reading=effect.count, drawn=rank.drawn + self._list_drawn(effect))
             case Collate():
                 self._require(rank.collating is None, "FREE", "a Collate while another is open")
                 return replace(rank, collating=effect.round)
@@ -362,6 +370,15 @@ class RankDriver:
                 return replace(rank, finish=effect)
             case _:
                 assert_never(effect)
+
+    def _list_drawn(self, effect: Read) -> tuple[int, ...]:
+        """Returns the places of the common order that are asked for, where there is one."""
+        self._require((effect.first is not None) == self.bounds.is_shared, "DEAL", f"{effect} of another order")
+        if effect.first is None:
+            return ()
+        places = range(effect.first, effect.first + effect.count)
+        self._require(0 <= places.start <= places.stop <= len(self.shard), "DEAL", f"{effect} leaves the common order")
+        return tuple(places)
 
     def _post(self, rank: Rank, post: Post) -> Rank:
         self._require(rank.post is None, "FREE", "a post while another is open")

@@ -111,7 +111,8 @@ class Space:
         self._count = bounds.ranks
         self._configs = [bounds.compute_config(rank) for rank in range(bounds.ranks)]
         self._drivers = [
-            RankDriver(bounds, config, bounds.compute_shard(rank), core) for rank, config in enumerate(self._configs)
+            RankDriver(bounds, config, bounds.compute_order() if bounds.is_shared else bounds.compute_shard(rank), core)
+            for rank, config in enumerate(self._configs)
         ]
         self._checks = RankChecks(bounds)
         self._full = (1 << bounds.ranks) - 1
