@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
@@ -18,6 +18,7 @@ from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
 from odb_ref.torch.reading.costs import Costed
+from odb_ref.torch.reading.datasets import DataSetError
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.labels import LabelCheck
 from odb_ref.torch.reading.measure import Measured
@@ -54,6 +55,14 @@ class PipelineSpec:
     """None where no weight depends on it, or only the user knows what carries loss."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """The samples that a rank has drawn of a common order: places and keys. ``is_last`` when there are no more."""
+
+    items: Sequence[tuple[int, object]]
+    is_last: bool
+
+
 class ReadPipeline:
     """Reads and collates, for one epoch at a time: in two threads of its own, or with `work`, in the caller's."""
 
@@ -81,7 +90,9 @@ class ReadPipeline:
             self._workers = _make_collators(self._spec, is_inline=True)
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
-        reader = _Reader(self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead)
+        reader = (_Reader if plan.draws is None else _DrawReader)(
+            self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead
+        )
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
         self._epoch = _Epoch(reader, maker, self._left, is_inline=self._is_inline)
         if not self._is_inline:
@@ -90,7 +101,12 @@ class ReadPipeline:
     def read(self, count: int) -> None:
         """Asks for samples; does not wait."""
         if self._epoch is not None:
-            self._epoch.read(count)
+            self._epoch.read(count, None)
+
+    def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
+        """Asks for the samples of an order that is drawn as an epoch goes: places and keys. They may be the last of it."""
+        if self._epoch is not None:
+            self._epoch.read(len(items), Draw(items=items, is_last=is_last))
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
         """Asks for the batches of a round; does not wait."""
@@ -196,12 +212,12 @@ class _Reader:
         self._buffer: deque[ReadItem] = deque()
         self._wanted: deque[int] = deque()
         self._is_ended = False
-        self._read_samples = 0
+        self._read_samples = self._answered_samples = 0
 
     def describe(self) -> str:
         return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
 
-    def ask(self, count: int) -> None:
+    def ask(self, count: int, draw: Draw | None) -> None:
         self._wanted.append(count)
 
     def count_work(self) -> int:
@@ -221,10 +237,16 @@ class _Reader:
         """Answers what was asked for, or reads one sample."""
         count = self._wanted[0] if self._wanted else None
         if count is not None and (self._is_ended or len(self._buffer) > count):
-            items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
-            self._wanted.popleft()
-            self.listener.on_read(items, self._is_ended and not self._buffer)
-            return
+            self._answer(count)
+        else:
+            self._read()
+
+    def _answer(self, count: int) -> None:
+        items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
+        self._wanted.popleft()
+        self.listener.on_read(items, self._is_ended and not self._buffer)
+
+    def _read(self) -> None:
         self.prepare()
         for place, item in self._samples or ():
             self._read_samples += 1
@@ -242,6 +264,41 @@ class _Reader:
                 self.listener.on_bad(place, item.cause)
             case _:
                 raise OdbError(f"unexpected answer of the measure: {item!r}")
+
+
+class _DrawReader(_Reader):
+    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
+
+    def ask(self, count: int, draw: Draw | None) -> None:
+        super().ask(count, draw)
+        feed = self._plan.draws
+        if draw is not None and feed is not None:
+            feed.add(draw.items)
+            if draw.is_last:
+                feed.close()
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        return self._wanted[0] - self._seen + 1 if self._wanted else 0
+
+    @property
+    def _seen(self) -> int:
+        return self._read_samples - self._answered_samples
+
+    def work(self) -> None:
+        """Answers what was asked for, or reads one sample."""
+        if self._seen < self._wanted[0]:
+            self._read()
+            if self._is_ended:
+                raise DataSetError(
+                    f"the data set ended {self._wanted[0] - self._seen} samples before those it was asked for"
+                )
+            return
+        count = self._wanted.popleft()
+        self._answered_samples += count
+        items = list(self._buffer)
+        self._buffer.clear()
+        self.listener.on_read(items, True)
 
 
 class _Maker:
@@ -329,9 +386,9 @@ class _Epoch:
         for thread in self.threads:
             thread.start()
 
-    def read(self, count: int) -> None:
+    def read(self, count: int, draw: Draw | None) -> None:
         with self._condition:
-            self._reader.ask(count)
+            self._reader.ask(count, draw)
             self._condition.notify_all()
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
+from odb_ref.torch.reading.places import Places
 
 SAVED_CAUSE: Final = "before the state was saved"
 """The cause of a bad sample that a saved epoch knew of."""
@@ -153,13 +154,18 @@ class Quarantine:
         total_samples: int | None,
         bad: Iterable[int] = (),
         known_places: int = 0,
+        places: Places | None = None,
+        begin: int = 0,
     ) -> None:
         self._get_key = get_key
         self._max_bad = max_bad
         self._total_samples = total_samples
+        self.places = Places() if places is None else places
+        """Where the samples stand, by number: those before ``begin`` are not numbered if they were set aside."""
         self._bad = list(bad)
-        # The place of position p is p plus the number of bad places that lie at or before it: those with gap <= p.
-        self._gaps = [place - index for index, place in enumerate(self._bad)]
+        self._bad_numbers = [self.places.get_number(place) for place in self._bad if place >= begin]
+        # The number of position p is p plus how many bad ones lie at or before it: those with gap <= p.
+        self._gaps = [number - index for index, number in enumerate(self._bad_numbers)]
         self._known_places = known_places
         self._last = Quarantined(get_key(self._bad[-1]), SAVED_CAUSE) if self._bad else None
 
@@ -185,10 +191,12 @@ class Quarantine:
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
         key = self._get_key(place)
-        self._gaps.append(place - len(self._bad))
+        number = self.places.get_number(place)
+        self._gaps.append(number - len(self._gaps))
+        self._bad_numbers.append(number)
         self._bad.append(place)
         self._last = Quarantined(key, cause)
-        limit = self._compute_limit(place + 1)
+        limit = self._compute_limit(number + 1)
         if len(self._bad) <= limit:
             return ""
         return (
@@ -202,6 +210,10 @@ class Quarantine:
         known = read_samples if self._total_samples is None else self._total_samples
         return max(SHARE_FLOOR, int(self._max_bad * known))
 
+    def describe_last(self) -> str:
+        """Returns the last sample that was set aside, and why."""
+        return "" if self._last is None else f"{self._last.index!r}: {self._last.cause}"
+
     def find_emptiness(self) -> str:
         """Returns what is wrong when the data end here without one good sample; or empty. Spec: R11.2."""
         if self._last is None or len(self._bad) < 2:
@@ -210,11 +222,12 @@ class Quarantine:
 
     def get_place(self, position: int) -> int:
         """Returns where the sampler names the good sample number ``position``, as far as is known."""
-        return position + bisect_right(self._gaps, position)
+        return self.places.get_place(position + bisect_right(self._gaps, position))
 
     def get_position(self, place: int) -> int:
         """Returns the number of the good sample at ``place``."""
-        return place - bisect_left(self._bad, place)
+        number = self.places.get_number(place)
+        return number - bisect_left(self._bad_numbers, number)
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first so many good samples; those behind the last included if these are all
