@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -465,7 +466,8 @@ def run_by_arrival(
     driver: str = "test",
     machine_class: type[Machine] = Machine,
 ) -> World:
-    """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised.
+    """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised. With shared shards the
+    ranks draw from all of them, rank by rank.
 
     Raises: Deadlock when it gets stuck before every living rank has finished.
     """
@@ -485,7 +487,10 @@ def run_by_arrival(
         def make_machine(config: Config) -> Machine:
             return machine_class(config, writers[config.rank % len(writers)].record if writers else None)
 
-        world = World(configs, shards, schedule=ByArrival(seed, faults), make_machine=make_machine)
+        order: Shard = ()
+        if configs[0].shared_samples is not None:
+            order, shards = tuple(chain.from_iterable(shards)), [()] * len(shards)
+        world = World(configs, shards, order=order, schedule=ByArrival(seed, faults), make_machine=make_machine)
         world.paths = paths
         world.run()
     for rank, node in enumerate(world.nodes):
