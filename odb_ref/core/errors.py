@@ -13,7 +13,10 @@ made on every rank from the same `Outcome`, so that all ranks say the same.
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from enum import StrEnum
+from typing import SupportsIndex, TypeVar
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class OdbError(Exception):
@@ -71,3 +74,14 @@ def check_integer(value: object, name: str, low: int) -> int:
     if number < low:
         raise UsageError(f"{name} must be at least {low}, got {number}")
     return number
+
+
+def choose(kind: type[Choice], value: str, name: str) -> Choice:
+    """Returns the member of ``kind`` that ``value`` names.
+
+    Raises: UsageError when there is none.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None

@@ -22,7 +22,8 @@ What the Trainer's own loop makes different from a plain one:
   estimated from some samples' lengths and corrected as the epoch goes.
 - ``per_device_train_batch_size`` and ``dataloader_drop_last`` mean nothing here: batches are formed under the token budget.
 - ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
-- Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples.
+- Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples. With
+  `ODBOptions.evaluation` it reads another `ODBDataLoader`, and the loss is the mean over all supervised tokens.
 
 Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; resuming with another number of ranks needs
 all of these files on every rank. `enable` makes an `ODBTrainer` of a Trainer that somebody else has made. DataParallel,
@@ -47,10 +48,13 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerCont
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from odb_ref.integrations.fallback import check_strategy
+from odb_ref.integrations.hf_evaluation import EvaluatingTrainer
+from odb_ref.integrations.hf_gathering import gathering
 from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
-from odb_ref.torch.from_dataloader import ADOPTED
+
+LossAndOutputs = Tensor | tuple[Tensor, object]
 
 _STATE_STEM: Final = "odb_loader_"
 
@@ -58,7 +62,7 @@ _UNBOUNDED: Final = 2**62
 """More updates than any epoch takes: the epoch itself says when it ends."""
 
 
-class ODBTrainer(Trainer):  # type: ignore[misc]
+class ODBTrainer(EvaluatingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
     It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's,
@@ -102,8 +106,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         self._check_settings()
         prepared = super().get_train_dataloader()
         is_iterable = isinstance(self.train_dataset, IterableDataset)
-        options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
-        options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
+        options = self.adopt_options(prepared)
         if "generator" not in self.odb.loader:
             options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if not is_iterable and "sampler" not in self.odb.loader:
@@ -128,11 +131,6 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
             raise UsageError(
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
                 "does not divide by the steps of an accumulation window"
-            )
-        if not hasattr(Trainer, "loss_is_scaled_for_ga"):
-            raise UsageError(
-                "this transformers always divides the loss by the micro-steps of a window, and it would be normalised twice: "
-                "ODBTrainer needs a release whose Trainer has loss_is_scaled_for_ga, such as 5.23"
             )
         if args.n_gpu > 1:
             raise UsageError("ODBTrainer does not run under DataParallel: start one process for each device (torchrun)")
@@ -229,7 +227,7 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
         inputs: MutableMapping[str, object],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> Tensor | tuple[Tensor, object]:
+    ) -> LossAndOutputs:
         """Returns the Trainer's loss; in training the mean over the batch's supervised tokens times its weight.
 
         Raises: UsageError when the Trainer has counted tokens of a training batch on its own.
@@ -239,19 +237,33 @@ class ODBTrainer(Trainer):  # type: ignore[misc]
             self.step_info = info
             if self.takes_step_info:
                 del inputs[STEP_INFO]
+        if self.evaluated is not None:
+            with gathering(self.accelerator, self.evaluated):
+                # The mean over this batch, whatever other ranks hold.
+                return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
         if not isinstance(info, StepInfo) or not self.takes_step_info:
-            other: Tensor | tuple[Tensor, object] = super().compute_loss(
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-            )
-            return other
+            return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
         if num_items_in_batch is not None:
             raise UsageError(
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
                 "get_batch_samples must be ODBTrainer's"
             )
-        result = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=None)
-        loss = info.scale(result[0])
-        return (loss, result[1]) if return_outputs else loss
+        with gathering(self.accelerator, info):
+            result = self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
+        if isinstance(result, tuple):
+            return (self._weigh(result[0], info), result[1])
+        return self._weigh(result, info)
+
+    def _compute(self, model: nn.Module, inputs: MutableMapping[str, object], **kwargs: object) -> LossAndOutputs:
+        result: LossAndOutputs = super().compute_loss(model, inputs, **kwargs)
+        return result
+
+    def _weigh(self, loss: Tensor, info: StepInfo) -> Tensor:
+        loss = info.scale(loss)
+        if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
+            return loss
+        steps: int = self.current_gradient_accumulation_steps
+        return loss * steps  # an earlier Trainer asks nobody, and divides
 
     # Checkpoints -----------------------------------------------------------------------------------------------------
 

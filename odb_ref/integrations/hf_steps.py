@@ -39,6 +39,9 @@ class ODBOptions:
     loader: Mapping[str, object] = field(default_factory=dict)
     """Further arguments of `ODBDataLoader`, such as ``window``, or ``causal_shift=False`` for a model that does not shift its
     labels by a token (sequence to sequence, token classification)."""
+    evaluation: Mapping[str, object] | None = None
+    """Has `ODBDataLoader` read for ``evaluate`` and ``predict`` too, so that ranks may hold any numbers of samples; with these
+    arguments (``token_budget``, say) beside those of training that count samples. Default: the Trainer's own loader reads."""
 
     def __post_init__(self) -> None:
         for name in self.loader:

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from odb_ref.torch.reading.measure import IGNORE_INDEX, SampleError
+from odb_ref.torch.reading.tasks import IGNORE_INDEX, SampleError
 
 _OWN: Final = ("input_ids", "labels", "attention_mask")
 

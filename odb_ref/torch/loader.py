@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
-from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
 from odb_ref.torch.backend.messages import Backend
@@ -30,7 +30,7 @@ from odb_ref.torch.exchange.exchange import Exchange
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import check_len_bound, choose, choose_collate, compute_trace_path, make_order
+from odb_ref.torch.options import check_len_bound, choose_collate, compute_trace_path, make_order
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.start import EpochStart
@@ -67,10 +67,10 @@ class ODBDataLoader(Generic[Batch]):
     **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. With ``layout="packed"`` a
     batch is one row of samples laid end to end (`odb_ref.torch.FlattenSamples`), and the budget bounds their sum. ``window``
     is how many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
-    ``length_fn`` gives a sample's tokens (default: the last dimension of ``input_ids``), ``supervised_fn`` those that carry
-    loss (default: labels other than -100, without the first when ``causal_shift``; then a batch that carries another number
-    fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be
-    put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+    ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
+    say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
+    carries another number fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how
+    often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
     fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a batch may
@@ -110,8 +110,8 @@ class ODBDataLoader(Generic[Batch]):
     whose several samples is good. A ``collate_fn`` or an iterator that raises and a worker that dies always fail.
 
     **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
-    leaves early or is lost: does not answer for ``timeout_s`` (its loader process: ``loader_timeout_s``, doing nothing). One
-    that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` gives everything back.
+    leaves early or is lost: silent for ``timeout_s`` (``loader_timeout_s``: its loader process does nothing, or a worker is
+    stopped). One that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` ends all.
 
     **Length.** ``len()`` raises TypeError, for nobody knows it, unless ``len_bound`` asks for a bound: ``"samples"``, which
     always holds, or a number of your own, beyond which a warning is given.

@@ -16,9 +16,9 @@ from typing import Final
 import torch
 from torch import distributed
 
-from odb_ref.core.batching.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, find_layout, prepare
+from odb_ref.core.batching.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, prepare
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, choose
 from odb_ref.core.types import StepCounts
 from odb_ref.torch.info import Weighting
 
@@ -71,7 +71,7 @@ def plan_micro_batches(
     try:
         terms = PlanTerms(
             budget_tokens=budget_tokens,
-            layout=find_layout(layout),
+            layout=choose(Layout, layout, "layout"),
             cost=cost,
             multiple_of=multiple_of,
             at_least=at_least,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -16,21 +15,8 @@ from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.collator import CollateFn
 
-Choice = TypeVar("Choice", bound=StrEnum)
-
 SAMPLES: Final = "samples"
 """The bound of ``len()`` that always holds: no step is idle on all ranks, so an epoch has no more steps than samples."""
-
-
-def choose(kind: type[Choice], value: str, name: str) -> Choice:
-    """Returns the member of ``kind`` that ``value`` names.
-
-    Raises: UsageError when there is none.
-    """
-    try:
-        return kind(value)
-    except ValueError:
-        raise UsageError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
 
 
 def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:

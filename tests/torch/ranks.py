@@ -89,13 +89,19 @@ def find_sessions(leaders: Collection[int]) -> set[int]:
     return found
 
 
-def _check_left(leaders: Collection[int]) -> None:
-    deadline = time.monotonic() + LINGER_S
-    while (left := find_sessions(leaders)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+def _kill_left(leaders: Collection[int]) -> set[int]:
+    left = find_sessions(leaders)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _check_left(leaders: Collection[int]) -> None:
+    deadline = time.monotonic() + LINGER_S
+    while find_sessions(leaders) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = _kill_left(leaders)
     assert not left, f"the ranks have ended, processes they started have not: {left}"
 
 
@@ -134,6 +140,10 @@ def run_ranks(
             for process in processes:
                 process.join(max(0.1, deadline - time.monotonic()))
             hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
+            if hanging:
+                _kill_left(
+                    {process.pid for process in processes}
+                )  # a stopped one would not see that its parent is gone
             assert not hanging, f"ranks {hanging} hang; results: {results}"
         finally:
             for process in processes:

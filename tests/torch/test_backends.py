@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -171,6 +172,49 @@ def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
                     assert process.pid is not None
                     os.kill(process.pid, signal.SIGSTOP)
     assert not multiprocessing.active_children()
+
+
+def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) -> None:
+    """Rank 1 stops one of the processes that work for its loader, before it has read all."""
+    options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
+    options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.5}
+    with ODBDataLoader(Numbers(0, 4000), **options) as loader:
+        for batch in loader:
+            if rank == 1 and pop_step_info(batch).step == 3:
+                (process,) = multiprocessing.active_children()
+                os.kill(sorted(find_children(process.pid or 0))[which], signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "which", "method", "what"),
+    [
+        (1, 0, "fork", "DataLoader worker"),
+        (2, 1, "fork", "DataLoader worker"),
+        (2, 2, "fork", "the process that collates"),
+        pytest.param(1, -1, "spawn", "DataLoader worker", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, method: str, what: str) -> None:
+    """It hung all ranks; one that takes its time is waited for."""
+    results = run_ranks(2, read_with_one_stopped, num_workers, which, method, timeout_s=60)
+    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
+    (text,) = {result.text for result in results}
+    assert re.match(rf"rank 1 failed: {what} \(pid \d+\) has been stopped for 1.5 s \(SIGSTOP", text)
+    assert max(result.seconds for result in results) < (8 if method == "fork" else 40)
+
+
+def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
+    settings = SETTINGS | {"num_workers": 1, "persistent_workers": True, "loader_timeout_s": 1.0}
+    with ODBDataLoader(Numbers(0, 200), **settings) as loader:
+        for _ in range(2):
+            assert sum(len(batch["numbers"]) for batch in loader) == 200
+            (process,) = multiprocessing.active_children()
+            (worker,) = find_children(process.pid or 0)
+            os.kill(worker, signal.SIGSTOP)
+            deadline = time.monotonic() + 20
+            while look_at(worker) is not None and time.monotonic() < deadline:  # killed, and waited for
+                time.sleep(0.05)
+        assert sum(len(batch["numbers"]) for batch in loader) == 200
 
 
 # The trainer's end by itself ---------------------------------------------------------------------------------------------
@@ -444,6 +488,7 @@ def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None
 
 
 def collate_slowly(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Worth processes of its own."""
     time.sleep(0.01)
     return collate(samples)
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches, pop_step_info  # noqa: E402
-from odb_ref.torch.reading.measure import SampleError  # noqa: E402
+from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402

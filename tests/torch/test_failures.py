@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
-from odb_ref.torch.reading.measure import get_length  # noqa: E402
+from odb_ref.torch.reading.tasks import get_length  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
-from odb_ref.torch.reading.labels import count_supervised  # noqa: E402
+from odb_ref.torch.reading.counting import count_supervised  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 

@@ -83,7 +83,7 @@ FAILING: list[tuple[dict[str, Any], str]] = [
     ({"supervised": [1]}, "7 lengths, but 1 numbers"),
     ({"supervised": [99] * 7}, "sample 0 has 99 supervised tokens of 25"),
     ({"cost": lambda tokens: 1 // 0}, "by zero"),
-    ({"layout": "folded"}, "no layout 'folded'"),
+    ({"layout": "folded"}, "layout must be one of padded, packed, got 'folded'"),
 ]
 
 

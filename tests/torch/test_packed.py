@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
 from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.measure import SampleError  # noqa: E402
+from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402

@@ -17,8 +17,9 @@ from odb_ref.core.types import StepCounts  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
-from odb_ref.torch.reading.measure import SampleError, SupervisedCounter, get_length  # noqa: E402
+from odb_ref.torch.reading.measure import SupervisedCounter  # noqa: E402
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack  # noqa: E402
+from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -119,13 +120,57 @@ def test_packing_keeps_tensors_as_they_are(value: torch.Tensor) -> None:
         ({"input_ids": [[1, 2, 3, 4]]}, 4),
         ({"input_ids": torch.ones(1, 6)}, 6),
         ({"input_ids": torch.ones(7).numpy()}, 7),
+        ({"input_ids": [[1, 2, 3], [1], [1, 2]], "label": 1}, 9),  # several choices
+        ({"input_ids": torch.ones(4, 6), "labels": torch.tensor(1)}, 24),
+        ({"input_ids": [1, 2], "labels": [1, 2, 3, 4, 5]}, 5),  # an encoder and a decoder
+        ({"input_ids": [1, 2], "labels": 7}, 2),
+        ({"prompt_ids": [1, 2], "chosen_ids": [1, 2, 3], "rejected_ids": [1]}, 10),
+        ({"chosen_input_ids": torch.ones(3), "rejected_input_ids": torch.ones(4)}, 8),
     ],
 )
-def test_the_length_is_the_last_dimension_of_input_ids(sample: dict[str, Any], length: int) -> None:
+def test_the_length_is_what_a_sample_takes_in_a_batch(sample: dict[str, Any], length: int) -> None:
     assert get_length(sample) == length
 
 
-@pytest.mark.parametrize(("sample"), [{}, {"input_ids": 3}, 7])
+@pytest.mark.parametrize(
+    ("labels", "count"),
+    [
+        ({"label": 3}, 1),
+        ({"labels": -100}, 0),
+        ({"label_ids": torch.tensor(2)}, 1),
+        ({"labels": torch.tensor(-100)}, 0),
+        ({"label": 0.5}, 1),
+        ({"labels": [0.0, 1.0]}, 1),
+        ({"labels": torch.tensor([0.0, 1.0]).numpy()}, 1),
+        ({"label": torch.tensor([3]).numpy()[0]}, 1),
+        ({"label": "a name", "labels": None}, 2),
+    ],
+)
+def test_a_sample_with_one_label_counts_once(labels: dict[str, Any], count: int) -> None:
+    """Spec: R1.1."""
+    sample = {"input_ids": [1, 2, 3], **labels}
+    assert is_whole(sample) is not isinstance(labels.get("label"), str)
+    assert SupervisedCounter(get_length)(sample) == count
+
+
+def test_a_pair_counts_once() -> None:
+    """Spec: R1.1. What has input_ids is a text, whatever else it has."""
+    pair = {"chosen_ids": [1, 2], "rejected_ids": [3]}
+    assert (is_pair(pair), is_whole(pair), SupervisedCounter(get_length)(pair)) == (True, True, 1)
+    text = {**pair, "input_ids": [1, 2]}
+    assert (is_pair(text), get_length(text)) == (False, 2)
+
+
+def test_labels_of_another_length_than_the_input_are_those_of_a_decoder() -> None:
+    """Spec: R1.1. Whoever says so has them counted; else the error says what to say."""
+    for kind in (list, torch.tensor):
+        sample = {"input_ids": kind([1, 2]), "labels": kind([3, 4, -100])}
+        assert SupervisedCounter(get_length, is_shifted=False)(sample) == 2
+        with pytest.raises(SampleError, match=r"3 labels for 2 input_ids.*: pass causal_shift=False"):
+            SupervisedCounter(get_length)(sample)
+
+
+@pytest.mark.parametrize(("sample"), [{}, {"input_ids": 3}, {"input_ids": "text"}, 7])
 def test_a_sample_without_a_length_is_refused(sample: Any) -> None:
     with pytest.raises(SampleError):
         get_length(sample)

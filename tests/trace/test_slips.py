@@ -11,11 +11,11 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import StepTaken
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.trace.check.decode import Ending, Settings, TracedReport
-from odb_ref.trace.check.endings import judge_ending
+from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
 from odb_ref.trace.check.exchanges import Exchanges
 from odb_ref.trace.check.groups import count_groups, list_excesses
 from odb_ref.trace.check.offers import compare_window
+from odb_ref.trace.check.outcomes import judge_outcome
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import TraceWriter
@@ -62,8 +62,8 @@ def test_a_sample_is_due_below_the_mark_and_not_at_it(due_before: int, due: int)
 @pytest.mark.parametrize(("limit", "is_right"), [(3, True), (4, True), (5, False)])
 def test_after_a_stop_no_step_more_may_be_taken_than_was_agreed(limit: int, is_right: bool) -> None:
     """Spec: R7.4. Checks: STOP."""
-    ending = Ending(OutcomeKind.STOPPED, 1, "its consumer left after 4 steps", limit)
-    said = [what for property_, what in judge_ending(ending, STOP, set()) if property_ is Property.STOP and what]
+    finish = TracedFinish(OutcomeKind.STOPPED, 1, "its consumer left after 4 steps", limit)
+    said = [what for property_, what in judge_outcome(finish, STOP, set()) if property_ is Property.STOP and what]
     assert (not said) is is_right
 
 

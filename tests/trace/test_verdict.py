@@ -14,11 +14,11 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.check.decode import (
-    Ending,
     Settings,
+    TracedFinish,
     TracedStep,
     compute_fingerprint,
-    decode_ending,
+    decode_finish,
     decode_settings,
     get_counts,
     get_integer,
@@ -118,19 +118,19 @@ def test_a_malformed_value_is_told_from_what_was_expected(read: Callable[[], obj
     assert str(caught.value) == message
 
 
-def make_ending(**outcome: object) -> Ending:
-    return decode_ending({"outcome": outcome, "step_limit": 9})
+def make_finish(**outcome: object) -> TracedFinish:
+    return decode_finish({"outcome": outcome, "step_limit": 9})
 
 
 def test_an_ending_says_kind_rank_and_cause() -> None:
     """Spec: R9.3."""
-    assert make_ending(kind="failed", rank=1, cause="disk") == Ending("failed", 1, "disk", 9)
-    assert make_ending(kind="failed", rank=1, cause="disk").outcome == "failed by rank 1: disk"
-    assert make_ending(kind="complete", rank=None, cause="").outcome == "complete"
-    assert make_ending(kind="stopped", rank=0, cause="").outcome == "stopped by rank 0"
-    assert make_ending(kind="lost", rank=None, cause="gone").outcome == "lost: gone"
+    assert make_finish(kind="failed", rank=1, cause="disk") == TracedFinish("failed", 1, "disk", 9)
+    assert make_finish(kind="failed", rank=1, cause="disk").outcome == "failed by rank 1: disk"
+    assert make_finish(kind="complete", rank=None, cause="").outcome == "complete"
+    assert make_finish(kind="stopped", rank=0, cause="").outcome == "stopped by rank 0"
+    assert make_finish(kind="lost", rank=None, cause="gone").outcome == "lost: gone"
     with pytest.raises(TraceError) as caught:
-        make_ending(kind="failed", rank="1", cause="disk")
+        make_finish(kind="failed", rank="1", cause="disk")
     assert str(caught.value) == "expected an outcome, got {'cause': 'disk', 'kind': 'failed', 'rank': '1'}"
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Group, Sample
 
 CostOfLength: TypeAlias = Callable[[int], int]
@@ -25,16 +25,6 @@ Indices: TypeAlias = tuple[int, ...]
 Length: TypeAlias = "int | Sequence[int]"
 """The tokens of a sample; of each sequence of a unit: sequences that belong together (a preference pair, the completions of a
 prompt) and share a micro-batch."""
-
-
-def find_layout(name: str) -> Layout:
-    """Returns the layout of that name.
-
-    Raises: UsageError when there is none.
-    """
-    if name not in tuple(Layout):
-        raise UsageError(f"no layout {name!r}; there are {', '.join(Layout)}")
-    return Layout(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +48,7 @@ class PlanTerms:
 
     def __post_init__(self) -> None:
         for name in ("budget_tokens", "multiple_of", "at_least"):
-            value: object = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name} must be an integer of at least 1, got {value!r}")
+            object.__setattr__(self, name, check_integer(getattr(self, name), name, 1))
 
     def round_up(self, need: int) -> int:
         """Returns the number of micro-batches where the rank that needs most needs ``need``."""
@@ -191,7 +179,7 @@ def plan(
     """
     terms = PlanTerms(
         budget_tokens=budget_tokens,
-        layout=find_layout(layout),
+        layout=choose(Layout, layout, "layout"),
         cost=cost,
         multiple_of=multiple_of,
         at_least=at_least,

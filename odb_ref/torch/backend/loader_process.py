@@ -219,7 +219,7 @@ def serve(task: Task) -> None:
         return
 
     def look() -> None:
-        backend.check_workers()
+        backend.check_workers(WATCH_S)
         sender.send(Alive(backend.describe()))
 
     _start_watch(forked_from, look)

@@ -26,6 +26,7 @@ from odb_ref.core.errors import OdbError
 from odb_ref.core.events import Event
 from odb_ref.torch.backend.loader_process import WATCH_S, LoaderProcessError, Task, serve
 from odb_ref.torch.backend.messages import Listener, Update
+from odb_ref.torch.backend.watching import Silence
 from odb_ref.torch.backend.wire import (
     Alive,
     Batch,
@@ -46,7 +47,7 @@ from odb_ref.torch.backend.wire import (
     Submit,
     TraceClosed,
 )
-from odb_ref.torch.exchange.process_table import Look, kill_with_children, look_at
+from odb_ref.torch.exchange.process_table import kill_with_children
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.collator import pin
 from odb_ref.torch.reading.description import describe
@@ -302,45 +303,6 @@ def _digest(spec: PipelineSpec) -> bytes:
     except Exception:  # whatever pickling raises
         content = os.urandom(16)
     return hashlib.blake2b(content, digest_size=16).digest()
-
-
-class Silence:
-    """How long a loader process has not been heard of while it did nothing either.
-
-    One that uses its processor is not silent, however long it holds its interpreter lock. Not by the clock: if the whole job is
-    stopped for a while, nobody is lost.
-    """
-
-    def __init__(self, process: BaseProcess, *, is_heard: bool) -> None:
-        self._pid = process.pid or 0
-        self._is_heard = is_heard
-        self._look: Look | None = None
-        self.seconds = 0.0
-
-    def end(self) -> None:
-        """Notes that the process has sent something."""
-        self.seconds, self._is_heard = 0.0, True
-
-    def count(self, seconds: float) -> None:
-        """Notes that the process has sent nothing for so long."""
-        before = self._look
-        try:
-            self._look = look_at(self._pid)
-        except OSError:  # that it cannot be seen says nothing about it
-            return
-        if self._look is not None and self._look.is_busy_since(before):
-            self.seconds = 0.0
-        elif self._is_heard or (self._look is not None and self._look.is_stopped):
-            self.seconds += seconds
-
-    def describe(self) -> str:
-        """Returns what it has done instead."""
-        if self._look is not None and self._look.is_stopped:
-            return f"has been stopped for {self.seconds:g} s (SIGSTOP, or a debugger)"
-        return (
-            f"has neither been heard of nor used its processor for {self.seconds:g} s (loader_timeout_s): "
-            "something holds its interpreter lock, or it was forked while a lock was held"
-        )
 
 
 def _kill(process: BaseProcess) -> None:

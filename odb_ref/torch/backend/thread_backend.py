@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from multiprocessing.process import BaseProcess
+
 from odb_ref.core.config import Config
 from odb_ref.core.events import Event
 from odb_ref.torch.backend.driver import Driver
 from odb_ref.torch.backend.messages import Listener
+from odb_ref.torch.backend.watching import Stops
 from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 
 
@@ -18,6 +22,7 @@ class ThreadBackend:
         self.is_inline = is_inline
         """True when the consumer's thread reads and collates, by `work`."""
         self._pipeline = ReadPipeline(spec, is_inline=is_inline)
+        self._stops = Stops(spec.options.silence_s)
         self._driver: Driver | None = None
 
     def begin(self, start: EpochStart, listener: Listener) -> None:
@@ -44,16 +49,20 @@ class ThreadBackend:
         """Reads and collates in the caller's thread: see `ReadPipeline.work`."""
         self._pipeline.work(steps, limit_s)
 
-    def check_workers(self) -> bool:
-        """Returns False when a worker has died; the driver is then told. Torch itself looks only every five seconds."""
+    def check_workers(self, seconds: float = 0.0) -> bool:
+        """Looks at the workers, ``seconds`` after the last time. Returns False when one has died, or was stopped for too long;
+        the driver is then told. Torch itself looks every five seconds, and only for the dead.
+        """
         driver = self._driver  # first: a worker of an epoch that ends meanwhile does not concern the next
-        worker = self._pipeline.find_dead_worker()
-        if worker is None:
-            return True
-        if driver is not None:
-            cause = f"DataLoader worker (pid {worker.pid}) exited unexpectedly (exit code {worker.exitcode})"
-            driver.on_error(cause, RuntimeError(cause))
-        return False
+        if (worker := self._pipeline.find_dead_worker()) is not None:
+            _tell(driver, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode})")
+            return False
+        if (stopped := self._stops.look(self._pipeline.processes, seconds)) is not None:
+            worker, how = stopped
+            _tell(driver, f"{_describe(worker)} {how}")
+            worker.kill()  # then nobody waits for it any longer, and the next epoch begins without it
+            return False
+        return True
 
     def describe(self) -> str:
         """Returns what is being read and collated."""
@@ -75,3 +84,13 @@ class ThreadBackend:
         """Ends the epoch, and the processes that outlive one."""
         self.end()
         self._pipeline.close()
+
+
+def _describe(worker: BaseProcess) -> str:
+    is_collating = worker.name.startswith(collate_workers.NAME)
+    return f"{'the process that collates' if is_collating else 'DataLoader worker'} (pid {worker.pid})"
+
+
+def _tell(driver: Driver | None, cause: str) -> None:
+    if driver is not None:
+        driver.on_error(cause, RuntimeError(cause))

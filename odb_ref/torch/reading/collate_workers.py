@@ -103,6 +103,8 @@ class CollateWorkers:
             else multiprocessing.get_context(context if isinstance(context, str) else None)
         )
         self._init_fn = init_fn
+        self.processes: tuple[BaseProcess, ...] = ()
+        """All that were started and not ended by `close`."""
         self._idle: list[_Worker] = []
         self._busy: dict[Link, tuple[_Worker, int]] = {}
         """By its link: who makes which step."""
@@ -212,6 +214,7 @@ class CollateWorkers:
                 target=_serve, args=(self._make, self._init_fn, theirs), name=NAME, daemon=True
             )
             process.start()
+        self.processes += (process,)
         return _Worker(process, ours)
 
     def close(self) -> None:
@@ -220,6 +223,7 @@ class CollateWorkers:
         self._idle.clear()
         self._busy.clear()
         self._made_here.clear()
+        self.processes = ()
         for worker in workers:
             worker.process.kill()
         for worker in workers:

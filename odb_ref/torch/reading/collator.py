@@ -11,8 +11,8 @@ from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.reading.collate_workers import CollateTask, Made
+from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.labels import LabelCheck
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
 from odb_ref.torch.reading.serialization import Packed, unpack

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.types import Group
-from odb_ref.torch.reading.measure import Measured, SampleError
+from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import MeasureFn
+from odb_ref.torch.reading.tasks import SampleError, get_field
 
 CostFn = Callable[[object], Sequence[int]]
 
@@ -18,10 +19,6 @@ class Costed(Measured):
     """A sample, its measures, and what it uses of each further resource."""
 
     costs: tuple[int, ...]
-
-
-def _get_field(sample: object, key: str) -> object:
-    return sample.get(key) if isinstance(sample, Mapping) else getattr(sample, key, None)
 
 
 def _to_list(value: object) -> object:
@@ -57,7 +54,7 @@ def count_patches(sample: object) -> int:
     """
     patches = 0
     for grid_name, pixels_name in (("image_grid_thw", "pixel_values"), ("video_grid_thw", "pixel_values_videos")):
-        grid, pixels = _get_field(sample, grid_name), _get_field(sample, pixels_name)
+        grid, pixels = get_field(sample, grid_name), get_field(sample, pixels_name)
         if grid is not None:
             patches += _count_grid(grid, grid_name)
         elif pixels is not None:

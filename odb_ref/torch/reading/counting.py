@@ -1,13 +1,108 @@
-"""How a loader counts its samples: lengths, tokens that carry loss, further costs; and what ranks can compare of it."""
+"""How a loader counts its samples: lengths, what carries loss, further costs; and whether its batches carry what was counted:
+what `collate_fn` changes, no weight knows of.
+
+Spec: R4.7. Preserves: WEIGHT.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+
+from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.costs import Resources
-from odb_ref.torch.reading.labels import LabelCheck
-from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter, get_length
+from odb_ref.torch.reading.measure import LengthFn, Measure, SupervisedCounter
 from odb_ref.torch.reading.quarantine import MeasureFn
+from odb_ref.torch.reading.tasks import IGNORE_INDEX, get_field, get_labels, get_length, is_pair, is_whole
+
+_ADVICE = (
+    "What masks labels or cuts samples belongs where samples are read; or pass supervised_fn= to count what is left, "
+    "causal_shift=False when each label is that of its own token (a masked language model), or loss_scaling='samples'"
+)
+_MASKED = (
+    "collate_fn masks tokens of samples that have no labels, by chance for a masked language model, or as padding what the "
+    "text uses too, and nobody can count that beforehand: pass loss_scaling='samples', or mask where samples are read"
+)
+_DROPPED = (
+    "the samples have labels and the batches that collate_fn makes have none: weights are exact only if the loss is that of "
+    "these labels"
+)
+
+
+class LabelError(OdbError, ValueError):
+    """A batch carries loss for other tokens than were counted, so its weight would be wrong."""
+
+
+def count_supervised(labels: object, *, is_shifted: bool) -> int | None:
+    """Returns how many labels of a batch carry loss, without the first column when ``is_shifted``, or None."""
+    first = int(is_shifted)
+    match labels:
+        case torch.Tensor() if labels.ndim in (1, 2):
+            return int((labels[..., first:] != IGNORE_INDEX).sum())
+        case np.ndarray() if labels.ndim in (1, 2):
+            return int(np.count_nonzero(labels[..., first:] != IGNORE_INDEX))
+        case [*rows] if rows:
+            if all(isinstance(label, int) for label in rows):
+                return sum(label != IGNORE_INDEX for label in rows[first:])
+            counts = [count_supervised(row, is_shifted=is_shifted) for row in rows]
+            return None if None in counts else sum(count or 0 for count in counts)
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCheck:
+    """Compares batches with their samples, where it is known which labels carry loss."""
+
+    is_shifted: bool
+
+    def collate(
+        self,
+        collate_fn: Callable[[list[object]], object],
+        samples: list[object],
+        counted: int,
+        warn: Callable[[str], None],
+    ) -> object:
+        """Returns the batch, when it carries what was counted, or does not say.
+
+        Raises: LabelError, and what ``collate_fn`` raises.
+        """
+        # Before, for a collate_fn may take samples apart.
+        count, has_labels, is_paired = len(samples), get_labels(samples[0]) is not None, is_pair(samples[0])
+        is_each = is_whole(samples[0])
+        batch = collate_fn(samples)
+        if is_paired:
+            return batch
+        labels, is_shifted = get_field(batch, "shift_labels"), False
+        if labels is None:
+            labels, is_shifted = get_field(batch, "labels"), self.is_shifted
+        if labels is None and has_labels:
+            warn(_DROPPED)
+        if is_each:
+            _check_each(labels, count)
+            return batch
+        found = count_supervised(labels, is_shifted=is_shifted)
+        if found is None or found == counted:
+            return batch
+        without = ", without the first of each row" if is_shifted else ""
+        raise LabelError(
+            f"a batch holds {found} tokens that carry loss (labels other than {IGNORE_INDEX}{without}), but {counted} were "
+            f"counted in its {count} samples, so its weight would be wrong. {_ADVICE if has_labels else _MASKED}"
+        )
+
+
+def _check_each(labels: object, count: int) -> None:
+    """Checks that a batch of samples with one label each has one for each of them."""
+    shape = getattr(labels, "shape", (count,))
+    if shape and shape[0] == count and (len(shape) == 1 or "float" in str(getattr(labels, "dtype", ""))):
+        return
+    raise LabelError(
+        f"{count} samples have one label each, and their batch has labels of the shape {list(shape)}, so its weight would be "
+        "wrong: pass supervised_fn= to count what carries loss"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

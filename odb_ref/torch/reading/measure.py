@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import torch
 
-from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, pack
+from odb_ref.torch.reading.tasks import (
+    IGNORE_INDEX,
+    SampleError,
+    get_field,
+    get_labels,
+    get_length,
+    is_one_label,
+    is_pair,
+)
 
 LengthFn = Callable[[object], int]
-
-IGNORE_INDEX: Final = -100
-"""The label of a token that carries no loss."""
-
-
-class SampleError(OdbError, ValueError):
-    """A sample cannot be batched: it has no length, or one that makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +36,6 @@ class Measured:
         return type(self), tuple(getattr(self, name) for name in self.__match_args__)  # quicker than by itself
 
 
-def _get_field(sample: object, key: str) -> object:
-    if isinstance(sample, Mapping):
-        return sample.get(key)
-    return getattr(sample, key, None)
-
-
-def _compute_last_dimension(value: object) -> int:
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, Sequence) and shape:
-        return int(shape[-1])
-    if isinstance(value, Sequence):
-        if value and isinstance(value[0], Sequence) and not isinstance(value[0], str):
-            return len(value[0])
-        return len(value)
-    raise SampleError(f"input_ids is {type(value).__name__}, expected a tensor, an array or a sequence")
-
-
-def get_length(sample: object) -> int:
-    """Returns the tokens of a sample: the last dimension of its ``input_ids``.
-
-    Raises: SampleError when it has none.
-    """
-    value = _get_field(sample, "input_ids")
-    if value is None:
-        raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass length_fn=")
-    return _compute_last_dimension(value)
-
-
 def _count_labels(labels: object, is_shifted: bool) -> int:
     if isinstance(labels, torch.Tensor) and labels.device.type == "cpu" and labels.ndim == 1:
         labels = labels.numpy()
@@ -72,7 +45,7 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
         labels = labels.tolist()
     while isinstance(labels, Sequence) and len(labels) == 1 and isinstance(labels[0], Sequence):
         labels = labels[0]
-    if not isinstance(labels, Sequence):
+    if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise SampleError(
             f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass supervised_fn="
         )
@@ -81,10 +54,11 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SupervisedCounter:
-    """Tokens of a sample that carry loss: ``labels`` other than -100.
+    """What of a sample a loss is a mean over: its tokens with a label other than -100, or the sample itself where it has one
+    label, or is a pair (`odb_ref.torch.reading.tasks`).
 
     A causal language model predicts token i+1 at token i, so with ``is_shifted`` the first label carries no loss. Without
-    ``labels`` every token counts. Spec: R1.1.
+    labels every token counts. Spec: R1.1.
     """
 
     length_fn: LengthFn
@@ -93,12 +67,32 @@ class SupervisedCounter:
     def __call__(self, sample: object) -> int:
         """Returns the count.
 
-        Raises: SampleError when ``labels`` are of no known kind.
+        Raises: SampleError when labels are of no known kind, or not those of a model that predicts the next token.
         """
-        labels = _get_field(sample, "labels")
+        labels = get_labels(sample)
         if labels is None:
-            return max(0, self.length_fn(sample) - int(self.is_shifted))
-        return _count_labels(labels, self.is_shifted)
+            if is_pair(sample):
+                return 1
+            # A length_fn may say what a collator pads a sample to.
+            length = self.length_fn(sample) if get_field(sample, "input_ids") is None else get_length(sample)
+            return max(0, length - int(self.is_shifted))
+        if is_one_label(labels):
+            is_single = isinstance(labels, int) or getattr(labels, "ndim", None) == 0
+            return int(not (is_single and labels == IGNORE_INDEX))
+        count = _count_labels(labels, self.is_shifted)
+        if self.is_shifted:
+            _check_shift(labels, get_field(sample, "input_ids"))
+        return count
+
+
+def _check_shift(labels: object, ids: object) -> None:
+    sizes = [shape[-1] if (shape := getattr(item, "shape", None)) else None for item in (labels, ids)]
+    if None in sizes and isinstance(labels, Sequence) and isinstance(ids, Sequence) and ids and isinstance(ids[0], int):
+        sizes = [len(labels), len(ids)]
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise SampleError(
+            f"a sample has {sizes[0]} labels for {sizes[1]} input_ids, as for an encoder and a decoder: pass causal_shift=False"
+        )
 
 
 def _checked(value: object, name: str, low: int, high: int | None) -> int:

@@ -18,9 +18,9 @@ from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
 from odb_ref.torch.reading.costs import Costed
+from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.datasets import DataSetError
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.labels import LabelCheck
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import (
     BadSample,
@@ -161,6 +161,11 @@ class ReadPipeline:
         """Ends the epoch, and the processes that collate."""
         self.end()
         self._workers.close()
+
+    @property
+    def processes(self) -> tuple[BaseProcess, ...]:
+        """Those that read and those that collate."""
+        return (*self._source.workers, *self._workers.processes)
 
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""

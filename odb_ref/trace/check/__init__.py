@@ -13,7 +13,7 @@ everything else. Only `replay`, which asks whether the machine would have done t
 `rank`          one rank's record of samples, steps and offers
 `offers`        what a rank must offer
 `groups`        how many groups a window makes, which are due, which are too large
-`endings`       how a rank may end
+`outcomes`      how a rank may end
 `rounds`        what every rank must see alike in a round
 `job`           the ranks together, and what must be true when all have ended
 `replay`        the machine, asked again

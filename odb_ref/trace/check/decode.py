@@ -202,7 +202,7 @@ def iterate_steps(data: JsonObject) -> Iterator[TracedStep]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TracedFinish:
     """A ``finish``."""
 
     kind: str
@@ -217,15 +217,15 @@ class Ending:
         return f"{self.kind}{place}: {self.cause}" if self.cause else f"{self.kind}{place}"
 
 
-def decode_ending(data: JsonObject) -> Ending:
-    """Returns the ending of a ``finish``.
+def decode_finish(data: JsonObject) -> TracedFinish:
+    """Returns what a ``finish`` says.
 
     Raises: TraceError when malformed.
     """
     outcome = get_object(data, "outcome")
     match outcome.get("kind"), outcome.get("rank"), outcome.get("cause"):
         case str(kind), (int() | None) as rank, str(cause) if "rank" in outcome and not isinstance(rank, bool):
-            return Ending(kind, rank, cause, get_integer(data, "step_limit"))
+            return TracedFinish(kind, rank, cause, get_integer(data, "step_limit"))
         case _:
             raise TraceError(f"expected an outcome, got {shorten(outcome)}")
 

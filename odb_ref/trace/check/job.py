@@ -9,7 +9,7 @@ from typing import Final
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE
-from odb_ref.trace.check.decode import Ending
+from odb_ref.trace.check.decode import TracedFinish
 from odb_ref.trace.check.exchanges import ANSWERS, Exchanges, Kind
 from odb_ref.trace.check.rank import RankChecker
 from odb_ref.trace.check.replay import Depths, Rules, replay
@@ -115,16 +115,16 @@ class Job:
     def judge(self, *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
         """Returns the verdict on all that `follow` has seen."""
         ranks = [self._ranks[number] for number in sorted(self._ranks)]
-        endings = [(rank, rank.ending) for rank in ranks if rank.ending is not None]
+        finishes = [(rank, rank.finish) for rank in ranks if rank.finish is not None]
         self._judge_ends(ranks)
-        self._judge_outcomes(endings)
+        self._judge_outcomes(finishes)
         left = (rank.taken_steps for rank in ranks if rank.has_left or self._is_lost(rank.rank))
         fewest_left = min(left, default=NONE)
-        for rank, ending in endings:
-            self._judge_ending(rank, ending, fewest_left)
+        for rank, finish in finishes:
+            self._judge_finish(rank, finish, fewest_left)
         self._judge_rounds(ranks)
         self._judge_draws(ranks)
-        not_applicable = self._compute_not_applicable(ranks, endings)
+        not_applicable = self._compute_not_applicable(ranks, finishes)
         if not is_replayed:
             not_applicable[Property.REPLAY] = "not asked for (--replay)"
         elif Property.REPLAY not in not_applicable:
@@ -132,7 +132,7 @@ class Job:
             reason = replay([stream.path for stream in self._streams], depths, self._findings, rules)
             if reason:
                 not_applicable[Property.REPLAY] = reason
-        kinds = {ending.kind for _, ending in endings}
+        kinds = {finish.kind for _, finish in finishes}
         ignored = _BY_CONFIGURATION if OutcomeKind.MISMATCH in kinds else frozenset[Property]()
         return JobVerdict(
             paths=tuple(str(stream.path) for stream in self._streams),
@@ -142,7 +142,7 @@ class Job:
             rounds=self._rounds.count,
             steps=self._rounds.total_steps - self._rounds.steps_before,
             samples=self._rounds.total_samples - self._rounds.planned_samples_before,
-            outcome="; ".join(sorted({ending.outcome for _, ending in endings})) or "unfinished",
+            outcome="; ".join(sorted({finish.outcome for _, finish in finishes})) or "unfinished",
             properties=self._findings.judge(not_applicable),
             violations=self._findings.get_violations(ignored),
         )
@@ -170,7 +170,7 @@ class Job:
     def _is_lost(self, number: int) -> bool:
         """Returns True when another rank was told that this one is gone, and it has not ended itself."""
         rank = self._ranks.get(number)
-        if rank is not None and rank.ending is not None:
+        if rank is not None and rank.finish is not None:
             return False
         lost = set[int | None]().union(*(other.lost_peers for other in self._ranks.values()))
         return number in lost or None in lost
@@ -182,7 +182,7 @@ class Job:
         for number in range(self._header.world_size):
             self._findings.checked[Property.FREE] += 1
             rank = followed.get(number)
-            if (rank is not None and rank.ending is not None) or self._is_lost(number):
+            if (rank is not None and rank.finish is not None) or self._is_lost(number):
                 continue
             if rank is None:
                 self._findings.violate(Property.FREE, "no trace of this rank", rank=number)
@@ -191,17 +191,17 @@ class Job:
                 what = f"its trace ends without a finish: deadlocked or cut off{where}"
                 self._findings.violate(Property.FREE, what, rank=number, round_=rank.round, step=rank.taken_steps)
 
-    def _judge_outcomes(self, endings: Sequence[tuple[RankChecker, Ending]]) -> None:
+    def _judge_outcomes(self, finishes: Sequence[tuple[RankChecker, TracedFinish]]) -> None:
         """Judges ABORT: one outcome, in one round; but a rank that has lost the exchange can only say what it saw (R7.5)."""
         differing = [stream for stream in self._streams if stream.header.config != self._header.config]
-        if differing and any(ending.kind == OutcomeKind.COMPLETE for _, ending in endings):
+        if differing and any(finish.kind == OutcomeKind.COMPLETE for _, finish in finishes):
             what = "completes with another configuration than other ranks"
             self._findings.violate(Property.ABORT, what, rank=min(differing[0].ranks, default=None))
-        told = [pair for pair in endings if pair[1].kind != OutcomeKind.LOST]
-        for rank, ending in told[1:]:
+        told = [pair for pair in finishes if pair[1].kind != OutcomeKind.LOST]
+        for rank, finish in told[1:]:
             first, reference = told[0]
-            if ending.outcome != reference.outcome:
-                what = f"ends with {ending.outcome!r}, rank {first.rank} with {reference.outcome!r}"
+            if finish.outcome != reference.outcome:
+                what = f"ends with {finish.outcome!r}, rank {first.rank} with {reference.outcome!r}"
                 self._findings.violate(Property.ABORT, what, rank=rank.rank, round_=rank.round)
             elif rank.answered[Kind.OFFER] != first.answered[Kind.OFFER]:
                 what = f"ends after {rank.answered[Kind.OFFER]} agreements, rank {first.rank} after "
@@ -211,20 +211,20 @@ class Job:
         if told:
             self._judge_cause(told[0][1])
 
-    def _judge_cause(self, ending: Ending) -> None:
-        origin = None if ending.rank is None else self._ranks.get(ending.rank)
-        if ending.kind == OutcomeKind.FAILED and (origin is None or origin.failure != ending.cause):
-            what = f"the outcome is {ending.outcome!r}, but that did not happen there"
-            self._findings.violate(Property.ABORT, what, rank=ending.rank)
-        lower = [rank for rank, checker in self._ranks.items() if checker.reported_cause and rank < (ending.rank or 0)]
-        if ending.kind == OutcomeKind.FAILED and lower:
-            what = f"the outcome is {ending.outcome!r}, but rank {min(lower)} has reported a failure too"
-            self._findings.violate(Property.ABORT, what, rank=ending.rank)
-        if ending.kind == OutcomeKind.STOPPED and (origin is None or origin.stopped_after is None):
-            what = f"the outcome is {ending.outcome!r}, but its consumer has not left"
-            self._findings.violate(Property.STOP, what, rank=ending.rank)
+    def _judge_cause(self, finish: TracedFinish) -> None:
+        origin = None if finish.rank is None else self._ranks.get(finish.rank)
+        if finish.kind == OutcomeKind.FAILED and (origin is None or origin.failure != finish.cause):
+            what = f"the outcome is {finish.outcome!r}, but that did not happen there"
+            self._findings.violate(Property.ABORT, what, rank=finish.rank)
+        lower = [rank for rank, checker in self._ranks.items() if checker.reported_cause and rank < (finish.rank or 0)]
+        if finish.kind == OutcomeKind.FAILED and lower:
+            what = f"the outcome is {finish.outcome!r}, but rank {min(lower)} has reported a failure too"
+            self._findings.violate(Property.ABORT, what, rank=finish.rank)
+        if finish.kind == OutcomeKind.STOPPED and (origin is None or origin.stopped_after is None):
+            what = f"the outcome is {finish.outcome!r}, but its consumer has not left"
+            self._findings.violate(Property.STOP, what, rank=finish.rank)
 
-    def _judge_ending(self, rank: RankChecker, ending: Ending, fewest_left: int) -> None:
+    def _judge_finish(self, rank: RankChecker, finish: TracedFinish, fewest_left: int) -> None:
         """Judges a rank that has ended; a rank that left the others has taken ``fewest_left`` steps."""
 
         def expect(is_true: bool, property_: Property, what: str) -> None:
@@ -234,18 +234,18 @@ class Job:
                 self._findings.violate(property_, what, rank=rank.rank, round_=rank.round, step=rank.taken_steps)
 
         if rank.stopped_after is not None:
-            is_limited = ending.step_limit <= rank.stopped_after
-            what = f"may take {ending.step_limit} steps, though its consumer left after {rank.stopped_after}"
+            is_limited = finish.step_limit <= rank.stopped_after
+            what = f"may take {finish.step_limit} steps, though its consumer left after {rank.stopped_after}"
             expect(is_limited, Property.STOP, what)
-        if not rank.has_left and ending.kind != OutcomeKind.LOST:
+        if not rank.has_left and finish.kind != OutcomeKind.LOST:
             # A trainer whose peer has left waits in its own collective: no loader can help that.
-            limit = min(ending.step_limit, fewest_left)
+            limit = min(finish.step_limit, fewest_left)
             what = f"{rank.taken_steps} steps taken of {limit}: deadlocked or cut off"
             expect(rank.taken_steps >= limit, Property.FREE, what)
         if not rank.is_complete or rank.stopped_after is not None:
             return
-        what = f"may take {ending.step_limit} steps, the ranks have planned {self._rounds.total_steps}"
-        expect(ending.step_limit == self._rounds.total_steps, Property.ALIGN, what)
+        what = f"may take {finish.step_limit} steps, the ranks have planned {self._rounds.total_steps}"
+        expect(finish.step_limit == self._rounds.total_steps, Property.ALIGN, what)
         property_ = Property.QUOTA if rank.settings.is_quota else Property.COVER
         what = f"closes with {rank.delivered_steps} of {rank.planned_steps} steps handed out"
         expect(rank.delivered_steps == rank.planned_steps, property_, what)
@@ -284,12 +284,12 @@ class Job:
             self._findings.violate(Property.COVER, f"closes, and no rank has read place {missing} of the common order")
 
     def _compute_not_applicable(
-        self, ranks: Sequence[RankChecker], endings: Sequence[tuple[RankChecker, Ending]]
+        self, ranks: Sequence[RankChecker], finishes: Sequence[tuple[RankChecker, TracedFinish]]
     ) -> dict[Property, str]:
         """Returns why a property says nothing about this job."""
         reasons: dict[Property, str] = {}
-        kinds = {ending.kind for _, ending in endings}
-        is_complete = kinds == {OutcomeKind.COMPLETE} and len(endings) == self._header.world_size
+        kinds = {finish.kind for _, finish in finishes}
+        is_complete = kinds == {OutcomeKind.COMPLETE} and len(finishes) == self._header.world_size
         if OutcomeKind.MISMATCH in kinds:
             reasons.update(dict.fromkeys(_BY_CONFIGURATION, "the ranks have different configurations"))
         if self._streams[0].settings.limits:

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check.decode import (
-    Ending,
     Rows,
     Settings,
+    TracedFinish,
     TracedReport,
     TracedStep,
-    decode_ending,
+    decode_finish,
     get_counts,
     get_flag,
     get_integer,
@@ -30,9 +30,9 @@ from odb_ref.trace.check.decode import (
     iterate_steps,
 )
 from odb_ref.trace.check.draws import RankDraws
-from odb_ref.trace.check.endings import is_broken_off, is_ended_by, judge_ending, judge_report
 from odb_ref.trace.check.exchanges import Exchanges, Kind
 from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
+from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.steps import judge_step
 from odb_ref.trace.check.verdict import Findings, Judgement, Property
@@ -81,7 +81,7 @@ class RankChecker:
         self.taken_steps = 0
         self.most_queued_steps = 0
         """The fullest the queue has been: what its depth was, as far as it mattered."""
-        # Ending.
+        # How it ends.
         self.failure = ""
         self.reported_cause = ""
         self.lost_peers: set[int | None] = set()
@@ -89,21 +89,21 @@ class RankChecker:
         self.stopped_after: int | None = None
         """Steps taken when the consumer left while the rank was still running."""
         self.has_left = False
-        self.ending: Ending | None = None
+        self.finish: TracedFinish | None = None
         self.is_complete = False
         """True when it finished COMPLETE, and its last agreement spoke of nothing else."""
 
     @property
     def size(self) -> int:
         """How much is remembered of this rank, in samples or the like. Spec: R9.5."""
-        texts = len(self.failure) + len(self.reported_cause) + (len(self.ending.cause) if self.ending else 0)
+        texts = len(self.failure) + len(self.reported_cause) + (len(self.finish.cause) if self.finish else 0)
         kept = (self.held, self._posted_counts, self._counted, self._marks, self._skipped, self.lost_peers)
         return sum(map(len, kept)) + texts // 64
 
     @property
     def is_done(self) -> bool:
         """True when it has ended, and its consumer has taken all it may or has left."""
-        return self.ending is not None and (self.has_left or self.taken_steps >= self.ending.step_limit)
+        return self.finish is not None and (self.has_left or self.taken_steps >= self.finish.step_limit)
 
     @property
     def round(self) -> int:
@@ -195,11 +195,11 @@ class RankChecker:
                 self._take()
             case "consumer_stopped":
                 self.has_left = True
-                if self.ending is None and self.stopped_after is None:
+                if self.finish is None and self.stopped_after is None:
                     self.stopped_after = self.taken_steps
             case "local_failed":
                 cause = event.get("cause")
-                if self.ending is None and not self.failure:
+                if self.finish is None and not self.failure:
                     self.failure = cause if isinstance(cause, str) and cause else "unknown failure"
             case "peer_lost":
                 self.lost_peers.add(None if event.get("rank") is None else get_integer(event, "rank"))
@@ -222,7 +222,7 @@ class RankChecker:
             case "post_report":
                 self._post_report(get_report(effect.get("report")))
             case "finish":
-                self._finish(decode_ending(effect))
+                self._finish(decode_finish(effect))
             case kind:
                 raise TraceError(f"unknown effect kind {kind!r}")
 
@@ -406,14 +406,14 @@ class RankChecker:
         self._expect(number < self.delivered_steps, Property.RELEASE, "is taken before it is delivered", number)
         if self.has_left:
             self._violate(Property.STOP, "is taken by a consumer that has left", number)
-        elif self.ending is not None and number >= self.ending.step_limit:
-            self._violate(Property.STOP, f"is taken, but the limit is {self.ending.step_limit}", number)
+        elif self.finish is not None and number >= self.finish.step_limit:
+            self._violate(Property.STOP, f"is taken, but the limit is {self.finish.step_limit}", number)
         self.taken_steps += 1
 
-    def _finish(self, ending: Ending) -> None:
-        if self.ending is not None:
+    def _finish(self, finish: TracedFinish) -> None:
+        if self.finish is not None:
             self._violate(Property.FREE, "finishes twice")
             return
-        self.ending = ending
-        self.is_complete = ending.kind == OutcomeKind.COMPLETE and not is_ended_by(self._agreement)
-        self._judge(judge_ending(ending, self._agreement, self.lost_peers))
+        self.finish = finish
+        self.is_complete = finish.kind == OutcomeKind.COMPLETE and not is_ended_by(self._agreement)
+        self._judge(judge_outcome(finish, self._agreement, self.lost_peers))

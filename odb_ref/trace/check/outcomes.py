@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.trace.check.decode import Ending, TracedReport, compute_fingerprint
+from odb_ref.trace.check.decode import TracedFinish, TracedReport, compute_fingerprint
 from odb_ref.trace.check.verdict import Judgement, Property
 
 
@@ -32,20 +32,20 @@ def judge_report(report: TracedReport, own: tuple[int, str, int], fingerprint: i
     yield Property.ABORT, "" if is_same else "reports a configuration of another fingerprint than it offered"
 
 
-def judge_ending(ending: Ending, agreement: Offer | None, lost_peers: Set[int | None]) -> Iterator[Judgement]:
-    """Yields what is judged of an ending: the property, and how it is violated; no words when it is not."""
-    if ending.kind == OutcomeKind.LOST:
-        what = f"finishes with {ending.outcome}, but was not told so"
-        yield Property.ABORT, "" if ending.rank in lost_peers else what
+def judge_outcome(finish: TracedFinish, agreement: Offer | None, lost_peers: Set[int | None]) -> Iterator[Judgement]:
+    """Yields what is judged of a finish: the property, and how it is violated; no words when it is not."""
+    if finish.kind == OutcomeKind.LOST:
+        what = f"finishes with {finish.outcome}, but was not told so"
+        yield Property.ABORT, "" if finish.rank in lost_peers else what
     elif agreement is not None and is_broken_off(agreement):
-        what = f"finishes with {ending.outcome} after a failure was agreed"
-        yield Property.ABORT, "" if ending.kind in (OutcomeKind.FAILED, OutcomeKind.MISMATCH) else what
+        what = f"finishes with {finish.outcome} after a failure was agreed"
+        yield Property.ABORT, "" if finish.kind in (OutcomeKind.FAILED, OutcomeKind.MISMATCH) else what
     elif agreement is not None and agreement.stop_rank != NONE:
-        is_stop = (ending.kind, ending.rank) == (OutcomeKind.STOPPED, agreement.stop_rank)
-        what = f"finishes with {ending.outcome} after the stop of rank {agreement.stop_rank} was agreed"
+        is_stop = (finish.kind, finish.rank) == (OutcomeKind.STOPPED, agreement.stop_rank)
+        what = f"finishes with {finish.outcome} after the stop of rank {agreement.stop_rank} was agreed"
         yield Property.STOP, "" if is_stop else what
-        what = f"may take {ending.step_limit} steps, though a consumer left after {agreement.stop_step}"
-        yield Property.STOP, "" if ending.step_limit <= agreement.stop_step else what
+        what = f"may take {finish.step_limit} steps, though a consumer left after {agreement.stop_step}"
+        yield Property.STOP, "" if finish.step_limit <= agreement.stop_step else what
     else:
-        what = f"finishes with {ending.outcome}, which no agreement says"
-        yield Property.ABORT, "" if ending.kind == OutcomeKind.COMPLETE else what
+        what = f"finishes with {finish.outcome}, which no agreement says"
+        yield Property.ABORT, "" if finish.kind == OutcomeKind.COMPLETE else what

@@ -1,0 +1,46 @@
+"""What a Trainer's model and collator say of how samples are to be counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+from odb_ref.torch.reading.tasks import measure_rows
+
+
+@dataclass(frozen=True, slots=True)
+class CollatedLength:
+    """A ``length_fn``: a sample's tokens after a collator that cuts rows, and pads them to a multiple."""
+
+    multiple: int = 1
+    max_length: int | None = None
+
+    def __call__(self, sample: object) -> int:
+        """Returns the tokens of all rows of the sample."""
+        rows, longest = measure_rows(sample)
+        if self.max_length is not None:
+            longest = min(longest, self.max_length)
+        return rows * (-(-longest // self.multiple) * self.multiple)
+
+
+def predicts_next_token(model: object) -> bool | None:
+    """Returns whether a model of transformers predicts each label from the token before it; None where its class says
+    nothing.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
+    return None if loss is None else loss is ForCausalLMLoss
+
+
+def make_counting_options(model: object, collator: object, *, is_packed: bool) -> dict[str, object]:
+    """Returns the arguments of `odb_ref.torch.ODBDataLoader` that count as model and collator do."""
+    options: dict[str, object] = {}
+    is_shifted = predicts_next_token(model)
+    if is_shifted is not None:
+        options["causal_shift"] = is_shifted
+    multiple = getattr(collator, "pad_to_multiple_of", None)
+    if multiple and not is_packed:
+        options["length_fn"] = CollatedLength(multiple)
+    return options

@@ -1,0 +1,64 @@
+"""What a Trainer gathers of a step for its metrics: of each rank as much as it has, and of an idle one nothing.
+
+A Trainer gathers tensors of one shape on all ranks, which is no longer so where each has its own number of samples, and would
+count what an idle rank replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather, pad_across_processes, recursively_apply
+from torch import Tensor
+from transformers.trainer_pt_utils import find_batch_size
+
+from odb_ref.torch import StepInfo
+
+Tensors = TypeVar("Tensors")
+
+
+def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> Tensors:
+    """Returns the rows of all ranks' tensors, rank by rank, without those of idle ranks; a collective of all ranks.
+
+    A number is a row of its own. Where all ranks are idle, as in what fills up an accumulation window, numbers are 0, so that
+    they add nothing to a sum, and rows stay, so that they have a mean.
+    """
+    if info.is_idle and isinstance(tensors, Tensor) and not tensors.ndim:
+        tensors = torch.zeros_like(tensors)  # type: ignore[assignment]
+    rows: int = find_batch_size(tensors) or 1
+    counts: list[int] = gather(torch.tensor([rows, 0 if info.is_idle else rows], device=_get_device(tensors))).tolist()
+    held, wanted = counts[::2], counts[1::2]
+    kept = wanted if any(wanted) else held
+    padded = gather(pad_across_processes(tensors, dim=0))
+
+    def keep(padded: Tensor) -> Tensor:
+        if not padded.ndim:  # of one process
+            return padded[None]
+        return torch.cat([part[:count] for part, count in zip(padded.chunk(len(kept)), kept, strict=True)])
+
+    found: Tensors = recursively_apply(keep, padded)
+    return found
+
+
+@contextmanager
+def gathering(accelerator: Accelerator, info: StepInfo) -> Iterator[None]:
+    """Lets what a Trainer computes beside a loss gather by `gather_rows`."""
+    names = ("gather", "gather_for_metrics")
+    for name in names:
+        setattr(accelerator, name, partial(gather_rows, info=info))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(accelerator, name)  # the method is there again
+
+
+def _get_device(tensors: object) -> torch.device:
+    while not isinstance(tensors, Tensor):
+        tensors = next(iter(tensors.values() if isinstance(tensors, Mapping) else tensors))  # type: ignore[call-overload]
+    return tensors.device

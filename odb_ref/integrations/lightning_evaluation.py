@@ -1,0 +1,96 @@
+"""`EvaluationLoader`: an `ODBDataLoader` for Lightning's validation, tests and predictions.
+
+    class Tuned(LightningModule):
+        def validation_step(self, batch, batch_idx):
+            info = get_step_info(self, batch_idx)
+            loss = ...  # the mean over this batch's supervised tokens
+            self.log("val_loss", info.scale(loss), batch_size=info.local_supervised, sync_dist=True)
+            if not info.is_idle:
+                self.accuracy.update(...)  # of torchmetrics
+
+    trainer.fit(Tuned(), loader, EvaluationLoader(validation, token_budget=65_536, collate_fn=collate))
+
+Lightning's mean over an epoch, weighed by ``batch_size`` and added up over the ranks, then is the mean over all supervised
+tokens, to which an idle step adds nothing. For what each sample has brought there is `odb_ref.gather_samples`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final, Self
+
+from lightning.pytorch import LightningModule
+from torch.utils.data import Dataset
+
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+
+_KEPT: Final = 8
+"""More steps than Lightning reads ahead."""
+
+
+class EvaluationLoader:
+    """Each sample once in each evaluation, in the same number of steps on every rank; ``options`` are those of
+    `ODBDataLoader`.
+
+    Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
+    """
+
+    def __init__(self, dataset: Dataset[object], *, token_budget: int, **options: object) -> None:
+        for name in ("loss_scaling", "accumulation_steps"):
+            if name in options:
+                raise UsageError(f"EvaluationLoader: {name} is of training")
+        if options.get("on_idle", "replay") != "replay":
+            raise UsageError("EvaluationLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
+        self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
+        self._newest: deque[tuple[int, StepInfo]] = deque(maxlen=_KEPT)
+
+    def __iter__(self) -> Iterator[object]:
+        self._newest.clear()
+        return self._read()
+
+    def _read(self) -> Iterator[object]:
+        for index, (batch, info) in enumerate(self.loader.steps()):
+            # Its counts are checked as training's are; its loss is not a part of a gradient.
+            self._newest.append((index, replace(info, loss_scale=float(not info.is_idle))))
+            yield batch
+
+    def get_info(self, batch_idx: int) -> StepInfo:
+        """Returns what belongs to a batch that is being evaluated.
+
+        Raises: UsageError when there is no such batch.
+        """
+        for index, info in self._newest:
+            if index == batch_idx:
+                return info
+        raise UsageError(f"no batch {batch_idx} is being evaluated")
+
+    def close(self) -> None:
+        """Ends the loader: see `ODBDataLoader.close`."""
+        self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def get_step_info(module: LightningModule, batch_idx: int, dataloader_idx: int = 0) -> StepInfo:
+    """Returns what belongs to the batch of ``validation_step``, ``test_step`` or ``predict_step``.
+
+    Raises: UsageError outside of these, and when the loader is not an `EvaluationLoader`.
+    """
+    trainer = module.trainer
+    loaders: object = None
+    if trainer.validating or trainer.sanity_checking:
+        loaders = trainer.val_dataloaders
+    elif trainer.testing:
+        loaders = trainer.test_dataloaders
+    elif trainer.predicting:
+        loaders = trainer.predict_dataloaders
+    loader = loaders[dataloader_idx] if isinstance(loaders, Sequence) else loaders
+    if not isinstance(loader, EvaluationLoader):
+        raise UsageError(f"get_step_info: the loader evaluated is a {type(loader).__name__}, not an EvaluationLoader")
+    return loader.get_info(batch_idx)

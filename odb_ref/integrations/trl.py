@@ -1,0 +1,94 @@
+"""TRL: an `SFTTrainer` or a `DPOTrainer` becomes an `ODBTrainer`, as its own arguments say.
+
+::
+
+    trainer = SFTTrainer(model, SFTConfig(padding_free=True, max_length=None, ...), train_dataset=dataset)
+    configure_trainer(trainer, token_budget=16_384)
+    trainer.train()
+
+The Trainer's arguments are looked at by name, and TRL is not imported:
+
+==================================  ====================================================================================
+``per_device_train_batch_size``     times ``max_length`` (twice that for pairs): the token budget, if none is given
+``padding_free``                    ``layout="packed"``: rows are filled here, and no sample is cut or dropped
+``packing``                         refused: it fills rows before training; ``padding_free`` alone is what is wanted
+``max_length`` of a preference      a pair is as long as what its collator leaves of it
+data set
+a vision data set                   its texts are made by the collator: ``length_fn`` and ``supervised_fn`` must be given
+==================================  ====================================================================================
+
+Pairs are units: a batch is twice as many rows, and a loss weighs as many pairs as it is the mean of. What these Trainers gather
+of a step for their logs leaves idle ranks out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from transformers import Trainer
+
+from odb_ref.integrations.hf import ODBTrainer, enable
+from odb_ref.integrations.hf_counting import CollatedLength
+from odb_ref.integrations.hf_steps import ODBOptions
+from odb_ref.torch import UsageError
+from odb_ref.torch.reading.tasks import is_pair
+
+
+def configure_trainer(
+    trainer: Trainer,
+    *,
+    token_budget: int | None = None,
+    updates_per_epoch: int | None = None,
+    max_samples: int | None = None,
+    evaluation: Mapping[str, object] | None = None,
+    **loader: object,
+) -> ODBTrainer:
+    """Returns the Trainer itself, an `ODBTrainer` from now on; ``loader`` has further arguments of `ODBDataLoader`.
+
+    Raises: UsageError when the Trainer packs beforehand, or its arguments do not say what must be known.
+    """
+    args = trainer.args
+    if getattr(args, "packing", False):
+        raise UsageError(
+            "packing=True fills rows before training, and cuts or drops samples for it: say packing=False with "
+            "padding_free=True and max_length=None, and rows are filled here, of whole samples"
+        )
+    is_counted = "length_fn" in loader and ("supervised_fn" in loader or loader.get("loss_scaling") == "samples")
+    if getattr(trainer, "_is_vision_dataset", False) and not is_counted:
+        raise UsageError(
+            "the collator of a vision data set makes its texts, so nobody can count them beforehand: pass length_fn= and "
+            "supervised_fn=, or loss_scaling='samples' in place of the second"
+        )
+    options: dict[str, object] = {}
+    max_length: int | None = getattr(args, "max_length", None)
+    multiple: int = getattr(trainer.data_collator, "pad_to_multiple_of", None) or 1
+    has_pairs = _has_pairs(trainer.train_dataset)
+    if getattr(trainer, "padding_free", False):
+        options["layout"] = "packed"
+    elif has_pairs:
+        options["length_fn"] = CollatedLength(multiple, max_length)
+    if token_budget is None:
+        if max_length is None:
+            raise UsageError("max_length=None says nothing of memory: pass token_budget=")
+        token_budget = args.per_device_train_batch_size * max_length * (2 if has_pairs else 1)
+    return enable(
+        trainer,
+        ODBOptions(
+            token_budget=token_budget,
+            updates_per_epoch=updates_per_epoch,
+            max_samples=max_samples,
+            evaluation=evaluation,
+            loader=options | loader,
+        ),
+    )
+
+
+def _has_pairs(dataset: object) -> bool:
+    """Returns whether a data set has preference pairs; of one that is read as a stream, the columns tell."""
+    names = getattr(dataset, "column_names", None)
+    if isinstance(names, list):
+        return is_pair(dict.fromkeys(names, ()))
+    try:
+        return is_pair(dataset[0])  # type: ignore[index]
+    except (TypeError, KeyError, IndexError):
+        return False

@@ -1,0 +1,38 @@
+"""What all ranks' batches of a step have brought, sample by sample: for metrics over uneven ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.info import StepInfo
+
+Output = TypeVar("Output")
+
+
+def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:
+    """Returns one entry for each sample of the step ``info`` belongs to: rank by rank, the same on every rank; a collective.
+
+    ``outputs`` has an entry for each sample of this rank's batch: a tensor's are its rows, which are brought to the CPU and
+    may be of other sizes on other ranks. Those of an idle step, which a batch is replayed in, are left out, so over an epoch
+    each sample is there once. ``group`` is the loader's process group, if it has one. Spec: R1.3. Preserves: ONCE.
+
+    Raises: UsageError, on every rank, when a rank has not one entry for each of its samples.
+    """
+    if isinstance(outputs, torch.Tensor):
+        outputs = outputs.detach().cpu()
+    own = [] if info.is_idle else list(outputs)
+    parts = [(info.local_samples, own)]
+    if dist.is_initialized() and (size := dist.get_world_size(group)) > 1:
+        parts *= size
+        dist.all_gather_object(parts, (info.local_samples, own), group=group)
+    for rank, (samples, part) in enumerate(parts):
+        if len(part) != samples:
+            raise UsageError(
+                f"gather_samples: rank {rank} has {len(part)} outputs for the {samples} samples of its batch, step {info.step}"
+            )
+    return [output for _, part in parts for output in part]

@@ -1,0 +1,131 @@
+"""What samples of the usual tasks are, by the names of their fields: how many tokens they take, and what a loss is a mean over.
+
+===========================  =================================================  =====================================
+task                         tokens                                             a loss is a mean over
+===========================  =================================================  =====================================
+causal language model        ``input_ids``                                      tokens with a label, but for the first
+masked one, token classes    ``input_ids``                                      tokens with a label
+encoder and decoder          the longer of ``input_ids`` and ``labels``         tokens with a label
+classes, values              ``input_ids``                                      samples (``label`` is one, or floats)
+several choices              all rows of ``input_ids``, each as the longest     samples
+preference pairs             twice the longer of chosen and rejected            samples
+===========================  =================================================  =====================================
+
+Whether a model predicts each label from the token before it, no field says: ``causal_shift``. Spec: R1.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+
+from odb_ref.core.errors import OdbError
+
+IGNORE_INDEX: Final = -100
+"""The label of a token that carries no loss."""
+
+LABELS: Final = ("labels", "label", "label_ids", "start_positions")
+"""Under what names samples carry labels, the last where an answer is a span of the text."""
+
+_PAIRS: Final = (
+    ("prompt_ids", "chosen_ids", "rejected_ids"),
+    ("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
+    ("prompt_input_ids", "input_ids_chosen", "input_ids_rejected"),
+)
+"""Prompt (which may be missing, or part of both), chosen and rejected, as TRL and LLaMA-Factory call them."""
+
+
+class SampleError(OdbError, ValueError):
+    """A sample cannot be batched: it has no length, or one that makes no sense."""
+
+
+def get_field(item: object, name: str) -> object:
+    """Returns a field of a sample or a batch, None when it has none of that name."""
+    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
+
+
+def get_labels(sample: object) -> object:
+    """Returns what a sample is labelled with, None when with nothing."""
+    for name in LABELS:
+        labels = get_field(sample, name)
+        if labels is not None and not isinstance(labels, str):
+            return labels
+    return None
+
+
+def is_pair(sample: object) -> bool:
+    """Returns True for a preference pair: two texts, one loss."""
+    return get_field(sample, "input_ids") is None and _find_pair(sample) is not None
+
+
+def is_whole(sample: object) -> bool:
+    """Returns True where a loss is a mean over samples: they have one label each, or are pairs."""
+    labels = get_labels(sample)
+    return is_pair(sample) if labels is None else is_one_label(labels)
+
+
+def is_one_label(labels: object) -> bool:
+    """Returns True for the class of a sample, its value, or several values at once."""
+    match labels:
+        case torch.Tensor():
+            return labels.ndim == 0 or labels.is_floating_point()
+        case int() | float():
+            return True
+        case [float(), *_]:
+            return True
+        case _:
+            kind = getattr(getattr(labels, "dtype", None), "kind", "")
+            return kind == "f" or (kind != "" and getattr(labels, "ndim", None) == 0)
+
+
+def get_length(sample: object) -> int:
+    """Returns the tokens a sample takes in a batch: see the table.
+
+    Raises: SampleError when nothing says.
+    """
+    rows, longest = measure_rows(sample)
+    return rows * longest
+
+
+def measure_rows(sample: object) -> tuple[int, int]:
+    """Returns how many rows of a batch a sample takes, and the tokens of the longest.
+
+    Raises: SampleError when nothing says.
+    """
+    value = get_field(sample, "input_ids")
+    if value is None:
+        longer = _find_pair(sample)
+        if longer is None:
+            raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass length_fn=")
+        return 2, longer
+    rows, longest = _measure(value, "input_ids")
+    labels = get_field(sample, "labels")
+    return rows, max(longest, _measure(labels, "labels")[1]) if _has_length(labels) else longest
+
+
+def _has_length(labels: object) -> bool:
+    return bool(getattr(labels, "shape", ())) or (isinstance(labels, Sequence) and not isinstance(labels, str))
+
+
+def _measure(value: object, name: str) -> tuple[int, int]:
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, Sequence) and shape:
+        return math.prod(shape[:-1]), int(shape[-1])
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if value and hasattr(value[0], "__len__"):
+            return len(value), max(len(row) for row in value)
+        return 1, len(value)
+    raise SampleError(f"{name} is {type(value).__name__}, expected a tensor, an array or a sequence")
+
+
+def _find_pair(sample: object) -> int | None:
+    for prompt_name, *names in _PAIRS:
+        texts = [get_field(sample, name) for name in names]
+        if all(text is not None for text in texts):
+            prompt = get_field(sample, prompt_name)
+            first = 0 if prompt is None else _measure(prompt, prompt_name)[1]
+            return first + max(_measure(text, name)[1] for text, name in zip(texts, names, strict=True))
+    return None

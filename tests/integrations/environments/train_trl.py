@@ -1,0 +1,204 @@
+"""TRL's trainers on one or two ranks, with its own collators and losses: what each update was trained on, and the weights.
+
+torchrun --nproc-per-node 2 train_trl.py FOLDER
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from odb_ref.integrations.trl import configure_trainer
+
+WORDS = 40
+COUNT = 31
+RATE = 0.3
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+def make_tokenizer() -> Any:
+    names = {f"word{number}": number for number in range(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(names, "word2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="word0", eos_token="word1")
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, attn_implementation="eager", pad_token_id=0, **SIZES))
+
+
+def draw(choose: random.Random, high: int) -> list[int]:
+    return [choose.randrange(3, WORDS) for _ in range(choose.randint(2, high))]
+
+
+def make_texts() -> Any:
+    rows = []
+    for number in range(COUNT):
+        choose = random.Random(number)
+        prompt, answer = draw(choose, 8), draw(choose, 12)
+        rows.append({"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer})
+    return Dataset.from_list(rows)
+
+
+def make_pairs() -> Any:
+    rows = []
+    for number in range(COUNT):
+        choose = random.Random(number)
+        texts = {"prompt": draw(choose, 6), "chosen": draw(choose, 9), "rejected": draw(choose, 14)}
+        rows.append({name: " " + " ".join(f"word{word}" for word in words) for name, words in texts.items()})
+    return Dataset.from_list(rows)
+
+
+class Recorder:
+    """Notes the batches of a Trainer before its loss is computed, in whatever order its classes stand."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.model.training:
+            self.batches.append((inputs["odb_step_info"], {k: v for k, v in inputs.items() if torch.is_tensor(v)}))
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def record(trainer: Any) -> Any:
+    trainer.__class__ = type("Recorded", (Recorder, type(trainer)), {})
+    trainer.batches = []
+    return trainer
+
+
+def get_weights(model: Any) -> Any:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
+
+
+def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
+    trainer = record(configure_trainer(make(), evaluation={}, window=12, timeout_s=30, **options))
+    trainer.train()
+    numbers = [[] if info.is_idle else sorted(describe(batch, key)) for info, batch in trainer.batches]
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "samples": sorted(show(sample, trainer.args.max_length) for sample in trainer.train_dataset),
+        "batches": numbers,
+        "rows": [batch["input_ids"].numel() for info, batch in trainer.batches if not info.is_idle],
+        "oversize": [info.local_samples == 1 for info, _ in trainer.batches if not info.is_idle],
+        "error": compare(
+            trainer,
+            make(),
+            [(info.is_window_end, batch) for (info, _), batch in zip(trainer.batches, numbers, strict=True)],
+        ),
+        "losses": [entry["loss"] for entry in logs],
+        "logs": logs[-1],
+        "epoch": trainer.state.epoch,
+        "evaluated": trainer.evaluate() if trainer.eval_dataset is not None else {},
+    }
+
+
+def compare(trainer: Any, plain: Any, steps: list[tuple[bool, list[str]]]) -> float:
+    """How far the weights are from those of one process with TRL's own loss over the union of the ranks' batches, relative
+    to the way they have gone.
+    """
+    everybody = [steps]
+    if dist.is_initialized():
+        everybody *= dist.get_world_size()
+        dist.all_gather_object(everybody, steps)
+    rows = {show(sample, plain.args.max_length): sample for sample in plain.train_dataset}
+    model, union = plain.model, []
+    start, optimizer = get_weights(model), torch.optim.SGD(model.parameters(), lr=RATE)
+    model.train()
+    for ranks in zip(*everybody, strict=True):
+        union += [rows[text] for _, texts in ranks for text in texts]
+        if ranks[0][0]:
+            plain.compute_loss(model, plain.data_collator(union)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            union = []
+    change = get_weights(model) - start
+    return float(torch.linalg.norm(get_weights(trainer.model) - start - change) / torch.linalg.norm(change))
+
+
+def show(sample: Any, max_length: int | None) -> str:
+    """A sample as `describe` has it."""
+    if "input_ids" in sample:
+        return " ".join(map(str, sample["input_ids"]))
+    rows = [(sample["prompt_ids"] + sample[name])[:max_length] for name in ("chosen_ids", "rejected_ids")]
+    return " ".join(map(str, rows[0] + rows[1]))
+
+
+def describe(batch: Any, key: str) -> list[str]:
+    """The samples of a batch by their tokens: rows, or what is laid end to end."""
+    ids = batch["input_ids"]
+    if "position_ids" in batch:
+        starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), ids.shape[1]]
+        rows = [ids[0, start:end] for start, end in itertools.pairwise(starts)]
+    else:
+        rows = [row[row > 0] for row in ids]
+        if key == "pairs":
+            half = len(rows) // 2
+            rows = [torch.cat([rows[i], rows[half + i]]) for i in range(half)]
+    return [" ".join(map(str, row.tolist())) for row in rows]
+
+
+COMMON: dict[str, Any] = {
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "optim": "sgd",
+    "learning_rate": RATE,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "num_train_epochs": 1,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "per_device_train_batch_size": 4,
+}
+
+
+def make_sft(folder: Path, *, steps: int = 1, **settings: Any) -> Any:
+    texts = make_texts()
+    args = SFTConfig(output_dir=str(folder), gradient_accumulation_steps=steps, **COMMON, **settings)
+    return SFTTrainer(make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=make_tokenizer())
+
+
+def make_dpo(folder: Path, **settings: Any) -> Any:
+    args = DPOConfig(output_dir=str(folder), **COMMON, **settings)
+    pairs = make_pairs()
+    return DPOTrainer(
+        make_model(), make_model(), args, train_dataset=pairs, eval_dataset=pairs, processing_class=make_tokenizer()
+    )
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    found["sft"] = train(lambda: make_sft(folder, max_length=20), "texts")
+    free = {"steps": 2, "max_length": None, "padding_free": True}
+    found["padding_free"] = train(lambda: make_sft(folder, **free), "texts", token_budget=60)
+    found["dpo"] = train(lambda: make_dpo(folder, max_length=20, pad_to_multiple_of=4), "pairs")
+    found["refused"] = []
+    for settings, budget in (({"packing": True, "max_length": 20}, 60), ({"max_length": None}, None)):
+        try:
+            configure_trainer(make_sft(folder, **settings), token_budget=budget)
+        except Exception as error:
+            found["refused"].append(f"{type(error).__name__}: {error}")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

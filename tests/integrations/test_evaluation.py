@@ -1,0 +1,281 @@
+"""Evaluation over uneven ranks, in every framework: each sample once, and metrics that no replay or padding has touched."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+require("accelerate")
+require("lightning")
+
+import lightning.pytorch as pl  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torchmetrics import CatMetric  # noqa: E402
+
+from odb_ref import ODBDataLoader, UsageError, gather_samples  # noqa: E402
+from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
+from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
+from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    BUDGET_TOKENS,
+    LEARNING_RATE,
+    OPTIONS,
+    SIZES,
+    Model,
+    Samples,
+    collate,
+    get_sample,
+    make_shard,
+    set_environment,
+)
+from tests.integrations.test_hf import make_trainer  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+
+ALL = list(range(sum(SIZES)))
+READ = {**OPTIONS, "token_budget": BUDGET_TOKENS, "collate_fn": collate}
+GIVEN = {**READ, "shard": "given"}
+
+
+def compute_alone() -> float:
+    """The mean loss over all supervised tokens, in one process."""
+    batch = collate([get_sample(number) for number in ALL])
+    with torch.no_grad():
+        return float(Model()(batch["input_ids"], batch["labels"])["loss"])
+
+
+def check(runs: list[Any]) -> None:
+    """Checks that every rank knows of each sample once, and of the mean loss."""
+    alone = compute_alone()
+    for numbers, loss in runs:
+        assert sorted(numbers) == ALL
+        assert loss == pytest.approx(alone, rel=1e-12)
+
+
+# Loops of one's own -------------------------------------------------------------------------------------------------------
+
+
+def loop(model: nn.Module, rank: int, reduce: Any) -> Any:
+    """Every rank calls the model in each step, also an idle one: a sharded model gathers its weights there."""
+    totals = torch.zeros(2, dtype=torch.float64)
+    numbers: list[int] = []
+    with ODBDataLoader(make_shard(rank), **GIVEN) as loader, torch.no_grad():
+        for batch, info in loader.steps():
+            loss = model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"]
+            if info.local_supervised:
+                totals += torch.stack([loss, torch.ones_like(loss)]) * info.local_supervised
+            numbers += gather_samples(batch["numbers"], info)
+    loss, supervised = reduce(totals).tolist()
+    return [int(number) for number in numbers], loss / supervised
+
+
+def add_up(totals: Any) -> Any:
+    torch.distributed.all_reduce(totals)
+    return totals
+
+
+def refuse_rows(rank: int) -> str:
+    with ODBDataLoader(make_shard(rank), **GIVEN) as loader:
+        _, info = next(loader.steps())
+        with pytest.raises(UsageError) as caught:
+            gather_samples(range(info.local_samples + rank), info)
+    return str(caught.value)
+
+
+def evaluate_loops(rank: int, world_size: int) -> Any:
+    set_environment(rank, world_size)
+    sharded = Model()
+    fully_shard(sharded)
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(Model())
+    return [
+        loop(Model(), rank, add_up),
+        loop(sharded, rank, add_up),
+        loop(prepared, rank, lambda totals: accelerator.reduce(totals, "sum")),
+    ], refuse_rows(rank)
+
+
+def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
+    """Checks: COVER, ONCE, ALIGN. Plain torch, a sharded model, Accelerate."""
+    results = run_ranks(len(SIZES), evaluate_loops, len(SIZES), timeout_s=120)
+    assert not any(result.error for result in results), results
+    for runs in zip(*(result.value[0] for result in results), strict=True):
+        check(list(runs))
+    assert len({result.value[1] for result in results}) == 1
+    assert "rank 1 has" in results[0].value[1]
+
+
+def test_one_process_gathers_what_it_has() -> None:
+    with ODBDataLoader(Samples(ALL), **READ) as loader:
+        found = [number for batch, info in loader.steps() for number in gather_samples(batch["numbers"], info)]
+    assert sorted(int(number) for number in found) == ALL
+
+
+# The Hugging Face Trainer ---------------------------------------------------------------------------------------------------
+
+
+class Speaking(Model):
+    """Says which samples it has seen, as a model says its logits; takes a token count, as the models of transformers do."""
+
+    accepts_loss_kwargs = True
+
+    def forward(self, input_ids: Any, labels: Any, numbers: Any, num_items_in_batch: Any = None) -> Any:
+        loss = super().forward(input_ids, labels)["loss"]
+        if num_items_in_batch is not None:
+            loss = loss * (labels[:, 1:] != -100).sum() / num_items_in_batch
+        return {"loss": loss, "numbers": numbers, "lengths": (input_ids > 0).sum(1), "rows": input_ids}
+
+
+def judge(prediction: Any) -> dict[str, Any]:
+    """What a metric sees: labels padded with -100 to the longest of all."""
+    numbers, lengths, rows = prediction.predictions
+    assert len(numbers) == len(lengths) == len(rows) == len(prediction.label_ids)
+    for number, length, row, labels in zip(numbers, lengths, rows, prediction.label_ids, strict=True):
+        ids = get_sample(int(number))["input_ids"].numpy()
+        assert length == np.count_nonzero(ids)
+        np.testing.assert_array_equal(row[: len(ids)], ids)
+        assert set(labels[len(ids) :]) <= {-100}
+    return {"numbers": sorted(int(number) for number in numbers)}
+
+
+def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
+    set_environment(rank, world_size)
+    given = {"shard": "given", "token_budget": 2 * BUDGET_TOKENS}
+    found = []
+    for evaluation, dataset in ((given, make_shard(rank) if world_size > 1 else Samples(ALL)), ({}, Samples(ALL))):
+        odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=OPTIONS, evaluation=evaluation)
+        trainer = make_trainer(
+            rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=dataset, max_steps=2
+        )
+        trainer.compute_metrics = judge
+        metrics = trainer.evaluate()
+        assert trainer.evaluate()["eval_loss"] == metrics["eval_loss"]
+        predicted = trainer.predict(dataset)
+        assert predicted.metrics["test_numbers"] == metrics["eval_numbers"]
+        assert predicted.metrics["test_loss"] == metrics["eval_loss"]
+        assert metrics["eval_samples_per_second"] == pytest.approx(len(ALL) / metrics["eval_runtime"], rel=0.02)
+        found.append((metrics["eval_numbers"], metrics["eval_loss"]))
+    trainer.args.include_for_metrics = ["loss"]
+    with pytest.raises(UsageError, match="batches differ"):
+        trainer.evaluate()
+    # Training goes on as if nobody had evaluated.
+    trainer.args.include_for_metrics = []
+    trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
+    trainer.train()
+    # The Trainer's own: each sample once as well, but not the loss.
+    odb = ODBOptions(token_budget=BUDGET_TOKENS)
+    own = make_trainer(rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
+    own.compute_metrics = judge
+    return found, own.evaluate()["eval_numbers"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_trainer_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
+    """Checks: COVER, ONCE. Given shards of 23 and 8, and one data set shared out."""
+    results = run_ranks(world_size, evaluate_trainer, world_size, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for runs in zip(*(result.value[0] for result in results), strict=True):
+        check(list(runs))
+    assert all(result.value[1] == ALL for result in results)
+
+
+# Lightning ------------------------------------------------------------------------------------------------------------------
+
+
+class Judged(pl.LightningModule):
+    """Evaluates in each of the three ways; gathers sample numbers by torchmetrics and by this library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.seen = CatMetric()
+        self.gathered: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        info = get_step_info(self, batch_idx)
+        loss = self.model(batch["input_ids"], batch["labels"])["loss"]
+        self.log("loss", info.scale(loss), batch_size=info.local_supervised, sync_dist=True)
+        if not info.is_idle:
+            self.seen.update(batch["numbers"])
+        self.gathered += [int(number) for number in gather_samples(batch["numbers"], info)]
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> None:
+        info = get_step_info(self, batch_idx)
+        self.gathered += [int(number) for number in gather_samples(batch["numbers"], info)]
+
+    def on_validation_start(self) -> None:
+        self.gathered.clear()
+        self.seen.reset()
+
+    on_test_start = on_predict_start = on_validation_start
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
+
+
+def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    set_environment(rank, world_size)
+    module = Judged()
+    dataset = make_shard(rank) if world_size > 1 else Samples(ALL)
+    with (
+        EvaluationLoader(dataset, **GIVEN) as loader,
+        LightningLoader(dataset, **GIVEN) as training,
+    ):
+        trainer = pl.Trainer(
+            default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, enable_progress_bar=False,
+            strategy=DDPStrategy(process_group_backend="gloo"), enable_model_summary=False, enable_checkpointing=False,
+            callbacks=[training.callback], max_epochs=2, use_distributed_sampler=True,
+        )  # fmt: skip
+        found = []
+        for evaluate in (trainer.validate, trainer.test):
+            (metrics,) = evaluate(module, loader, verbose=False)
+            assert sorted(module.seen.compute().int().tolist()) == ALL
+            found.append((list(module.gathered), metrics["loss"]))
+        trainer.predict(module, [loader])
+        found.append((list(module.gathered), found[0][1]))
+        trainer.fit(module, training, loader)  # with two batches of validation as a check before
+        assert sorted(module.gathered) == ALL
+        with pytest.raises(UsageError, match="not an EvaluationLoader"):
+            get_step_info(module, 0)
+        with pytest.raises(UsageError, match="no batch 99"):
+            loader.get_info(99)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
+    """Checks: COVER, ONCE. Validation, also within training, tests, predictions."""
+    results = run_ranks(world_size, evaluate_lightning, world_size, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for runs in zip(*(result.value for result in results), strict=True):
+        check(list(runs))
+
+
+def test_what_is_of_training_is_refused() -> None:
+    for option in ({"loss_scaling": "none"}, {"accumulation_steps": 2}, {"on_idle": "none"}):
+        with pytest.raises(UsageError, match="EvaluationLoader"):
+            EvaluationLoader(Samples(ALL), token_budget=1, **option)
+    nobody: Any = SimpleNamespace(validating=False, sanity_checking=False, testing=False, predicting=False)
+    with pytest.raises(UsageError, match="NoneType"):
+        get_step_info(SimpleNamespace(trainer=nobody), 0)  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+"""TRL's own trainers, collators and losses, configured by their own arguments, on one and two ranks.
+
+``ODB_TRL_PYTHON`` names the Python of an environment with TRL: ``python -m venv peers && peers/bin/pip install trl``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.environments.run import run_script
+
+pytestmark = pytest.mark.torch
+
+SAMPLES = 31
+BUDGETS = {"sft": 4 * 20, "padding_free": 60, "dpo": 2 * 4 * 20}
+"""What the arguments have room for, where no budget is given."""
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path, world_size: int) -> None:
+    """Checks: WEIGHT, COVER, BUDGET. Fine-tuning, also padding-free over accumulation windows, and preference pairs."""
+    ranks = run_script("ODB_TRL_PYTHON", "torch trl", "train_trl.py", tmp_path, world_size)
+    for kind, budget in BUDGETS.items():
+        found = [rank[kind] for rank in ranks]
+        seen = [sample for run in found for batch in run["batches"] for sample in batch]
+        assert sorted(seen) == found[0]["samples"], kind
+        assert len(seen) == SAMPLES
+        for run in found:
+            assert all(rows <= budget for rows in run["rows"]), kind
+            assert run["error"] < 1e-4, kind
+            assert run["epoch"] == 1.0
+            # Each sample counts once in what TRL gathers by itself too: no replay, whatever a rank holds.
+            assert run["logs"]["num_tokens"] == sum(len(text.split()) for text in seen), kind
+            assert run["evaluated"]["eval_loss"] == found[0]["evaluated"]["eval_loss"]
+    for rank in ranks:
+        packed, unbounded = rank["refused"]
+        assert "packing=True fills rows before training" in packed
+        assert "pass token_budget=" in unbounded
