@@ -25,6 +25,7 @@ REBUILT = (
     "batching.layouts",
     "batching.alignment",
     "batching.rules",
+    "batching.shards",
     "rounds",
     "resume",
     "machine",

@@ -110,7 +110,10 @@ def saved_by_world(shard: str) -> dict[int, Saved]:
 def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
     saved_by_world: dict[int, Saved], shard: str, world_size: int
 ) -> None:
-    """Spec: R10.3, R14.6. Checks: RESUME, ONCE, COVER, REPLAY, ALIGN, DEAL. Nothing lost, nothing twice; the same ranks repeat the rest exactly."""
+    """Spec: R10.3, R14.6. Checks: RESUME, ONCE, COVER, REPLAY, ALIGN, DEAL.
+
+    Nothing lost, nothing twice; the same ranks repeat the rest exactly.
+    """
     limits = {world: list(range(len(saved[0][1]))) for world, saved in saved_by_world.items()}
     assert all(len(steps) >= 6 for steps in limits.values())
     check_continuations(saved_by_world, limits, world_size, shard=shard)
