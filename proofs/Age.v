@@ -254,7 +254,7 @@ Proof.
       * assert (Z : count_phase t = 1) by (unfold count_phase; rewrite Pt; reflexivity).
         assert (Lw : length (window t) <= length (window u)).
         { destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|n B Sr Ra Tg _ _ Al Ca]; try congruence.
-          destruct (got_current W cfg depth input ok s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
+          destruct (got_current W cfg depth input s i _ I H M) as [_ [_ [_ [ms [El Em]]]]].
           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
           destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
@@ -321,7 +321,7 @@ Proof.
   pose proof (rank_step_after W cfg depth input ok s i e t I Hi M E) as K'. pose proof (g_core _ _ _ _ _ I i Hi) as K. set (u := rank_of s i) in *.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
   assert (Kt : forall y, e = Got y -> core (cfg i) (cfg 0) i (input i) (whole s) t /\ whole s = h_step (cfg 0) (hist_of s i) y).
-  { intros y ->. destruct (got_current W cfg depth input ok s i y I Hi M) as [_ [_ [Wa _]]]. simpl in K'. rewrite <- Wa in K'. auto. }
+  { intros y ->. destruct (got_current W cfg depth input s i y I Hi M) as [_ [_ [Wa _]]]. simpl in K'. rewrite <- Wa in K'. auto. }
   assert (Own : ended u = true -> ended t = true) by (intros En; apply (ended_stays _ _ _ _ _ _ E En), (k_ended _ _ _ _ _ _ K En)).
   assert (Win : ended u = true -> (forall y, e <> Got y) -> window t = window u) by (intros En NG; apply (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)), (k_ended _ _ _ _ _ _ K En)).
   destruct (h_kind (whole s)) as [|n| |o l] eqn:Hk; auto.
@@ -473,7 +473,7 @@ Proof.
       rewrite Forall_forall in Hr. apply Forall_forall. intros y Hy. exact (Hr (shared y) (in_map shared _ _ Hy)). }
     rewrite Forall_forall in Early.
     assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-    + destruct (got_current W cfg depth input ok s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
+    + destruct (got_current W cfg depth input s i y I H My) as [Gl [_ [Wh [ms [El Em]]]]].
       assert (Seen : firstn (got s' i) (results s') = firstn (got s i) (results s) ++ [y]).
       { unfold s'. simpl. rewrite update_same. change (results _) with (results s). destruct My as [_ My]. apply firstn_snoc, My. }
       assert (Dm : doom s i = true -> doom s' i = true) by (unfold doom; rewrite Seen; intros D; apply doomed_snoc, D).

@@ -105,7 +105,7 @@ Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> may inp
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
   intros s r x R H M. destruct (reachable_second W cfg depth input ok s R) as [I S].
-  destruct (got_current W cfg depth input ok s r x I H M) as [G [Wa [Wh [ms [El Em]]]]].
+  destruct (got_current W cfg depth input s r x I H M) as [G [Wa [Wh [ms [El Em]]]]].
   pose proof (log_entry W cfg depth input s _ _ I El) as [EL [ER EM]]. pose proof (g_core _ _ _ _ _ I r H) as K.
   pose proof (logged_reports_say s R) as FR. rewrite Forall_forall in FR. specialize (FR _ (nth_error_In _ _ El)). simpl in *.
   unfold is_waiting in Wa. unfold message in Em. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.

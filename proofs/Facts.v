@@ -148,6 +148,36 @@ Qed.
 Lemma nth_map_group : forall gs j, nth j (map count_group gs) zero_counts = count_group (nth j gs []).
 Proof. intros. change zero_counts with (count_group []). apply map_nth. Qed.
 
+(** ** Offers that are ready *)
+
+(** What the offer of a rank that is ready says of its groups. *)
+Record measured (o : offer) : Prop := {
+  me_groups : o_groups_max o <= o_samples_max o;
+  me_some : 1 <= o_samples_max o -> 1 <= o_groups_max o;
+  me_due : o_due_max o <= o_groups_max o;
+  me_min : forall g, o_groups_min o = Some g -> 1 <= g <= o_groups_max o }.
+
+Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
+Proof.
+  intros c c0 r inp h u o OK K O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
+  pose proof (Permutation_length (ok_group_perm _ OK (window u))) as Lp. constructor.
+  - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (window u)) as NE. clear - NE.
+    induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
+  - rewrite R4, R5, R3. intros L. destruct (c_group c (window u)); simpl in *; lia.
+  - rewrite R7, R5. apply count_due_le.
+  - intros g Eg. rewrite R6 in Eg. destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. split; [|lia]. rewrite R3.
+    destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa. destruct (c_group c (window u)); simpl in *; lia.
+Qed.
+
+Lemma sane_agreement : forall a os, agreement_of a os -> (forall o, In o os -> measured o) -> o_samples_max a <> 0 -> sane a.
+Proof.
+  intros a os A M NZ. constructor; [lia| | |].
+  - destruct (at_groups _ _ A) as [o [Ho Eo]]. pose proof (me_groups _ (M o Ho)). destruct (ag_samples _ _ A o Ho) as [_ S2]. split; [|lia].
+    destruct (at_samples _ _ A) as [o2 [Ho2 Eo2]]. pose proof (me_some _ (M o2 Ho2)). pose proof (ag_groups _ _ A o2 Ho2). lia.
+  - destruct (at_due _ _ A) as [o [Ho Eo]]. pose proof (me_due _ (M o Ho)). pose proof (ag_groups _ _ A o Ho). lia.
+  - intros g Eg. destruct (at_groups_min _ _ A g Eg) as [o [Ho Eo]]. pose proof (me_min _ (M o Ho) g Eo). pose proof (ag_groups _ _ A o Ho). lia.
+Qed.
+
 Section Facts.
 Variable W : nat.
 Variable cfg : nat -> config.
@@ -195,7 +225,7 @@ Lemma got_current : forall s r x, invariant s -> r < W -> may input s r (Got x) 
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ (some_rank _ _ ok) s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
+  intros s r x I H [M1 M2]. destruct (sync_message _ _ _ _ s r x I H M1 M2) as [Wa [G [ms [L M]]]]. repeat split; auto; [|eauto].
   destruct (hist_cases s r I H) as [[G' _]|[_ [_ [_ [ms' [y [L' [_ E]]]]]]]]; [lia|]. rewrite L in L'. injection L' as <- <-. exact E.
 Qed.
 
@@ -248,39 +278,19 @@ Proof.
     rewrite messages_nth in Hm by exact H. injection Hm as <-. eapply waiting_message; [eassumption|exact H|]. apply pending_current; auto. }
   assert (F : forall r o, r < W -> In o os -> at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> offer_ok (cfg r) r (rank_of s r) o ->
     o_ready o = true /\ wanted (rank_of s r) = 0 /\ o_samples_max o <= o_samples_max a /\ o_samples_min a <= o_samples_max o /\
-    o_samples_max o = (if quota_met (whole s) then 0 else length (window (rank_of s r))) /\
-    (quota_met (whole s) = false -> o_groups_max o <= o_samples_max o /\ (1 <= o_samples_max o -> 1 <= o_groups_max o) /\ o_due_max o <= o_groups_max o /\
-      (forall g, o_groups_min o = Some g -> 1 <= g <= o_groups_max o))).
+    o_samples_max o = (if quota_met (whole s) then 0 else length (window (rank_of s r))) /\ (quota_met (whole s) = false -> measured o)).
   { intros r o H Ho Ph Po O. pose proof (ag_ready _ _ A o Ho Ra) as Ro. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]].
     destruct (ag_samples _ _ A o Ho) as [S1 S2]. rewrite (of_samples _ _ _ _ O) in S1. pose proof (g_core _ _ _ _ _ I r H) as K.
     assert (Eq : is_quota_met (cfg r) (gsum (rank_of s r)) = quota_met (whole s)).
     { unfold quota_met. rewrite (k_gsum _ _ _ _ _ _ K). destruct (pending_current s r I H (P r H)) as [-> _].
       rewrite (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ _ r EO B H). reflexivity. }
-    rewrite Eq in R4. repeat split; auto.
-    - rewrite R5, R4, H0, R3. pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) (window (rank_of s r)))) as Lp. rewrite <- Lp.
-      pose proof (ok_group_nonempty _ (configs_ok _ _ ok r H) (window (rank_of s r))) as NE. clear - NE.
-      induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
-    - rewrite R4, R5, H0, R3. intros L. pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) (window (rank_of s r)))) as Lp.
-      destruct (c_group (cfg r) (window (rank_of s r))); simpl in *; lia.
-    - rewrite R7, R5. apply count_due_le.
-    - rewrite R6 in H1. destruct (ended (rank_of s r)) eqn:En; [discriminate|]. injection H1 as <-. rewrite R3.
-      destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa.
-      pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) (window (rank_of s r)))) as Lp.
-      destruct (c_group (cfg r) (window (rank_of s r))); simpl in *; lia.
-    - rewrite R6 in H1. destruct (ended (rank_of s r)) eqn:En; [discriminate|]. injection H1 as <-. lia. }
+    rewrite Eq in R4. repeat (split; [assumption|]). intros U. rewrite U in Eq. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok r H) K O Ro Eq). }
   split; [|split; [|split]].
   - intros r H. destruct (X1 r H) as [o [Ho [Ph [Po O]]]]. exists o. destruct (F r o H Ho Ph Po O) as [F1 [F2 [F3 [F4 [F5 _]]]]]. auto 10.
   - intros NZ. assert (U : quota_met (whole s) = false).
     { destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. destruct (F r o H Ho Ph Po O) as [_ [_ [_ [_ [F5 _]]]]].
       destruct (quota_met (whole s)); [congruence|reflexivity]. }
-    split; [|exact U]. constructor; [lia| | |].
-    + destruct (at_groups _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. destruct (F r o H Ho Ph Po O) as [_ [_ [F3 [_ [_ F6]]]]]. destruct (F6 U) as [F7 _].
-      split; [|lia]. destruct (at_samples _ _ A) as [o2 [Ho2 Eo2]]. destruct (X2 o2 Ho2) as [r2 [H2 [Ph2 [Po2 O2]]]]. destruct (F r2 o2 H2 Ho2 Ph2 Po2 O2) as [_ [_ [_ [_ [_ G6]]]]].
-      destruct (G6 U) as [_ [G7 _]]. pose proof (ag_groups _ _ A o2 Ho2). lia.
-    + destruct (at_due _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. destruct (F r o H Ho Ph Po O) as [_ [_ [_ [_ [_ F6]]]]]. destruct (F6 U) as [_ [_ [F7 _]]].
-      pose proof (ag_groups _ _ A o Ho). lia.
-    + intros g Eg. destruct (at_groups_min _ _ A g Eg) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. destruct (F r o H Ho Ph Po O) as [_ [_ [_ [_ [_ F6]]]]].
-      destruct (F6 U) as [_ [_ [_ F7]]]. specialize (F7 g Eo). pose proof (ag_groups _ _ A o Ho). lia.
+    split; [|exact U]. apply (sane_agreement a os A); [|exact NZ]. intros o Ho. destruct (X2 o Ho) as [r [H [Ph [Po O]]]]. apply (F r o H Ho Ph Po O), U.
   - destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [_ [Po _]]]]. eauto 6.
   - destruct (at_samples_min _ _ A) as [o [Ho Eo]]. destruct (X2 o Ho) as [r [H [_ [Po O]]]]. exists r. split; [exact H|]. exists o. split; [exact Po|]. rewrite <- Eo. symmetry. apply (of_samples _ _ _ _ O).
 Qed.

@@ -108,7 +108,7 @@ Proof.
   intros s r e t j I H M E L. pose proof (rank_step_after s r e t I H M E) as K.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
   destruct Cases as [[y ->]|NG].
-  - destruct (got_current W cfg depth input ok s r y I H M) as [_ [_ [Wh _]]]. simpl in K. rewrite <- Wh in K.
+  - destruct (got_current W cfg depth input s r y I H M) as [_ [_ [Wh _]]]. simpl in K. rewrite <- Wh in K.
     assert (Ls : length (steps_of t) = length (h_steps (whole s))) by (rewrite <- (k_steps _ _ _ _ _ _ K), map_length; reflexivity).
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:P; try discriminate; unfold groups_of.
     + destruct (agree_cases _ _ _ _ _ _ E) as [_ [S1 _]]. rewrite S1 in *. rewrite !app_nth1; [reflexivity| |]; rewrite map_length; lia.
@@ -143,7 +143,7 @@ Proof.
   pose proof (rank_step_after s r e t I H M E) as K.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
   assert (Kt : forall y, e = Got y -> core (cfg r) (cfg 0) r (input r) (whole s) t /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) y).
-  { intros y ->. destruct (got_current W cfg depth input ok s r y I H M) as [_ [Wa [Wh _]]]. simpl in K. rewrite <- Wh in K. auto. }
+  { intros y ->. destruct (got_current W cfg depth input s r y I H M) as [_ [Wa [Wh _]]]. simpl in K. rewrite <- Wh in K. auto. }
   pose proof (g_core _ _ _ _ _ I r H) as K0.
   assert (Rr : rank_of s' r = t) by (rewrite Er; apply update_same).
   assert (Rq : forall q, q <> r -> rank_of s' q = rank_of s q) by (intros q NE; rewrite Er; apply update_other, NE).

@@ -129,7 +129,7 @@ Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < W -> may
 Proof.
   intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of W cfg depth input ok s R) as I.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-  - destruct (got_current W cfg depth input ok s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
+  - destruct (got_current W cfg depth input s r y I H M) as [_ [_ [_ [ms [El Em]]]]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [Rd _]]. simpl in Rd.
     simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
     + destruct (agree_sign _ _ _ _ _ _ E) as [E1 [E2 [E3 C]]].
       assert (Hk' : hit k t) by (destruct k; simpl in *; congruence). split; [exact Hk'|]. rewrite E3.

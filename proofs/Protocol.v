@@ -315,7 +315,7 @@ Proof.
     simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
     specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
     pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + destruct (got_current W cfg depth input ok s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
+    + destruct (got_current W cfg depth input s i y I H M) as [_ [_ [_ [ms [El Em]]]]].
       simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. unfold groups_of in *. rewrite S1. apply Forall_app in IH as [IH1 IH2]. apply Forall_app. split; [exact IH1|].
         destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra Tg _ _ Al _].

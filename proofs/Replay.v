@@ -130,6 +130,7 @@ Record image (h : hist) (v : view) (u : state) : Prop := {
   i_aligned : forall t, h_kind h = NCount t -> aligned u = v_aligned v;
   i_marks : alive h -> marks u = v_marks v;
   i_window : alive h -> is_quota_met c (h_samples h) = false -> reading v u;
+  i_last : forall l, h_kind h = NClosed Complete l -> is_quota_met c (h_samples h) = false -> wanted u = 0 /\ window u = full_window v /\ aligned u = [];
   i_offer : fair u }.
 
 (** ** One rank *)
@@ -184,13 +185,58 @@ Proof. intros v u t P [x R]. unfold part in P. injection P as _ _ P3 P4 P5 P6. e
 
 Lemma image_part : forall h v u t, part t = part u -> steps_of t = steps_of u -> (fair u -> fair t) -> image h v u -> image h v t.
 Proof.
-  intros h v u t P S F [I1 I2 I3 I4 I5]. constructor; [rewrite S; exact I1| | | |auto].
+  intros h v u t P S F [I1 I2 I3 I4 IL I5]. constructor; [rewrite S; exact I1| | | | |auto].
   - intros k K. unfold part in P. injection P as _ P _ _ _ _. rewrite P. exact (I2 k K).
   - intros A. unfold part in P. injection P as P _ _ _ _ _. rewrite P. exact (I3 A).
   - intros A Q. eapply reading_part; eauto.
+  - intros l K Q. unfold part in P. injection P as _ P1 _ _ P2 P3. rewrite P1, P2, P3. exact (IL l K Q).
 Qed.
 
 End View.
+
+(** ** A rank, but for what is released *)
+
+(** Histories that differ in nothing but in how much is released, and so in the limit of a failure. No plan depends on that. A job
+    that is loaded again has taken all steps of the rounds before; when it saved them, the last may not have been released. *)
+Definition same_kind (k k' : kind) : Prop := match k, k' with NClosed o _, NClosed o' _ => o = o' | _, _ => k = k' end.
+
+Record alike (h h' : hist) : Prop := { al_kind : same_kind (h_kind h) (h_kind h'); al_round : h_round h = h_round h'; al_steps : h_steps h = h_steps h' }.
+
+Lemma alike_same : forall h, alike h h.
+Proof. intros h. constructor; auto. unfold same_kind. destruct (h_kind h); reflexivity. Qed.
+
+Lemma alike_samples : forall h h', alike h h' -> h_samples h = h_samples h'.
+Proof. intros h h' A. unfold h_samples. rewrite (al_steps _ _ A). reflexivity. Qed.
+
+Lemma alike_step : forall c h h' x, alike h h' -> alike (h_step c h x) (h_step c h' x).
+Proof.
+  intros c h h' x A. pose proof (alike_samples h h' A) as Es. destruct A as [K R S]. unfold h_step. rewrite <- Es, <- R, <- S. clear Es. destruct h as [k rd xs rel], h' as [k' rd' xs' rel']. simpl in *. subst rd' xs'.
+  destruct k as [|t| |o l], k' as [|t'| |o' l']; simpl in K; try discriminate; destruct x as [a|cs|rs]; simpl;
+    try (constructor; simpl; solve [reflexivity|assumption]).
+  - destruct (is_bad a); [constructor; reflexivity|]. destruct (o_stop_rank a); [constructor; reflexivity|]. constructor; simpl; [|reflexivity|reflexivity]. destruct (target c a); reflexivity.
+  - destruct (failure_of rs); constructor; reflexivity.
+Qed.
+
+Lemma alike_kind_ok : forall c h h' u, alike h h' -> kind_ok c c h' u -> kind_ok c c h u.
+Proof.
+  intros c h h' u A K. pose proof (al_kind _ _ A) as E. unfold kind_ok in *. destruct (at_phase u); unfold same_kind in E.
+  1,2: rewrite K in E; destruct (h_kind h); congruence.
+  - destruct K as [K _]. rewrite K in E. split; [destruct (h_kind h); congruence|reflexivity].
+  - rewrite K in E. destruct (h_kind h); congruence.
+  - destruct K as [o [l [K O]]]. rewrite K in E. destruct (h_kind h) as [| | |o' l']; try discriminate. subst o'. eauto.
+  - destruct K as [o [l [K O]]]. rewrite K in E. destruct (h_kind h) as [| | |o' l']; try discriminate. subst o'. eauto.
+Qed.
+
+(** The invariant of a rank, as if more had been released. *)
+Definition stands (c : config) (depth rank : nat) (inp : list sample) (h : hist) (u : state) : Prop :=
+  exists h', alike h h' /\ core c c rank inp h' u /\ tight depth u.
+
+Lemma stands_on : forall c d r inp h u, stands c d r inp h u ->
+  round u = h_round h /\ kind_ok c c h u /\ planned u = length (h_steps h) /\ gsum u = h_samples h /\ exists h', core c c r inp h' u.
+Proof.
+  intros c d r inp h u [h' [A [K _]]]. rewrite (al_round _ _ A), (al_steps _ _ A), (alike_samples _ _ A). split; [apply (k_round _ _ _ _ _ _ K)|].
+  split; [apply (alike_kind_ok c h h' u A), (k_kind _ _ _ _ _ _ K)|]. split; [apply (k_planned _ _ _ _ _ _ K)|]. split; [apply (k_gsum _ _ _ _ _ _ K)|]. eauto.
+Qed.
 
 (** ** The system *)
 
@@ -224,23 +270,98 @@ Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s
 
 Section Run.
 Variable depth : nat -> nat.
-Notation invariant := (System.invariant W cfg depth input).
-Notation second := (Keeps.second W cfg).
 Notation step := (System.step W cfg depth input).
+Notation sync := System.sync.
+Notation entry_ok := (System.entry_ok W cfg).
 
-Lemma read_keeps_image : forall s r xs en t, invariant s -> r < W -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
+(** What every run of the epoch keeps, whether it begins or goes on. *)
+Record basis (s : sys) : Prop := {
+  bs_rank : forall r, r < W -> stands c (depth r) r (input r) (history (seen s r)) (rank_of s r);
+  bs_sync : forall r, r < W -> sync s r;
+  bs_log : Forall entry_ok (log s) }.
+
+Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
+Proof. intros s r G. unfold seen. rewrite firstn_all2; [reflexivity|]. unfold results. rewrite map_length. lia. Qed.
+
+Lemma basis_pending : forall s r, basis s -> r < W -> pending s r = true -> seen s r = results s /\ got s r = length (log s) /\ is_waiting (rank_of s r) = true.
+Proof.
+  intros s r I H P. destruct (bs_sync s I r H) as [[_ [G Wa]]|[[P' _]|[P' _]]]; try congruence. split; [apply seen_current, G|auto].
+Qed.
+
+Lemma basis_entry : forall s i p, basis s -> nth_error (log s) i = Some p -> entry_ok p.
+Proof. intros s i p I H. apply nth_error_In in H. pose proof (bs_log s I) as F. rewrite Forall_forall in F. auto. Qed.
+
+Lemma basis_admissible : forall s r e, basis s -> r < W -> may input s r e -> admissible c c (input r) (rank_of s r) e.
+Proof.
+  intros s r e I H M. destruct e as [xs en| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
+  destruct (sync_answer s r _ (bs_sync s I r H) P E) as [_ [_ [ms [L M]]]]. split; [reflexivity|].
+  apply (ready_offer W cfg ms a r (rank_of s r) (basis_entry s _ _ I L) M).
+Qed.
+
+Lemma seen_before : forall s r x rk g p ru, basis s -> r < W -> pending s r = true ->
+  firstn (got s r) (results (mkSys rk g p (log s ++ [x]) ru)) = seen s r.
+Proof.
+  intros s r x rk g p ru I H P. destruct (basis_pending s r I H P) as [_ [G _]]. unfold seen, results. simpl. rewrite map_app, firstn_app, G, map_length, Nat.sub_diag.
+  simpl. apply app_nil_r.
+Qed.
+
+Lemma step_keeps_basis : forall s l t, basis s -> step s l t -> basis t.
+Proof.
+  intros s l t I St. pose proof (every_step_keeps_sync W cfg depth input (some_rank _ _ ok) s l t (bs_sync s I) St) as Y. destruct St as [s r e t H M E|s x P R|s r H Ru Tk].
+  - constructor; [|exact Y|apply (bs_log s I)]. intros q Hq. unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
+    + rewrite !update_same. destruct (bs_rank s I r H) as [h [A [K T]]]. pose proof (basis_admissible s r e I H M) as Ad.
+      assert (Nu : numbered_from 0 (h_steps h)) by (rewrite <- (al_steps _ _ A); apply history_numbered).
+      destruct (every_transition_keeps_the_invariant_of_a_rank c c r (depth r) (input r) h (configs_ok _ _ ok r H) Nu _ e t K T Ad E) as [K' T'].
+      exists (next_hist c h e). split; [|split; [exact K'|exact T']]. unfold next_hist. destruct e; try exact A. rewrite update_same. destruct M as [_ M].
+      rewrite (firstn_snoc _ _ _ _ M), history_snoc. apply alike_step, A.
+    + rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
+      apply (bs_rank s I q Hq).
+  - constructor; [|exact Y|].
+    + intros r H. unfold seen at 1. cbn [got rank_of]. rewrite (seen_before s r _ _ _ _ _ I H (P r H)). apply (bs_rank s I r H).
+    + apply exchange_keeps_log; [|exact R|apply (bs_log s I)]. intros r H. destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]].
+      exact (core_message cfg input c r h _ K Wa).
+  - constructor; [apply (bs_rank s I)|exact Y|apply (bs_log s I)].
+Qed.
+
+(** What a good agreement says, of which every rank takes part. *)
+Lemma all_are_ready : forall s a, basis s -> (forall r, r < W -> pending s r = true) -> reduce (messages W s) = Some (Agreed a) -> is_bad a = false -> o_stop_rank a = None ->
+  exists os, agreement_of a os /\ (forall r, r < W -> exists o, In o os /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ o_ready o = true /\ offer_ok c r (rank_of s r) o) /\
+  (o_samples_max a <> 0 -> is_quota_met c (h_samples (history (results s))) = false /\ sane a).
+Proof.
+  intros s a I P Rd B Sr. destruct (reduce_agreed _ _ Rd) as [os [E A]]. exists os. split; [exact A|].
+  assert (X : forall r o, r < W -> nth_error os r = Some o -> at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
+  { intros r o H Ho. pose proof (messages_nth W s r H) as Hm. rewrite E, (map_nth_error MOffer _ _ Ho) in Hm. injection Hm as Hm.
+    destruct (basis_pending s r I H (P r H)) as [_ [_ Wa]]. destruct (bs_rank s I r H) as [h [_ [K _]]]. unfold message in Hm. unfold is_waiting in Wa.
+    destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
+    - destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po Oo]]. rewrite Po in Hm. injection Hm as ->. auto.
+    - rewrite (k_count _ _ _ _ _ _ K Ph) in Hm. discriminate.
+    - destruct (k_report _ _ _ _ _ _ K Ph) as [x [Po _]]. rewrite Po in Hm. discriminate. }
+  assert (L : length os = W) by (rewrite <- (map_length MOffer), <- E; apply messages_length).
+  assert (Y : forall o, In o os -> exists r, r < W /\ at_phase (rank_of s r) = OFFER /\ posted (rank_of s r) = Some (MOffer o) /\ offer_ok c r (rank_of s r) o).
+  { intros o Ho. apply In_nth_error in Ho as [r Hr]. assert (H : r < W) by (rewrite <- L; apply nth_error_Some; congruence). exists r. split; [assumption|]. apply X; assumption. }
+  pose proof (ready_agreement W cfg s a os A B Sr Y) as Ra. split.
+  - intros r H. destruct (nth_error os r) as [o|] eqn:Ho; [|apply nth_error_None in Ho; lia]. destruct (X r o H Ho) as [X1 [X2 X3]]. apply nth_error_In in Ho.
+    exists o. repeat (split; [assumption|]). split; [apply (ag_ready _ _ A o Ho Ra)|exact X3].
+  - intros NZ. destruct (at_samples _ _ A) as [o [Ho Eo]]. destruct (Y o Ho) as [r [H [_ [_ O]]]]. destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Ho Ra)) as [_ [_ [_ [Os _]]]].
+    destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [_ [_ [Kg _]]]]. destruct (basis_pending s r I H (P r H)) as [Se _]. rewrite Se in Kg. rewrite Kg in Os.
+    assert (U : is_quota_met c (h_samples (history (results s))) = false) by (destruct (is_quota_met c (h_samples (history (results s)))); [congruence|reflexivity]). split; [exact U|].
+    apply (sane_agreement a os A); [|exact NZ]. intros p Hp. destruct (Y p Hp) as [q [Hq [_ [_ Op]]]]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I q Hq)) as [_ [_ [_ [Kq [h' K]]]]].
+    destruct (basis_pending s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Op (ag_ready _ _ A p Hp Ra) U).
+Qed.
+
+Lemma read_keeps_image : forall s r xs en t, basis s -> r < W -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
   transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
   forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
 Proof.
-  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
+  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 IL I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
   destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
-  constructor; [rewrite P2; exact I1| | | |apply post_fair, I5].
+  constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5].
   - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. exact (I2 k K).
   - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 A).
   - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
     assert (Lxs : length xs <= length (input r) - read u) by (rewrite M1, firstn_length, skipn_length; lia).
-    pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Kr. fold u in Kr.
+    destruct (bs_rank s I r H) as [h' [_ [K' _]]]. pose proof (k_read _ _ _ _ _ _ K') as Kr. fold u in Kr.
     exists (x ++ xs). simpl. rewrite app_length. split; [rewrite Wx, app_assoc; reflexivity|]. split; [lia|]. split.
     { rewrite <- firstn_more, <- Fx. f_equal. rewrite M1 at 1. rewrite Rx, skipn_more. reflexivity. }
     destruct (v_ended v); [destruct C as [_ [_ C]]; contradiction|]. destruct (ended u); [destruct C as [C _]; contradiction|]. destruct C as [C D].
@@ -252,35 +373,46 @@ Qed.
 Lemma released_steps : forall u, steps_of (set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) = steps_of u.
 Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
 
-Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
+Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> (forall l, h_kind h <> NClosed Complete l) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
 Proof.
-  intros h v u t e inp D K I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | |].
+  intros h v u t e inp D K Nc I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | |].
   - intros k Hk. exfalso. apply (K k Hk).
   - intros A. contradiction.
   - intros A. contradiction.
+  - intros l Hk. contradiction (Nc l Hk).
   - intros X. contradiction.
 Qed.
 
-Lemma answer_keeps_image : forall s r x t, invariant s -> second s -> r < W -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
+Definition images (s : sys) : Prop := forall r, r < W -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
+
+(** An exchange that does not end the epoch, or completes it with no quota met. *)
+Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
+
+Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
+  forall r m, nth_error ms r = Some m -> message_of c (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
+
+Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
   image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) (h_step c h x) (next_view c (eager r) (input r) h v x) t.
 Proof.
-  intros s r x t I Sec H M E h v Im. pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s r _ I H M) as Ad.
-  destruct (got_current W cfg depth input ok s r x I H M) as [_ [_ [Wh _]]]. change (System.hist_of cfg s r) with h in Wh.
-  pose proof (g_core _ _ _ _ _ I r H) as K. change (System.hist_of cfg s r) with h in K. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
-  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
+  intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj2 M)) as [_ [_ [ms [El Em]]]].
+  destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
+  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 _ I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|reflexivity|discriminate]. }
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
       match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1| |].
-      - rewrite steps_drain. apply released_steps.
-      - match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
+    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => destruct (drain_same_plain d o l w) as [_ [Da [Dw [Dn _]]]]; pose proof (drain_phase d o l w) as Dp end.
+      constructor; [rewrite steps_drain; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence].
+      intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
+      assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw _].
+      rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
     assert (Qm : is_quota_met c (h_samples h) = false).
-    { assert (Hk : h_kind (whole cfg s) = NCount (S n)) by (rewrite Wh; unfold h_step; rewrite Kk, B, Sr, Ta; reflexivity).
-      destruct (n_count _ _ _ Sec _ Hk) as [_ [Q _]]. unfold quota_met in Q. rewrite Wh in Q. unfold h_step in Q. rewrite Kk, B, Sr in Q. exact Q. }
+    { assert (A : alive (history (firstn (S (got s r)) (results s)))).
+      { rewrite (firstn_snoc _ _ _ _ (proj2 M)), history_snoc. change (history (firstn (got s r) (results s))) with h. unfold alive, h_step. rewrite Kk, B, Sr, Ta. exact Logic.I. }
+      pose proof (Lg _ _ _ El (or_introl A) r _ Em) as Ms. change (history (firstn (got s r) (results s))) with h in Ms. unfold message_of in Ms. rewrite Kk in Ms. apply Ms. }
     destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. pose proof (Ar eq_refl o Po) as Ro. destruct (of_ready _ _ _ _ Oo Ro) as [_ [W0 [Gs _]]].
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
@@ -292,10 +424,11 @@ Proof.
     + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. reflexivity.
     + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
     + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
-      pose proof (k_round _ _ _ _ _ _ K) as Kr. fold u in Kr. rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [rewrite Kr; lia|]. intros _. left. reflexivity.
+      rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [rewrite Kr; lia|]. intros _. left. reflexivity.
+    + intros l Hk. discriminate.
     + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
   - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
-    pose proof (k_gsum _ _ _ _ _ _ K) as Kg. pose proof (k_round _ _ _ _ _ _ K) as Kr. pose proof (k_planned _ _ _ _ _ _ K) as Kp. pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl. fold u in Kg, Kr, Kp, Kl.
+    pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). pose proof (I2 _ Kk) as Ia.
     match goal with |- image _ _ _ _ _ (post c r ?z) => set (w := z) in *; destruct (part_post c r w) as [P1 P2] end.
     unfold h_step, next_view. rewrite Kk. constructor.
@@ -311,22 +444,12 @@ Proof.
         apply cut_reaches in Y. exfalso. unfold h_samples in Y, Q. simpl in Q. unfold h_samples in Q. congruence. }
       assert (Re : concat (skipn (cut c (gsum u) cs) (aligned u)) = []) by (rewrite Kg, Cu, L, skipn_all; reflexivity).
       destruct (I4 Al Q0) as [x X]. exists x. unfold w. simpl. rewrite Re. simpl. exact X.
+    + intros l Hk. discriminate.
     + apply post_fair. unfold fair, w. discriminate.
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
-    apply (dead_image _ _ u); [intros A; exact A|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
     match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
 Qed.
-
-Lemma seen_current : forall s r, got s r = length (log s) -> seen s r = results s.
-Proof. intros s r G. unfold seen. rewrite firstn_all2; [reflexivity|]. unfold results. rewrite map_length. lia. Qed.
-
-Definition images (s : sys) : Prop := forall r, r < W -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
-
-(** An exchange that does not end the epoch, or completes it with no quota met. *)
-Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
-
-Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
-  forall r m, nth_error ms r = Some m -> message_of c (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
 
 Lemma start_images : images (start cfg).
 Proof.
@@ -334,32 +457,31 @@ Proof.
   intros _ _. exists []. simpl. repeat split; auto; try lia.
 Qed.
 
-Lemma step_keeps_images : forall s l t, invariant s -> second s -> step s l t -> ends_alike s l -> images s -> images t.
+Lemma step_keeps_images : forall s l t, basis s -> log_says s -> step s l t -> ends_alike s l -> images s -> images t.
 Proof.
-  intros s l t I Sec St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
+  intros s l t I Lg St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
   - specialize (Im r H). unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
     + rewrite update_same. destruct e as [xs en| |x| | |cause|].
       * eapply read_keeps_image; eauto.
       * destruct (own_part c i (depth i) _ Collated t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
-      * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Sec Hi M E Im).
+      * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Lg Hi M E Im).
       * destruct (own_part c i (depth i) _ StepTaken t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ ConsumerStopped t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ (LocalFailed cause) t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * destruct (own_part c i (depth i) _ Urged t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
     + rewrite update_other by exact NE. destruct e; try exact Im. rewrite update_other by exact NE. exact Im.
-  - unfold seen. simpl. replace (firstn (got s r) (results (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s)))) with (firstn (got s r) (results s)); [apply (Im r H)|].
-    symmetry. apply (seen_stays W cfg depth input s r (messages W s, x) _ _ _ _ I H P).
+  - unfold seen at 1 2. cbn [got rank_of]. rewrite (seen_before s r _ _ _ _ _ I H (P r H)). apply (Im r H).
   - exact (Im r H).
 Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
-Lemma exchange_says : forall s t, invariant s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
+Lemma exchange_says : forall s t, basis s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
   forall r m, nth_error (messages W s) r = Some m -> message_of c (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
   intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd|]; subst.
   assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
-  destruct (pending_current W cfg depth input s r I H (P r H)) as [Wh [G Wa]]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite Wh in K.
-  pose proof (Im r H) as Ir. rewrite (seen_current s r G) in Ir. change (history (results s)) with (whole cfg s) in Ir. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk.
+  destruct (basis_pending s r I H (P r H)) as [Se [_ Wa]]. pose proof (Im r H) as Ir. destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [_ [Kg [h' K]]]]].
+  rewrite Se in Ir, Kr, Kk, Kg. change (history (results s)) with (whole cfg s) in Ir, Kr, Kk, Kg. unfold kind_ok in Kk.
   unfold message_of, message. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)) eqn:Ph; try discriminate.
   - rewrite Kk. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. rewrite Po.
     pose proof (messages_nth W s r H) as Hm. unfold message in Hm. rewrite Po in Hm.
@@ -368,26 +490,26 @@ Proof.
     2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey _]]. discriminate. }
     rewrite whole_snoc in Al. unfold plain, alive, h_step in Al. rewrite Kk in Al.
     destruct (is_bad a) eqn:B; [destruct Al as [[]|[[l Al] _]]; discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr; [destruct Al as [[]|[[l Al] _]]; discriminate|].
-    destruct (good_agreement_facts W cfg depth input ok s a I P Rd B Sr) as [F1 [F2 _]]. destruct (F1 r H) as [o' [Po' [_ [Ro [W0 _]]]]]. rewrite Po in Po'. injection Po' as <-.
+    destruct (all_are_ready s a I P Rd B Sr) as [os [A [F1 F2]]]. destruct (F1 r H) as [o' [Iy [_ [Po' [Ro _]]]]]. rewrite Po in Po'. injection Po' as <-.
+    destruct (of_ready _ _ _ _ Oo Ro) as [_ [W0 [Gs [Os [Og [Om Od]]]]]].
     assert (Qm : is_quota_met c (h_samples (whole cfg s)) = false).
     { simpl in Al. destruct (target c a) as [|n] eqn:Ta; [destruct Al as [[]|[_ Q]]; exact Q|].
       assert (Nz : o_samples_max a <> 0) by (intros Z; unfold target in Ta; rewrite Z in Ta; discriminate). apply (F2 Nz). }
     split; [exact Qm|]. exists o. split; [reflexivity|].
     assert (Ah : alive (whole cfg s)) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ _ _ (i_window _ _ _ _ _ _ Ir Ah Qm) W0) as [Fw [Fr Fe]].
-    destruct (of_ready _ _ _ _ Oo Ro) as [_ [_ [Gs [Os [Og [Om Od]]]]]]. destruct (i_offer _ _ _ _ _ _ Ir Ph) as [o2 [Po2 Ss]]. rewrite Po in Po2. injection Po2 as <-.
-    destruct (reduce_agreed _ _ Rd) as [os [El A]]. rewrite El in Hm. apply nth_error_In, in_map_iff in Hm as [y [Ey Iy]]. injection Ey as ->.
+    destruct (i_offer _ _ _ _ _ _ Ir Ph) as [o2 [Po2 Ss]]. rewrite Po in Po2. injection Po2 as <-.
     assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; assert (Y : o_failed a <> None) by (apply (ag_failed _ _ A o Iy); congruence); unfold is_bad in B; destruct (o_failed a); [discriminate|easy]|reflexivity]).
     assert (Ns : o_stop_rank o = None) by (destruct (o_stop_rank o) eqn:X; [exfalso; apply (ag_stop _ _ A o Iy); congruence|reflexivity]).
     specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
-    rewrite (k_round _ _ _ _ _ _ K) in Or1, Or2. rewrite (k_gsum _ _ _ _ _ _ K) in Os.
+    rewrite Kr in Or1, Or2. rewrite Kg in Os.
     assert (Du : due_before c (rank_of s r) = due_of c (v_marks (view_at r (results s)))) by (unfold due_before, due_of; rewrite (i_marks _ _ _ _ _ _ Ir Ah); reflexivity).
-    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs in Og, Om, Od. destruct o. simpl in *. f_equal; congruence.
+    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs in Og, Om, Od. clear - Os Og Om Od Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
   - rewrite (k_count _ _ _ _ _ _ K Ph). destruct Kk as [Kk _]. rewrite Kk. rewrite (i_aligned _ _ _ _ _ _ Ir _ Kk). reflexivity.
   - rewrite Kk. exact Logic.I.
 Qed.
 
-Lemma step_keeps_log_says : forall s l t, invariant s -> step s l t -> images s -> log_says s -> log_says t.
+Lemma step_keeps_log_says : forall s l t, basis s -> step s l t -> images s -> log_says s -> log_says t.
 Proof.
   intros s l t I St Im L. pose proof St as St0. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact L| |exact L].
   intros i ms y Hi Al r m Hm. match type of Al with plain _ (history (firstn _ (results ?z))) => assert (Er : results z = results s ++ [x]) by (unfold results; simpl; apply map_app) end.
@@ -401,51 +523,63 @@ Proof.
     rewrite firstn_all2 in * by lia. refine (exchange_says s _ I Im St0 _ r m Hm). unfold whole. rewrite Er. exact Al.
 Qed.
 
-(** A run that is complete was alive up to its last exchange. *)
+(** A run that is complete was alive up to its last exchange, an agreement on nothing. *)
 Definition complete_at_last (s : sys) : Prop := forall l, h_kind (whole cfg s) = NClosed Complete l ->
-  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer.
+  exists n, length (log s) = S n /\ h_kind (history (firstn n (results s))) = NOffer /\
+  exists a, nth_error (results s) n = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a).
 
-Lemma step_keeps_complete_at_last : forall s l t, invariant s -> step s l t -> complete_at_last s -> complete_at_last t.
+Lemma step_keeps_complete_at_last : forall s l t, basis s -> step s l t -> complete_at_last s -> complete_at_last t.
 Proof.
   intros s lb t I St IH l Hk. destruct St as [s r e t H M E|s x P Rd|s r H Ru Tk]; [exact (IH l Hk)| |exact (IH l Hk)]. rewrite whole_snoc in Hk. exists (length (log s)). simpl. split; [rewrite app_length; simpl; lia|].
   unfold results. simpl. rewrite map_app, firstn_app, map_length, Nat.sub_diag, firstn_O, app_nil_r, firstn_all2 by (rewrite map_length; lia).
-  change (h_kind (whole cfg s) = NOffer). unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [reflexivity| | |]; exfalso.
+  change (h_kind (whole cfg s) = NOffer /\ exists a, nth_error (map snd (log s) ++ [x]) (length (log s)) = Some (Agreed a) /\ target c a = 0 /\ (o_samples_max a <> 0 -> sane a)).
+  unfold h_step in Hk. destruct (h_kind (whole cfg s)) as [|k| |o l'] eqn:K; [| exfalso | exfalso | exfalso].
+  - split; [reflexivity|]. destruct x as [a|cs|rs]; simpl in Hk; try congruence. exists a. split; [rewrite nth_error_app2, map_length, Nat.sub_diag by (rewrite map_length; lia); reflexivity|].
+    destruct (is_bad a) eqn:B; [discriminate|]. destruct (o_stop_rank a) eqn:Sr; [discriminate|]. simpl in Hk. split; [destruct (target c a); [reflexivity|discriminate]|].
+    destruct (all_are_ready s a I P Rd B Sr) as [_ [_ [_ F]]]. intros NZ. apply (F NZ).
   - destruct x; simpl in Hk; congruence.
   - destruct x as [a|cs|rs]; simpl in Hk; try congruence. destruct (failure_of rs) as [o|] eqn:Fo; [|congruence]. simpl in Hk. injection Hk as -> _. apply failure_of_kind in Fo. exact Fo.
-  - pose proof (some_rank _ _ ok) as SR. destruct (pending_current W cfg depth input s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].
-    pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I 0 ltac:(lia))) as Kk. rewrite Wa in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
+  - pose proof (some_rank _ _ ok) as SR. destruct (basis_pending s 0 I ltac:(lia) (P 0 ltac:(lia))) as [Wa [_ Wt]].
+    destruct (stands_on _ _ _ _ _ _ (bs_rank s I 0 ltac:(lia))) as [_ [Kk _]]. rewrite Wa in Kk. change (history (results s)) with (whole cfg s) in Kk. pose proof (phase_of_kind _ _ _ _ Kk) as Ph. rewrite K in Ph. unfold is_waiting in Wt. destruct Ph as [Ph|Ph]; rewrite Ph in Wt; discriminate.
 Qed.
 
 (** What every run of the epoch keeps, and all that the rest of this file needs of one. *)
 Record tells (s : sys) : Prop := {
-  tell_invariant : invariant s;
-  tell_second : second s;
+  tell_basis : basis s;
   tell_images : images s;
   tell_log : log_says s;
   tell_tail : complete_at_last s }.
 
 Lemma step_keeps_tells : forall s l t, tells s -> step s l t -> ends_alike s l -> tells t.
 Proof.
-  intros s l t [I S Im L C] St Al. destruct (step_keeps_second W cfg depth input ok s l t I S St) as [I' S']. constructor; [exact I'|exact S'| | |].
-  - apply (step_keeps_images s l t I S St Al Im).
+  intros s l t [I Im L C] St Al. constructor.
+  - apply (step_keeps_basis s l t I St).
+  - apply (step_keeps_images s l t I L St Al Im).
   - apply (step_keeps_log_says s l t I St Im L).
   - apply (step_keeps_complete_at_last s l t I St C).
 Qed.
 
-Lemma replays_tell : forall s, replays depth s -> tells s.
+Lemma start_tells : tells (start cfg).
 Proof.
-  induction 1 as [|s l t Rp Ts St Al]; [|eapply step_keeps_tells; eauto]. destruct (reachable_second W cfg depth input ok (start cfg) (reach_start _ _ _ _)) as [I S].
-  constructor; [exact I|exact S|apply start_images| |].
+  pose proof (initial_invariant W cfg depth input (some_rank _ _ ok) (configs_ok _ _ ok)) as I. constructor; [|apply start_images| |].
+  - constructor; [|apply (g_sync _ _ _ _ _ I)|constructor]. intros r H. eexists. split; [apply alike_same|]. split; [apply (g_core _ _ _ _ _ I r H)|apply (g_tight _ _ _ _ _ I r H)].
   - intros i ms x Hi. destruct i; discriminate.
   - intros l Hk. discriminate.
 Qed.
 
+Lemma replays_tell : forall s, replays depth s -> tells s.
+Proof. induction 1 as [|s l t Rp Ts St Al]; [apply start_tells|eapply step_keeps_tells; eauto]. Qed.
+
+Lemma got_some : forall s r, tells s -> r < W -> got s r <= length (log s).
+Proof. intros s r Ts H. destruct (bs_sync s (tell_basis s Ts) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
+
 Lemma ended_tells : forall s r, tells s -> r < W -> is_ending (rank_of s r) = true ->
   got s r = length (log s) /\ exists o l, h_kind (whole cfg s) = NClosed o l /\ ended_as (rank_of s r) = Some o.
 Proof.
-  intros s r Ts H E. pose proof (tell_invariant s Ts) as I. destruct (hist_cases W cfg depth input s r I H) as [[G Wa]|[_ [_ [Wa _]]]].
-  - split; [exact G|]. rewrite <- Wa. pose proof (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as K. unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
-  - exfalso. unfold is_ending, is_waiting in *. destruct (at_phase (rank_of s r)); discriminate.
+  intros s r Ts H E. pose proof (tell_basis s Ts) as I. assert (G : got s r = length (log s)).
+  { unfold is_ending in E. destruct (bs_sync s I r H) as [[_ [G _]]|[[_ [_ [Wa _]]]|[_ [G _]]]]; [exact G| |exact G]. exfalso. unfold is_waiting in Wa. destruct (at_phase (rank_of s r)); discriminate. }
+  split; [exact G|]. destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [_ [K _]]. rewrite (seen_current s r G) in K. change (history (results s)) with (whole cfg s) in K.
+  unfold kind_ok in K. unfold is_ending in E. destruct (at_phase (rank_of s r)); try discriminate; exact K.
 Qed.
 
 End Run.
@@ -526,11 +660,11 @@ Lemma same_next : forall d d' s s' n, tells d s -> tells d' s' -> n < length (lo
   plain (history (firstn n (results s))) (history (firstn (S n) (results s))) -> plain (history (firstn n (results s'))) (history (firstn (S n) (results s'))) ->
   firstn (S n) (results s) = firstn (S n) (results s').
 Proof.
-  intros d d' s s' n [I _ _ L _] [I' _ _ L' _] Ln Ln' Same B' A A'.
+  intros d d' s s' n [I _ L _] [I' _ L' _] Ln Ln' Same B' A A'.
   destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
   pose proof (results_nth _ _ _ E) as Ex. pose proof (results_nth _ _ _ E') as Ex'. simpl in Ex, Ex'.
   rewrite (firstn_snoc _ _ _ _ Ex), (firstn_snoc _ _ _ _ Ex'), Same. f_equal. f_equal.
-  destruct (log_entry W cfg d input s n _ I E) as [Lm [Rd _]]. destruct (log_entry W cfg d' input s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
+  destruct (basis_entry d s n _ I E) as [Lm [Rd _]]. destruct (basis_entry d' s' n _ I' E') as [Lm' [Rd' _]]. simpl in *.
   assert (Em : ms = ms').
   { apply nth_error_ext. intros r. destruct (nth_error ms r) as [m|] eqn:Hm.
     - assert (Hr : r < W) by (rewrite <- Lm; apply nth_error_Some; congruence). destruct (nth_error ms' r) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; lia]. f_equal.
@@ -552,9 +686,7 @@ Lemma what_two_runs_tell : forall d d' s s' r, tells d s -> tells d' s' -> r < W
 Proof.
   intros d d' s s' r Rp Rp' H. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
   rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen.
-  pose proof (tell_invariant d s Rp) as I. pose proof (tell_invariant d' s' Rp') as I'.
-  assert (G : got s r <= length (log s)) by (destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia).
-  assert (G' : got s' r <= length (log s')) by (destruct (g_sync _ _ _ _ _ I' r H) as [[_ [G' _]]|[[_ [G' _]]|[_ [G' _]]]]; lia).
+  pose proof (got_some d s r Rp H) as G. pose proof (got_some d' s' r Rp' H) as G'.
   assert (X : forall k, k <= got s r -> k <= got s' r ->
     firstn k (results s) = firstn k (results s') \/
     (~ alive (history (firstn k (results s))) /\ is_prefix (steps_at r k (results s)) (steps_at r k (results s'))) \/
@@ -595,7 +727,7 @@ Proof.
   pose proof (same_results d d' s s' Rp Rp' n ltac:(lia) ltac:(lia) A B') as Same. pose proof (tell_log d' s' Rp') as L'.
   assert (Wh : history (firstn (S n) (results s)) = whole cfg s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
   destruct (nth_error (log s') n) as [[ms' x']|] eqn:E'; [|apply nth_error_None in E'; lia].
-  pose proof (tell_invariant d' s' Rp') as I'. destruct (log_entry W cfg d' input s' n _ I' E') as [Lm' _]. simpl in Lm'.
+  destruct (basis_entry d' s' n _ (tell_basis d' s' Rp') E') as [Lm' _]. simpl in Lm'.
   destruct (nth_error ms' 0) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; pose proof (some_rank _ _ ok); lia].
   pose proof (L' n ms' x' E' (or_introl C') 0 m' Hm') as X. unfold message_of in X. rewrite <- Same, K in X. destruct X as [Q _].
   assert (Y : firstn (S n) (results s) = firstn (S n) (results s')).
@@ -609,7 +741,7 @@ Lemma what_two_complete_runs_tell : forall d d' s s' r, tells d s -> tells d' s'
 Proof.
   intros d d' s s' r Rp Rp' H E E' O O'. pose proof (tell_images d s Rp) as Im. pose proof (tell_images d' s' Rp') as Im'.
   destruct (ended_tells d s r Rp H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (ended_tells d' s' r Rp' H E') as [G' [o' [l' [Hk' X']]]]. rewrite O' in X'. injection X' as <-.
-  destruct (tell_tail d s Rp l Hk) as [n [Ln K]]. destruct (tell_tail d' s' Rp' l' Hk') as [n' [Ln' K']].
+  destruct (tell_tail d s Rp l Hk) as [n [Ln [K _]]]. destruct (tell_tail d' s' Rp' l' Hk') as [n' [Ln' [K' _]]].
   pose proof (no_longer d d' s s' n n' l Rp Rp' Ln Ln' Hk K K') as X1. pose proof (no_longer d' d s' s n' n l' Rp' Rp Ln' Ln Hk' K' K) as X2. assert (n' = n) by lia. subst n'.
   rewrite (i_steps _ _ _ _ _ _ (Im r H)), (i_steps _ _ _ _ _ _ (Im' r H)). unfold seen. rewrite G, G', Ln, Ln'.
   assert (D : ~ alive (history (firstn (S n) (results s)))) by (rewrite firstn_all2 by (unfold results; rewrite map_length; lia); change (~ alive (whole cfg s)); unfold alive; rewrite Hk; auto).

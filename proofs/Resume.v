@@ -1,9 +1,9 @@
-(** RESUME (R10): what a rank saves, and what it is when that is loaded again.
+(** RESUME (R10): what a rank saves, what it is when that is loaded again, and what a whole job plans that is loaded.
 
     [save] and [load] are those of odb_ref/core/resume.py. What is saved is where the rank's round began, as REPLAY has it: a function
     of the samples and of what was exchanged, not of the moment at which it is saved. Loaded again, it makes a rank of which
-    everything is true that Replay.v rests on. That a whole job which is loaded plans what the others planned is not proved here. For
-    another number of ranks, what a checkpoint calls taken is what was taken; Rest.v shares out the rest. *)
+    everything is true that Replay.v rests on; and the ranks of a job that is loaded, which exchange anew, plan what those plan that
+    go on. For another number of ranks, what a checkpoint calls taken is what was taken; Rest.v shares out the rest. *)
 Require Import List Arith Lia Bool Permutation.
 From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Age Prompt Replay Rest.
 Import ListNotations.
@@ -79,8 +79,8 @@ Lemma filter_none : forall (f : sample -> bool) l, (forall x, In x l -> f x = fa
 Proof. induction l as [|x l IH]; intros H; [reflexivity|]. simpl. rewrite (H x) by (left; reflexivity). apply IH. intros y Hy. apply H. right. exact Hy. Qed.
 
 Section Saved.
-Variables (h : hist) (v : view) (rank : nat) (u : state).
-Hypothesis K : core c c rank inp h u.
+Variables (h : hist) (v : view) (rank depth : nat) (u : state).
+Hypothesis K : stands c depth rank inp h u.
 Hypothesis Im : image c eager inp h v u.
 Hypothesis Wa : wants h v.
 Hypothesis Kind : h_kind h = NOffer.
@@ -92,8 +92,8 @@ Proof. unfold alive. rewrite Kind. exact I. Qed.
 
 Lemma saved_cons : Permutation (samples_of (v_steps v) ++ v_window v) (firstn (v_read v) inp) /\ v_read v <= length inp.
 Proof.
-  destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. pose proof (k_cons _ _ _ _ _ _ K) as C. pose proof (k_read _ _ _ _ _ _ K) as Le.
-  rewrite (k_aligned _ _ _ _ _ _ K) in C by (destruct Ph; congruence). rewrite Wx, Rx, firstn_add, <- Fx, (i_steps _ _ _ _ _ _ Im) in C. simpl in C. rewrite app_assoc in C.
+  destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]]. destruct K as [h' [_ [K' _]]]. pose proof (k_cons _ _ _ _ _ _ K') as C. pose proof (k_read _ _ _ _ _ _ K') as Le.
+  rewrite (k_aligned _ _ _ _ _ _ K') in C by (destruct Ph; congruence). rewrite Wx, Rx, firstn_add, <- Fx, (i_steps _ _ _ _ _ _ Im) in C. simpl in C. rewrite app_assoc in C.
   split; [apply Permutation_app_inv_r in C; exact C|lia].
 Qed.
 
@@ -101,8 +101,9 @@ Lemma saved_fields : b_round (save u) = h_round h /\ b_read (save u) = v_read v 
   b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h.
 Proof.
   destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]].
-  unfold save. simpl. rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M. split; [apply (k_round _ _ _ _ _ _ K)|]. split; [reflexivity|].
-  split; [|split; [reflexivity|split; [apply (k_planned _ _ _ _ _ _ K)|apply (k_gsum _ _ _ _ _ _ K)]]].
+  destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
+  unfold save. simpl. rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M. split; [exact Kr|]. split; [reflexivity|].
+  split; [|split; [reflexivity|split; [exact Kp|exact Kg]]].
   rewrite Wx, filter_app, filter_all, filter_none, app_nil_r; [reflexivity| |].
   - intros y Hy. apply Nat.ltb_ge. rewrite Fx in Hy. assert (Hs : In y (skipn (v_read v) inp)) by (rewrite <- (firstn_skipn (length x)); apply in_or_app; left; exact Hy).
     apply in_skipn in Hs as [i [L E]]. rewrite (placed i y E). exact L.
@@ -120,7 +121,31 @@ Proof.
     + destruct C as [-> [En _]]. simpl in Rx. rewrite En, Rx, Nat.add_0_r, Nat.eqb_refl. auto.
     + destruct (ended u) eqn:En; [|simpl; split; [lia|auto]]. destruct C as [_ [Re Le]]. destruct (read u =? v_read v) eqn:Q; simpl; [|split; [lia|auto]]. apply Nat.eqb_eq in Q.
       assert (X : x = []) by (destruct x; [reflexivity|simpl in Rx; lia]). subst x. split; [reflexivity|]. split; [lia|]. destruct eager; simpl in Le; lia.
-  - rewrite Be. intros Z. apply andb_true_iff in Z as [Z1 Z2]. apply Nat.eqb_eq in Z2. rewrite <- Z2. apply (k_ended _ _ _ _ _ _ K Z1).
+  - rewrite Be. intros Z. apply andb_true_iff in Z as [Z1 Z2]. apply Nat.eqb_eq in Z2. rewrite <- Z2. destruct K as [h' [_ [K' _]]]. apply (k_ended _ _ _ _ _ _ K' Z1).
+Qed.
+
+(** Loaded again, at any depth: as the rank that the view and the history demand. *)
+Lemma loaded_stands : forall d, stands c d rank inp h (load c rank (steps_of u) (save u)).
+Proof.
+  intros d. destruct K as [h1 [A [K1 _]]]. destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
+  destruct saved_fields as [F1 [F2 [F3 [_ [F5 F6]]]]]. destruct (saved_reading (steps_of u)) as [_ Re]. destruct saved_cons as [C Le].
+  exists (mkHist NOffer (h_round h) (h_steps h) (length (h_steps h))). split; [constructor; [rewrite Kind|simpl|simpl]; reflexivity|].
+  set (w := place c (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
+  assert (Ln : length (steps_of u) = length (h_steps h)) by (rewrite <- St, map_length; reflexivity).
+  unfold load. fold w. split; [apply post_core|apply post_tight; simpl; try discriminate; [lia|intros X; contradiction X; reflexivity]].
+  constructor; try (simpl; discriminate).
+  - exact F1.
+  - reflexivity.
+  - unfold steps_of at 1. simpl. rewrite app_nil_r. exact St.
+  - unfold released_of. simpl. rewrite app_nil_r. exact Ln.
+  - exact F5.
+  - exact F6.
+  - unfold steps_of at 1. unfold w, place. cbn [taken queue outbox plan aligned window read concat app]. rewrite app_nil_r, F2, F3, (i_steps _ _ _ _ _ _ Im). exact C.
+  - unfold w, place. cbn [read]. rewrite F2. exact Le.
+  - unfold w, place. cbn [ended read wanted]. intros E. rewrite F2, E. split; [apply Re, E|reflexivity].
+  - reflexivity.
+  - unfold w, place. cbn [ended window wanted]. destruct (b_ended (save u)); [left; reflexivity|right]. pose proof (ok_window _ OK (b_round (save u))). lia.
+  - reflexivity.
 Qed.
 
 End Saved.
@@ -139,44 +164,219 @@ Notation history := (history c).
 Notation replays := (Replay.replays W c eager input).
 Notation view_at := (fun s r => view_of c (eager r) (input r) (seen s r)).
 
-(** A rank that saves: it has begun a round that is not yet agreed on, and the quota is not met. *)
-Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := {
-  sv_run : replays d s;
-  sv_rank : r < W;
-  sv_phase : at_phase (rank_of s r) = FILL \/ at_phase (rank_of s r) = OFFER;
-  sv_quota : is_quota_met c (gsum (rank_of s r)) = false }.
+(** A rank that has begun a round that is not yet agreed on, the quota not met, has what it saves. *)
+Definition has_begun (u : state) : Prop := (at_phase u = FILL \/ at_phase u = OFFER) /\ is_quota_met c (gsum u) = false.
 
-Lemma saves_say : forall d s r, saves d s r -> let h := history (seen s r) in
-  core c c r (input r) h (rank_of s r) /\ image c (eager r) (input r) h (view_at s r) (rank_of s r) /\ h_kind h = NOffer /\ is_quota_met c (h_samples h) = false.
+Lemma begun_says : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) -> let h := history (seen s r) in
+  stands c (d r) r (input r) h (rank_of s r) /\ image c (eager r) (input r) h (view_at s r) (rank_of s r) /\ h_kind h = NOffer /\ is_quota_met c (h_samples h) = false.
 Proof.
-  intros d s r [Rp H Ph Qu] h. pose proof (replays_tell W c eager input ok d s Rp) as T. pose proof (g_core _ _ _ _ _ (tell_invariant _ _ _ _ _ _ T) r H) as K.
-  change (System.hist_of (fun _ => c) s r) with h in K. split; [exact K|]. split; [exact (tell_images _ _ _ _ _ _ T r H)|]. split.
-  - pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
-  - rewrite <- (k_gsum _ _ _ _ _ _ K). exact Qu.
+  intros d s r T H [Ph Qu] h. pose proof (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H) as K. fold h in K. destruct (stands_on _ _ _ _ _ _ K) as [_ [Kk [_ [Kg _]]]].
+  split; [exact K|]. split; [exact (tell_images _ _ _ _ _ _ T r H)|]. split; [|rewrite <- Kg; exact Qu].
+  unfold kind_ok in Kk. destruct Ph as [P|P]; rewrite P in Kk; exact Kk.
 Qed.
+
+Lemma begun_saves : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) ->
+  let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
+  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h.
+Proof.
+  intros d s r T H Sv. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C.
+  apply (saved_fields c (eager r) (input r) (fun i x => placed r i x H) _ _ r _ _ K Im (views_want c (eager r) (input r) C _) Kd Qu (proj1 Sv)).
+Qed.
+
+Lemma begun_loads : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) ->
+  let u := load c r (steps_of (rank_of s r)) (save (rank_of s r)) in let h := history (seen s r) in
+  (forall d', stands c d' r (input r) h u) /\ image c (eager r) (input r) h (view_at s r) u.
+Proof.
+  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (eager r) (input r) C (seen s r)) as Wa.
+  split; [exact (loaded_stands c (eager r) (input r) C (fun i x => placed r i x H) _ _ r _ _ K Im Wa Kd Qu (proj1 Sv))|].
+  destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 _]]]]. unfold u0, load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
+  destruct (part_post c r u) as [P1 P2]. apply (image_part c (eager r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
+  - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
+  - intros t Ht. fold h in Kd. rewrite Kd in Ht. discriminate.
+  - intros _. exact F4.
+  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x H) _ _ r _ _ K Im Wa Kd Qu (proj1 Sv)).
+  - intros l Hk. fold h in Kd. rewrite Kd in Hk. discriminate.
+  - intros X. discriminate.
+Qed.
+
+(** A rank that saves, in a job that has not been loaded. *)
+Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := { sv_run : replays d s; sv_rank : r < W; sv_begun : has_begun (rank_of s r) }.
 
 (** RESUME: what is saved says where the round began. It does not depend on what was read since. *)
 Theorem what_a_rank_saves_is_where_its_round_began : forall d s r, saves d s r ->
   let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
   b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h.
-Proof.
-  intros d s r Sv. destruct (saves_say d s r Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r (sv_rank _ _ _ Sv)) as C.
-  apply (saved_fields c (eager r) (input r) (fun i x => placed r i x (sv_rank _ _ _ Sv)) _ _ r _ K Im (views_want c (eager r) (input r) C _) Kd Qu (sv_phase _ _ _ Sv)).
-Qed.
+Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tell; assumption. Qed.
 
 (** RESUME: loaded again, it makes a rank whose steps, window, marks and reads are those that the samples and what was exchanged
     demand ([image], which all of REPLAY rests on). *)
 Theorem a_rank_that_is_loaded_is_what_its_view_says : forall d s r, saves d s r ->
   image c (eager r) (input r) (history (seen s r)) (view_at s r) (load c r (steps_of (rank_of s r)) (save (rank_of s r))).
+Proof. intros d s r [Rp H B]. apply (begun_loads d s r); auto. apply replays_tell; assumption. Qed.
+
+(** ** A job that is loaded again *)
+
+(** [u] says for each rank the state in which it saved. The exchange begins anew; a rank that has nothing to wait for offers at once. *)
+Definition loaded (u : nat -> state) : sys :=
+  let v r := load c r (steps_of (u r)) (save (u r)) in mkSys v (fun _ => 0) (fun r => is_waiting (v r)) [] (fun _ => false).
+
+(** A job, at the depth [d]: it begins, goes on, and may be loaded again, at another depth, any number of times, when all ranks
+    have saved where the same round began. Each may have done so at its own moment, and even in another of these jobs. *)
+Inductive job : (nat -> nat) -> sys -> Prop :=
+| job_begins : forall d, job d (start (fun _ => c))
+| job_goes_on : forall d s l t, job d s -> System.step W (fun _ => c) d input s l t -> ends_alike eager input s l -> job d t
+| job_is_loaded : forall d k (depths : nat -> nat -> nat) (moments : nat -> sys),
+    (forall r, r < W -> job (depths r) (moments r)) ->
+    (forall r, r < W -> has_begun (rank_of (moments r) r) /\ round (rank_of (moments r) r) = k) ->
+    job d (loaded (fun r => rank_of (moments r) r)).
+
+(** The log of a job that is loaded is empty. Nothing looks at what is before the results that a rank waits for, so it may as well
+    hold what was exchanged before. *)
+Record remembers (past : list (list msg * result)) (s t : sys) : Prop := {
+  re_rank : forall r, r < W -> rank_of t r = rank_of s r;
+  re_got : forall r, r < W -> got t r = length past + got s r;
+  re_pending : forall r, r < W -> pending t r = pending s r;
+  re_running : forall r, r < W -> running t r = running s r;
+  re_log : log t = past ++ log s }.
+
+Lemma remembered_step : forall past d s t l s', remembers past s t -> System.step W (fun _ => c) d input s l s' -> ends_alike eager input s l ->
+  exists t', System.step W (fun _ => c) d input t l t' /\ ends_alike eager input t l /\ remembers past s' t'.
 Proof.
-  intros d s r Sv. destruct (saves_say d s r Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r (sv_rank _ _ _ Sv)) as C. pose proof (views_want c (eager r) (input r) C (seen s r)) as Wa.
-  destruct (what_a_rank_saves_is_where_its_round_began d s r Sv) as [_ [_ [_ [F4 _]]]]. unfold load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
-  destruct (part_post c r u) as [P1 P2]. apply (image_part c (eager r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
-  - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
-  - intros t Ht. rewrite Kd in Ht. discriminate.
-  - intros _. exact F4.
-  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x (sv_rank _ _ _ Sv)) _ _ r _ K Im Wa Kd Qu (sv_phase _ _ _ Sv)).
-  - intros X. discriminate.
+  intros past d s t l s' [Rr Rg Rp Ru Rl] St Al. assert (Res : results t = map snd past ++ results s) by (unfold results; rewrite Rl; apply map_app).
+  destruct St as [s i e v H M E|s x P Rd|s i H Run Tk].
+  - assert (M' : may input t i e).
+    { destruct e; simpl in *; rewrite ?(Rr i H), ?(Rp i H), ?(Ru i H); try exact M. rewrite (Rg i H), Res, nth_error_app2 by (rewrite map_length; lia).
+      rewrite map_length. replace (length past + got s i - length past) with (got s i) by lia. exact M. }
+    assert (E' : transition c i (d i) (rank_of t i) e = Some v) by (rewrite (Rr i H); exact E).
+    eexists. split; [exact (StepRank W (fun _ => c) d input t i e v H M' E')|]. split; [destruct e; simpl in *; rewrite ?(Rr i H); exact Al|]. constructor; simpl.
+    + intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (Rr r Hr)].
+    + intros r Hr. destruct e; try apply (Rg r Hr). unfold update. destruct (r =? i); [rewrite (Rg i H); lia|apply (Rg r Hr)].
+    + intros r Hr. rewrite (Rr i H). destruct (has_posted (rank_of s i) v); [|apply (Rp r Hr)]. unfold update. destruct (r =? i); [reflexivity|apply (Rp r Hr)].
+    + intros r Hr. destruct e; try apply (Ru r Hr). unfold update. destruct (r =? i); [reflexivity|apply (Ru r Hr)].
+    + exact Rl.
+  - assert (Ms : messages W t = messages W s) by (unfold messages; apply map_ext_in; intros r Hr; apply in_seq in Hr; rewrite (Rr r) by lia; reflexivity).
+    assert (P' : forall r, r < W -> pending t r = true) by (intros r Hr; rewrite (Rp r Hr); apply P, Hr).
+    assert (Rd' : reduce (messages W t) = Some x) by (rewrite Ms; exact Rd).
+    eexists. split; [exact (StepExchange W (fun _ => c) d input t x P' Rd')|]. split; [exact Logic.I|]. constructor; simpl; auto. rewrite Ms, Rl. symmetry. apply app_assoc.
+  - assert (Run' : running t i = true) by (rewrite (Ru i H); exact Run).
+    assert (Tk' : forall q, q < W -> length (taken (rank_of t i)) <= length (taken (rank_of t q))) by (intros q Hq; rewrite (Rr i H), (Rr q Hq); apply Tk, Hq).
+    eexists. split; [exact (StepTrained W (fun _ => c) d input t i H Run' Tk')|]. split; [exact Logic.I|]. constructor; simpl; auto.
+    intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (Ru r Hr)].
+Qed.
+
+(** What was exchanged is counted by the rounds. *)
+Lemma rounds_count : forall d s n, tells W c eager input d s -> n <= length (log s) -> alive (history (firstn n (results s))) ->
+  n = 2 * h_round (history (firstn n (results s))) + match h_kind (history (firstn n (results s))) with NCount _ => 1 | _ => 0 end.
+Proof.
+  intros d s n T. induction n as [|n IH]; intros L A; [reflexivity|]. pose proof (alive_before c _ n (S n) (Nat.le_succ_diag_r n) A) as B. specialize (IH ltac:(lia) B).
+  destruct (nth_error (log s) n) as [[ms x]|] eqn:E; [|apply nth_error_None in E; lia]. pose proof (results_nth _ _ _ E) as Ex. simpl in Ex.
+  pose proof (tell_log _ _ _ _ _ _ T n ms x E (or_introl A)) as M. destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) E) as [Lm [Rd _]]. simpl in Lm, Rd.
+  destruct (nth_error ms 0) as [m|] eqn:Hm; [|apply nth_error_None in Hm; pose proof (some_rank _ _ ok); lia]. specialize (M 0 m Hm). unfold message_of in M.
+  rewrite (firstn_snoc _ _ _ _ Ex), history_snoc in *. set (h := history (firstn n (results s))) in *. unfold alive, h_step in *. apply nth_error_In in Hm.
+  destruct (h_kind h) as [|k| |o lm] eqn:K; try contradiction.
+  - destruct M as [_ [o [-> _]]]. destruct x as [a|cs|rs].
+    + destruct (is_bad a); [contradiction|]. destruct (o_stop_rank a); [contradiction|]. destruct (target c a); simpl in *; [contradiction|lia].
+    + destruct (reduce_counted _ _ Rd) as [l [-> _]]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
+    + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
+  - subst m. destruct x as [a|cs|rs].
+    + destruct (reduce_agreed _ _ Rd) as [l [-> _]]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
+    + simpl. lia.
+    + destruct (reduce_reported _ _ Rd) as [-> _]. apply in_map_iff in Hm as [y [Y _]]. discriminate.
+Qed.
+
+Lemma begun_seen : forall d s r k, tells W c eager input d s -> r < W -> has_begun (rank_of s r) -> round (rank_of s r) = k ->
+  got s r = 2 * k /\ length (seen s r) = 2 * k /\ alive (history (seen s r)).
+Proof.
+  intros d s r k T H B Rd. destruct (begun_says d s r T H B) as [K [_ [Kd _]]]. destruct (stands_on _ _ _ _ _ _ K) as [Kr _]. pose proof (got_some _ _ _ _ _ _ _ T H) as G.
+  assert (A : alive (history (seen s r))) by (unfold alive; rewrite Kd; exact Logic.I). pose proof (rounds_count d s (got s r) T G A) as N2. fold (seen s r) in N2. rewrite Kd, <- Kr, Rd, Nat.add_0_r in N2.
+  split; [exact N2|]. split; [|exact A]. unfold seen. rewrite firstn_length. unfold results. rewrite map_length. lia.
+Qed.
+
+Lemma job_tells : forall d s, job d s -> exists past t, remembers past s t /\ tells W c eager input d t.
+Proof.
+  intros d s J. induction J as [d|d s l t J [past [s2 [Re T]]] St Al|d k depths moments J IH B].
+  - exists [], (start (fun _ => c)). split; [constructor; reflexivity|apply start_tells; assumption].
+  - destruct (remembered_step past d s s2 l t Re St Al) as [t2 [St2 [Al2 Re2]]]. exists past, t2. split; [exact Re2|]. eapply step_keeps_tells; eauto.
+  - assert (Each : forall r, r < W -> exists t, rank_of t r = rank_of (moments r) r /\ tells W c eager input (depths r) t /\ got t r = 2 * k /\ length (seen t r) = 2 * k /\ alive (history (seen t r))).
+    { intros r H. destruct (IH r H) as [past [t [Re T]]]. destruct (B r H) as [B1 B2]. rewrite <- (re_rank _ _ _ Re r H) in B1, B2. exists t. split; [apply (re_rank _ _ _ Re r H)|]. split; [exact T|].
+      apply (begun_seen (depths r) t r k T H B1 B2). }
+    pose proof (some_rank _ _ ok) as SR. destruct (Each 0 SR) as [t0 [_ [T0 [G0 [L0 A0]]]]]. set (past := firstn (2 * k) (log t0)).
+    pose proof (got_some _ _ _ _ _ _ _ T0 SR) as Le. assert (Lp : length past = 2 * k) by (unfold past; rewrite firstn_length; lia).
+    assert (Rs : map snd past = seen t0 0) by (unfold past, seen, results; rewrite G0, firstn_map; reflexivity).
+    exists past. eexists (mkSys (rank_of (loaded (fun r => rank_of (moments r) r))) (fun _ => length past) (pending (loaded (fun r => rank_of (moments r) r))) past (fun _ => false)).
+    split; [constructor; simpl; intros; rewrite ?Nat.add_0_r, ?app_nil_r; reflexivity|]. set (t := mkSys _ _ _ _ _).
+    assert (Se : forall r, seen t r = seen t0 0).
+    { intros r. unfold seen at 1. unfold t, results. cbn [got log]. rewrite Rs. apply firstn_all2. lia. }
+    assert (Same : forall r, r < W -> exists s, rank_of s r = rank_of (moments r) r /\ tells W c eager input (depths r) s /\ seen s r = seen t r).
+    { intros r H. destruct (Each r H) as [s [E [T [G [L A]]]]]. exists s. split; [exact E|]. split; [exact T|]. rewrite Se. unfold seen in *. rewrite G in *. rewrite G0 in *.
+      apply (same_results W c eager input _ _ s t0 T T0); [pose proof (got_some _ _ _ _ _ _ _ T H); lia|lia|exact A|exact A0]. }
+    constructor.
+    + constructor.
+      * intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact (Ls (d r)).
+      * intros r H. unfold sync. change (pending t r) with (is_waiting (rank_of t r)). destruct (is_waiting (rank_of t r)); [left|right; right]; repeat split.
+      * apply Forall_firstn, (bs_log _ _ _ _ _ (tell_basis _ _ _ _ _ _ T0)).
+    + intros r H. destruct (Same r H) as [s [E [T <-]]]. unfold t, loaded. cbn [rank_of]. rewrite <- E. assert (Sv : has_begun (rank_of s r)) by (rewrite E; apply (B r H)). destruct (begun_loads (depths r) s r T H Sv) as [Ls Li]. exact Li.
+    + intros i ms x Hi. unfold t in Hi. cbn [log] in Hi. assert (Li : i < 2 * k) by (rewrite <- Lp; apply nth_error_Some; congruence).
+      assert (F : forall j, j <= 2 * k -> firstn j (results t) = firstn j (results t0)).
+      { intros j Lj. unfold t, results. cbn [log]. unfold past. rewrite <- firstn_map, firstn_firstn, Nat.min_l by exact Lj. reflexivity. }
+      rewrite !F by lia. apply (tell_log _ _ _ _ _ _ T0 i ms x). rewrite <- (firstn_skipn (2 * k) (log t0)), nth_error_app1 by (fold past; lia). exact Hi.
+    + intros l Hk. exfalso. unfold whole in Hk. change (results t) with (map snd past) in Hk. rewrite Rs in Hk. unfold alive in A0. rewrite Hk in A0. exact A0.
+Qed.
+
+(** RESUME, of a whole job by the same ranks: whatever is loaded, when, and how often, at whatever depths and under whatever schedules,
+    and whatever fails or stops: the steps planned on a rank in one job are the first of those planned in another, which may never have
+    been loaded. *)
+Theorem a_job_that_is_loaded_plans_the_steps_of_any_other : forall d d' s s' r, job d s -> job d' s' -> r < W ->
+  is_prefix (steps_of (rank_of s r)) (steps_of (rank_of s' r)) \/ is_prefix (steps_of (rank_of s' r)) (steps_of (rank_of s r)).
+Proof.
+  intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
+  rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_runs_tell W c eager input d d'); assumption.
+Qed.
+
+(** And where both are COMPLETE on it, they are the same. *)
+Theorem complete_jobs_have_planned_the_same_steps : forall d d' s s' r, job d s -> job d' s' -> r < W ->
+  is_ending (rank_of s r) = true -> is_ending (rank_of s' r) = true -> ended_as (rank_of s r) = Some Complete -> ended_as (rank_of s' r) = Some Complete ->
+  steps_of (rank_of s r) = steps_of (rank_of s' r).
+Proof.
+  intros d d' s s' r J J' H. destruct (job_tells d s J) as [past [t [Re T]]]. destruct (job_tells d' s' J') as [past' [t' [Re' T']]].
+  rewrite <- (re_rank _ _ _ Re r H), <- (re_rank _ _ _ Re' r H). apply (what_two_complete_runs_tell W c eager input ok d d'); assumption.
+Qed.
+
+(** COVER, of a job that may have been loaded: a rank whose outcome is COMPLETE has planned its whole input, before and after. *)
+Theorem a_complete_rank_of_a_job_has_planned_its_whole_input : forall d s r, job d s -> r < W -> c_is_quota c = false -> c_quota c = None ->
+  is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete -> Permutation (samples_of (steps_of (rank_of s r))) (input r).
+Proof.
+  intros d s0 r J H Jm Nq E O. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. clear s0 J past Re.
+  destruct (ended_tells _ _ _ _ _ _ _ T H E) as [G [o [l [Hk X]]]]. rewrite O in X. injection X as <-. destruct (tell_tail _ _ _ _ _ _ T l Hk) as [n [Ln [K [a [Ea [Ta Sa]]]]]].
+  assert (Q : forall k, is_quota_met c k = false) by (intros k; unfold is_quota_met; rewrite Nq; reflexivity).
+  assert (Z : o_samples_max a = 0).
+  { destruct (Nat.eq_dec (o_samples_max a) 0) as [Z|Z]; [exact Z|exfalso]. pose proof (ok_rule _ (configs_ok _ _ ok r H) a (Sa Z)) as B. unfold target in Ta. rewrite Jm in Ta.
+    apply Nat.eqb_neq in Z. rewrite Z in Ta. simpl in Ta. lia. }
+  destruct (nth_error (log s) n) as [[ms x]|] eqn:El; [|apply nth_error_None in El; lia]. pose proof (results_nth _ _ _ El) as Ex. rewrite Ea in Ex. injection Ex as <-.
+  assert (Wh : history (firstn (S n) (results s)) = whole (fun _ => c) s) by (rewrite firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
+  assert (Pl : plain c (history (firstn n (results s))) (history (firstn (S n) (results s)))) by (right; rewrite Wh; split; [eauto|apply Q]).
+  destruct (basis_entry _ _ _ _ s n _ (tell_basis _ _ _ _ _ _ T) El) as [Lm [Rd _]]. simpl in Lm, Rd. destruct (nth_error ms r) as [m|] eqn:Hm; [|apply nth_error_None in Hm; lia].
+  pose proof (tell_log _ _ _ _ _ _ T n ms _ El Pl r m Hm) as M. unfold message_of in M. rewrite K in M. destruct M as [_ [o [-> Oo]]].
+  destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
+  unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
+  pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw Al]].
+  assert (V : view_of c (eager r) (input r) (results s) = view_of c (eager r) (input r) (firstn n (results s))).
+  { assert (R : results s = firstn n (results s) ++ [Agreed a]) by (rewrite <- (firstn_snoc _ _ _ _ Ea), firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
+    rewrite R at 1. rewrite view_snoc. unfold next_view. rewrite K. rewrite <- Wh, (firstn_snoc _ _ _ _ Ea), history_snoc in Hk. unfold h_step in Hk. rewrite K in Hk.
+    destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
+  rewrite V in Fw. assert (Ew : window (rank_of s r) = []) by (rewrite Fw; destruct (full_window _ _); [reflexivity|simpl in S2; lia]).
+  destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' Kc]]]]].
+  assert (En : ended (rank_of s r) = true) by (destruct (k_window _ _ _ _ _ _ Kc) as [X|X]; [exact X|rewrite Ew, W0 in X; simpl in X; lia]).
+  destruct (k_ended _ _ _ _ _ _ Kc En) as [Rl _]. pose proof (k_cons _ _ _ _ _ _ Kc) as C. rewrite Al, Ew, Rl, firstn_all in C. simpl in C. rewrite app_nil_r in C. exact C.
+Qed.
+
+(** ONCE, of such a job: what it has planned, what it has formed, what it holds and what it has not read are its input. *)
+Theorem nothing_is_lost_in_a_job : forall d s r, job d s -> r < W -> let u := rank_of s r in
+  Permutation (samples_of (steps_of u) ++ concat (aligned u) ++ window u ++ skipn (read u) (input r)) (input r).
+Proof.
+  intros d s0 r J H. destruct (job_tells d s0 J) as [past [s [Re T]]]. rewrite <- (re_rank _ _ _ Re r H) in *. simpl.
+  destruct (stands_on _ _ _ _ _ _ (bs_rank _ _ _ _ _ (tell_basis _ _ _ _ _ _ T) r H)) as [_ [_ [_ [_ [h' K]]]]]. pose proof (k_cons _ _ _ _ _ _ K) as C.
+  rewrite <- (firstn_skipn (read (rank_of s r)) (input r)) at 2. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. exact C.
 Qed.
 
 (** The checkpoint of a rank that has taken the samples at the positions [t] of the round: see [Rest.checkpoint]. *)
@@ -184,15 +384,15 @@ Definition checkpoint_of (b : round_start) (t : list nat) : checkpoint := mkChec
 
 (** RESUME, by another number of ranks: a checkpoint calls a position taken exactly when it is in a step of an earlier round, or
     among those taken of this one. So it is sound, and Rest.v shares out the others. *)
-Theorem a_checkpoint_tells_what_was_taken : forall d s r t, saves d s r ->
+Theorem a_checkpoint_tells_what_was_taken : forall d s r t, job d s -> r < W -> has_begun (rank_of s r) ->
   let k := checkpoint_of (save (rank_of s r)) t in
   sound (length (input r)) k /\
   ((forall p, In p t -> k_read_samples k <= p \/ In p (k_carried k)) ->
    forall p, is_taken k p = true <-> In p (map pos (samples_of (steps_of (rank_of s r)))) \/ In p t).
 Proof.
-  intros d s r t Sv k. destruct (saves_say d s r Sv) as [K [Im [Kd Qu]]]. pose proof (sv_rank _ _ _ Sv) as H.
-  destruct (what_a_rank_saves_is_where_its_round_began d s r Sv) as [_ [F2 [F3 _]]].
-  destruct (saved_cons c (eager r) (input r) _ _ r _ K Im Kd Qu (sv_phase _ _ _ Sv)) as [Cs Le]. rewrite <- (i_steps _ _ _ _ _ _ Im) in Cs.
+  intros d s0 r t J H Sv k. destruct (job_tells d s0 J) as [past [s [Re T]]]. unfold k in *. clear k. rewrite <- (re_rank _ _ _ Re r H) in *. set (k := checkpoint_of _ _).
+  destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. destruct (begun_saves d s r T H Sv) as [_ [F2 [F3 _]]].
+  destruct (saved_cons c (eager r) (input r) _ _ r _ _ K Im Kd Qu (proj1 Sv)) as [Cs Le]. rewrite <- (i_steps _ _ _ _ _ _ Im) in Cs.
   unfold k, checkpoint_of, sound, is_taken. cbn [k_read_samples k_carried k_taken]. rewrite F2, F3.
   set (v := view_at s r) in *. set (rd := v_read v) in *. set (S := map pos (samples_of (steps_of (rank_of s r)))). set (w := map pos (v_window v)).
   assert (Ps : Permutation (S ++ w) (seq 0 rd)).

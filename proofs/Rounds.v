@@ -38,7 +38,7 @@ Proof.
   specialize (IH i H). pose proof (g_core _ _ _ _ _ I i H) as K. pose proof (rank_step_after W cfg depth input ok s i e t I H My E) as K'.
   set (u := rank_of s i) in *. pose proof (k_round _ _ _ _ _ _ K) as R1. pose proof (k_round _ _ _ _ _ _ K') as R2.
   assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-  - destruct (got_current W cfg depth input ok s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
+  - destruct (got_current W cfg depth input s i y I H My) as [_ [_ [_ [ms [El Em]]]]]. simpl in E. fold u in E. simpl in R2.
     pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ K)) as Pk. fold u in Pk.
     destruct y as [a|cs|rs]; destruct (at_phase u) eqn:Ph; try discriminate.
     + destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].

@@ -377,14 +377,28 @@ Proof.
   apply prints_differ; [assumption|lia|]. rewrite !X; [reflexivity|lia|assumption].
 Qed.
 
-Lemma sync_message : forall s r x, invariant s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
+Lemma sync_answer : forall s r x, sync s r -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
   is_waiting (rank_of s r) = true /\ S (got s r) = length (log s) /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.
-  intros s r x I H P E. destruct (g_sync s I r H) as [[P' _]|[[_ [G [Wa [ms [y [L M]]]]]]|[_ [G _]]]].
+  intros s r x Y P E. destruct Y as [[P' _]|[[_ [G [Wa [ms [y [L M]]]]]]|[_ [G _]]]].
   - congruence.
   - split; [assumption|]. split; [assumption|]. exists ms. rewrite (results_nth _ _ _ L) in E. injection E as <-. auto.
-  - exfalso. assert (nth_error (results s) (got s r) <> None) by congruence. apply nth_error_Some in H0. unfold results in H0. rewrite map_length in H0. lia.
+  - exfalso. assert (nth_error (results s) (got s r) <> None) by congruence. apply nth_error_Some in H. unfold results in H. rewrite map_length, G in H. exact (Nat.lt_irrefl _ H).
+Qed.
+
+Lemma sync_message : forall s r x, invariant s -> r < W -> pending s r = false -> nth_error (results s) (got s r) = Some x ->
+  is_waiting (rank_of s r) = true /\ S (got s r) = length (log s) /\
+  exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
+Proof. intros s r x I H. apply sync_answer, (g_sync s I r H). Qed.
+
+(** What a rank has put into an exchange that was ready, was ready. *)
+Lemma ready_offer : forall ms a r u, entry_ok (ms, Agreed a) -> nth_error ms r = Some (message u) -> o_ready a = true ->
+  forall o, posted u = Some (MOffer o) -> o_ready o = true.
+Proof.
+  intros ms a r u EO M R o Po. destruct EO as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
+  unfold message in M. rewrite Po in M. apply (ag_ready _ _ A); [|exact R].
+  apply nth_error_In in M. apply in_map_iff in M as [o' [Eo Io]]. injection Eo as ->. exact Io.
 Qed.
 
 Lemma may_admissible : forall s r e, invariant s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
@@ -392,9 +406,7 @@ Proof.
   intros s r e I H M. destruct e as [xs en| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
   destruct (sync_message s r _ I H P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
   - intros B. eapply good_agreement; eauto.
-  - intros R o Po. destruct EO as [EL [ER EM]]. simpl in *. destruct (reduce_agreed _ _ ER) as [os [-> A]].
-    unfold message in M. rewrite Po in M. apply (ag_ready _ _ A); [|exact R].
-    apply nth_error_In in M. apply in_map_iff in M as [o' [Eo Io]]. injection Eo as ->. exact Io.
+  - eapply ready_offer; eauto.
 Qed.
 
 Lemma messages_nth : forall s r, r < W -> nth_error (messages s) r = Some (message (rank_of s r)).
@@ -408,61 +420,74 @@ Lemma messages_length : forall s, length (messages s) = W.
 Proof. intros. unfold messages. rewrite map_length, seq_length. reflexivity. Qed.
 
 (** What a waiting rank has put into the exchange. *)
-Lemma waiting_message : forall s r, invariant s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
+Lemma core_message : forall c0 r h u, core (cfg r) c0 r (input r) h u -> is_waiting u = true -> msg_ok r (message u).
 Proof.
-  intros s r I H Wa. pose proof (g_core s I r H) as K. unfold is_waiting in Wa. unfold message. destruct (at_phase (rank_of s r)) eqn:P; try discriminate.
+  intros c0 r h u K Wa. unfold is_waiting in Wa. unfold message. destruct (at_phase u) eqn:P; try discriminate.
   - destruct (k_offer _ _ _ _ _ _ K P) as [o [-> O]]. destruct O. simpl. destruct of_print. repeat split; auto; intros q Q; [apply of_failed in Q|apply of_stop in Q]; apply Q.
   - rewrite (k_count _ _ _ _ _ _ K P). exact Logic.I.
   - destruct (k_report _ _ _ _ _ _ K P) as [x [-> [R1 R2]]]. simpl. auto.
 Qed.
 
+Lemma waiting_message : forall s r, invariant s -> r < W -> is_waiting (rank_of s r) = true -> msg_ok r (message (rank_of s r)).
+Proof. intros s r I H. eapply core_message, (g_core s I r H). Qed.
+
 Lemma steady_message : forall s t, posted t = posted s -> message t = message s.
 Proof. intros s t H. unfold message. rewrite H. reflexivity. Qed.
 
+(** What links a rank to the exchange is kept by every step. *)
+Lemma every_step_keeps_sync : forall s l t, (forall r, r < W -> sync s r) -> step s l t -> forall r, r < W -> sync t r.
+Proof.
+  intros s l t Y S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk]; [| |exact Y].
+  - intros q Hq. unfold sync. simpl. destruct (Nat.eq_dec q r) as [->|NE].
+    + rewrite update_same.
+      assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+      destruct Cases as [[y ->]|NG].
+      * destruct M as [M1 M2]. destruct (sync_answer s r _ (Y r H) M1 M2) as [Wa [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
+        rewrite HP, update_same. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same|right; right]; repeat split; auto; lia.
+      * replace (match e with Got _ => _ | _ => _ end r) with (got s r) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+        destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 S2]. specialize (Y r H). destruct (is_waiting (rank_of s r)) eqn:Wa.
+        -- destruct (S1 eq_refl) as [S3 S4]. assert (HP : has_posted (rank_of s r) t = false).
+           { unfold has_posted, is_waiting in *. rewrite S3. destruct (at_phase (rank_of s r)); auto; discriminate. }
+           assert (Wt : is_waiting t = true) by (unfold is_waiting in *; rewrite S3; exact Wa).
+           rewrite HP, Wt, (steady_message _ _ S4). unfold sync in Y. rewrite Wa in Y. exact Y.
+        -- rewrite (S2 eq_refl). destruct Y as [Y|[Y|Y]]; [destruct Y as [_ [_ Y]]; congruence|destruct Y as [_ [_ [Y _]]]; congruence|].
+           destruct Y as [Y1 [Y2 _]]. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same; auto|right; right; auto].
+    + rewrite update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
+      replace ((if has_posted (rank_of s r) t then update (pending s) r true else pending s) q) with (pending s q); [exact (Y q Hq)|].
+      destruct (has_posted _ _); [rewrite update_other by assumption|]; reflexivity.
+  - intros r H. right. left. simpl. destruct (Y r H) as [[_ [G1 G2]]|[[Z _]|[Z _]]]; [|rewrite (P r H) in Z; discriminate|rewrite (P r H) in Z; discriminate].
+    rewrite app_length. simpl. repeat split; auto; [lia|].
+    exists (messages s), x. split; [|apply messages_nth, H]. rewrite nth_error_app2 by lia. rewrite G1, Nat.sub_diag. reflexivity.
+Qed.
+
+Lemma exchange_keeps_log : forall s x, (forall r, r < W -> msg_ok r (message (rank_of s r))) -> reduce (messages s) = Some x -> Forall entry_ok (log s) ->
+  Forall entry_ok (log s ++ [(messages s, x)]).
+Proof.
+  intros s x M R L. apply Forall_app. split; [exact L|]. constructor; [|constructor]. repeat split; simpl; [apply messages_length|exact R|].
+  intros r m Hm. assert (Hr : r < W) by (rewrite <- (messages_length s); apply nth_error_Some; congruence).
+  rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply M, Hr.
+Qed.
+
 Lemma every_step_keeps_the_invariant : forall s l t, invariant s -> step s l t -> invariant t.
 Proof.
-  intros s l t I S. destruct S as [s r e t H M E|s x P R|s r H Ru Tk].
+  intros s l t I S. pose proof (every_step_keeps_sync s l t (g_sync s I) S) as Y. destruct S as [s r e t H M E|s x P R|s r H Ru Tk].
   - pose proof (may_admissible s r e I H M) as A.
     destruct (every_transition_keeps_the_invariant_of_a_rank (cfg r) (cfg 0) r (depth r) (input r) (hist_of s r) (configs_ok r H)
       (history_numbered _ _) _ e t (g_core s I r H) (g_tight s I r H) A E) as [K T].
-    constructor; simpl.
+    constructor; [| |exact Y|apply (g_log s I)].
     + intros q Hq. unfold hist_of. simpl. change (results _) with (results s). destruct (Nat.eq_dec q r) as [->|NE].
       * rewrite !update_same. destruct e; try exact K. rewrite update_same. destruct M as [M1 M2].
         rewrite (firstn_snoc _ _ _ _ M2), history_snoc. exact K.
       * rewrite !update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
         apply (g_core s I q Hq).
-    + intros q Hq. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; exact T|rewrite update_other by assumption; apply (g_tight s I q Hq)].
-    + intros q Hq. unfold sync. simpl. destruct (Nat.eq_dec q r) as [->|NE].
-      * rewrite update_same.
-        assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
-        destruct Cases as [[y ->]|NG].
-        -- destruct M as [M1 M2]. destruct (sync_message s r _ I H M1 M2) as [Wa [G _]]. destruct (got_posts _ _ _ _ _ _ E) as [_ HP].
-           rewrite HP, update_same. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same|right; right]; repeat split; auto; lia.
-        -- replace (match e with Got _ => _ | _ => _ end r) with (got s r) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
-           destruct (transition_steady _ _ _ _ _ _ NG E) as [S1 S2]. destruct (is_waiting (rank_of s r)) eqn:Wa.
-           ++ destruct (S1 eq_refl) as [S3 S4]. assert (HP : has_posted (rank_of s r) t = false).
-              { unfold has_posted, is_waiting in *. rewrite S3. destruct (at_phase (rank_of s r)); auto; discriminate. }
-              assert (Wt : is_waiting t = true) by (unfold is_waiting in *; rewrite S3; exact Wa).
-              rewrite HP, Wt, (steady_message _ _ S4). pose proof (g_sync s I r H) as Y. unfold sync in Y. rewrite Wa in Y. exact Y.
-           ++ rewrite (S2 eq_refl). destruct (g_sync s I r H) as [Y|[Y|Y]]; [destruct Y as [_ [_ Y]]; congruence|destruct Y as [_ [_ [Y _]]]; congruence|].
-              destruct Y as [Y1 [Y2 _]]. destruct (is_waiting t) eqn:Wt; [left; rewrite update_same; auto|right; right; auto].
-      * rewrite update_other by assumption. replace (match e with Got _ => _ | _ => _ end q) with (got s q) by (destruct e; try reflexivity; rewrite update_other by assumption; reflexivity).
-        replace ((if has_posted (rank_of s r) t then update (pending s) r true else pending s) q) with (pending s q).
-        -- apply (g_sync s I q Hq).
-        -- destruct (has_posted _ _); [rewrite update_other by assumption|]; reflexivity.
-    + apply (g_log s I).
+    + intros q Hq. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [rewrite update_same; exact T|rewrite update_other by assumption; apply (g_tight s I q Hq)].
   - assert (G : forall r, r < W -> got s r = length (log s) /\ is_waiting (rank_of s r) = true).
-    { intros r H. specialize (P r H). destruct (g_sync s I r H) as [Y|[Y|Y]]; [tauto|destruct Y; congruence|destruct Y; congruence]. }
-    constructor; simpl.
+    { intros r H. specialize (P r H). destruct (g_sync s I r H) as [Z|[Z|Z]]; [tauto|destruct Z; congruence|destruct Z; congruence]. }
+    constructor; [|apply (g_tight s I)|exact Y|].
     + intros r H. unfold hist_of. simpl. unfold results. simpl. rewrite map_app, firstn_app. destruct (G r H) as [G1 _].
       replace (got s r - length (map snd (log s))) with 0 by (rewrite map_length; lia). simpl. rewrite app_nil_r. apply (g_core s I r H).
-    + apply (g_tight s I).
-    + intros r H. right. left. simpl. destruct (G r H) as [G1 G2]. rewrite app_length. simpl. repeat split; auto; [lia|].
-      exists (messages s), x. split; [|apply messages_nth, H]. rewrite nth_error_app2 by lia. rewrite G1, Nat.sub_diag. reflexivity.
-    + apply Forall_app. split; [apply (g_log s I)|]. constructor; [|constructor]. repeat split; simpl; [apply messages_length|exact R|].
-      intros r m Hm. assert (Hr : r < W) by (rewrite <- (messages_length s); apply nth_error_Some; congruence).
-      rewrite messages_nth in Hm by exact Hr. injection Hm as <-. apply waiting_message; [assumption|assumption|]. apply G, Hr.
-  - constructor; simpl; try apply I. 
+    + apply exchange_keeps_log; [|exact R|apply (g_log s I)]. intros r H. apply waiting_message; [assumption|assumption|]. apply G, H.
+  - constructor; [apply (g_core s I)|apply (g_tight s I)|exact Y|apply (g_log s I)].
 Qed.
 
 Lemma reachable_invariant : forall s, reachable s -> invariant s.

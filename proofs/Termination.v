@@ -203,7 +203,7 @@ Proof.
     destruct Bd as [B1 [B2 B3]]. pose proof (own_measure_falls s r e t R H M E B1 B2 B3) as F.
     unfold measure. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H| |].
     + rewrite update_same. destruct e; try (simpl in F; lia).
-      * rewrite update_same. destruct (got_current W cfg depth input ok s r r0 (invariant_of W cfg depth input ok s R) H M) as [G _].
+      * rewrite update_same. destruct (got_current W cfg depth input s r r0 (invariant_of W cfg depth input ok s R) H M) as [G _].
         destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. lia.
       * rewrite update_same. simpl in M. rewrite M. simpl. lia.
     + intros j Hj. destruct (Nat.eq_dec j r) as [->|NE].

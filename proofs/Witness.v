@@ -105,9 +105,20 @@ Fixpoint replay (cs : list choice) (s : sys) : option sys :=
   | c :: later => if is_loss c || negb (is_alike s c) then None else match perform 2 (fun _ => join) deep shards s c with Some t => replay later t | None => None end
   end.
 
-Lemma replay_replays : forall cs s t, replay cs s = Some t -> replays 2 join (fun _ => true) shards deep s -> replays 2 join (fun _ => true) shards deep t.
+(** The first of the choices that can be replayed, again and again. *)
+Fixpoint replay_on (fuel : nat) (cs : list choice) (s : sys) : sys :=
+  match fuel with
+  | 0 => s
+  | S n => match fold_right (fun c found => match replay [c] s with Some t => Some t | None => found end) None cs with Some t => replay_on n cs t | None => s end
+  end.
+
+(** What each step with sources that end alike keeps. *)
+Definition kept (keeps : sys -> Prop) : Prop :=
+  forall s l t, keeps s -> System.step 2 (fun _ => join) deep shards s l t -> ends_alike (fun _ => true) shards s l -> keeps t.
+
+Lemma replay_keeps : forall keeps, kept keeps -> forall cs s t, replay cs s = Some t -> keeps s -> keeps t.
 Proof.
-  induction cs as [|c cs IH]; intros s t E R; simpl in E; [injection E as <-; exact R|]. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
+  intros keeps Kp. induction cs as [|c cs IH]; intros s t E R; simpl in E; [injection E as <-; exact R|]. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
   destruct (perform 2 (fun _ => join) deep shards s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply orb_false_iff in A as [L A]. apply negb_false_iff in A.
   assert (X : forall r e, event_of shards s c = Some (r, e) -> ends_alike (fun _ => true) shards s (LRank r e)).
   { intros r e Ev. destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate.
@@ -118,22 +129,56 @@ Proof.
     - destruct (stopped _); [discriminate|]. destruct (at_phase _); try discriminate; injection Ev as <- <-; exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I. }
-  assert (Move : forall r e, event_of shards s c = Some (r, e) -> rank_moves 2 (fun _ => join) deep s r e = Some u -> replays 2 join (fun _ => true) shards deep u).
-  { intros r e Ev Mv. eapply replay_step; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
+  assert (Move : forall r e, event_of shards s c = Some (r, e) -> rank_moves 2 (fun _ => join) deep s r e = Some u -> keeps u).
+  { intros r e Ev Mv. eapply Kp; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
   destruct (perform_step 2 (fun _ => join) deep shards s c u L P) as [l St].
   destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; try discriminate;
     try (unfold perform in P; destruct (event_of shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
   - clear St. unfold perform in P. destruct (all_ranks _ _) eqn:Al; [|discriminate]. destruct (reduce _) as [x|] eqn:Rd; [|discriminate]. injection P as <-.
-    eapply replay_step; [exact R|apply StepExchange; [|exact Rd]|exact I]. intros r H. apply (proj1 (all_ranks_spec _ _) Al r H).
+    eapply Kp; [exact R|apply StepExchange; [|exact Rd]|exact I]. intros r H. apply (proj1 (all_ranks_spec _ _) Al r H).
   - clear St. unfold perform in P. destruct (_ && _) eqn:C; [|discriminate]. injection P as <-. apply andb_true_iff in C as [C Al]. apply andb_true_iff in C as [C1 C2]. apply Nat.ltb_lt in C1.
-    eapply replay_step; [exact R|apply StepTrained; [exact C1|exact C2|]|exact I]. intros q H. pose proof (proj1 (all_ranks_spec _ _) Al q H) as Y. apply Nat.leb_le, Y.
+    eapply Kp; [exact R|apply StepTrained; [exact C1|exact C2|]|exact I]. intros q H. pose proof (proj1 (all_ranks_spec _ _) Al q H) as Y. apply Nat.leb_le, Y.
+Qed.
+
+Lemma replay_on_keeps : forall keeps, kept keeps -> forall n cs s, keeps s -> keeps (replay_on n cs s).
+Proof.
+  intros keeps Kp. induction n as [|n IH]; intros cs s R; [exact R|]. cbn [replay_on]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R]. apply IH.
+  clear IH. induction cs as [|c cs IH]; [discriminate|]. cbn [fold_right] in E. destruct (replay [c] s) as [u|] eqn:P; [|exact (IH E)]. injection E as <-. exact (replay_keeps keeps Kp [c] s u P R).
+Qed.
+
+Notation replays := (Replay.replays 2 join (fun _ => true) shards).
+Notation job := (Resume.job 2 join (fun _ => true) shards).
+
+(** Both ranks have begun round 1, of which rank 0 has read a sample more. *)
+Definition saved : sys :=
+  match replay [CRead 0 1 false; CRead 1 1 false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false] (start (fun _ => join)) with
+  | Some s => s
+  | None => start (fun _ => join)
+  end.
+
+Lemma saved_replays : replays deep saved.
+Proof.
+  unfold saved. destruct (replay _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [|exact E|constructor]. intros u l t R St Al. eapply replay_step; eassumption.
 Qed.
 
 (** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
 Theorem a_rank_saves : exists s, saves 2 join (fun _ => true) shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 /\ read (rank_of s 0) = 2.
 Proof.
-  destruct (replay [CRead 0 1 false; CRead 1 1 false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false] (start (fun _ => join))) as [s|] eqn:E;
-    [|vm_compute in E; discriminate].
-  exists s. assert (R : replays 2 join (fun _ => true) shards deep s) by (eapply replay_replays; [exact E|constructor]).
-  vm_compute in E. injection E as <-. split; [constructor; [exact R|lia|left; reflexivity|reflexivity]|]. split; reflexivity.
+  exists saved. split; [constructor; [apply saved_replays|lia|split; [left|]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
+Qed.
+
+Definition alike (r : nat) : list choice := [CRead r 1 false; CRead r 1 true; CCollate r; CAnswer r; CTake r; CTrained r].
+
+(** The job is loaded where both have saved round 1, and goes on to the steps of [a_run_completes]. *)
+Theorem a_job_is_loaded_and_completes : exists s, job deep s /\ length (log s) = 5 /\
+  ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4]); (1, [2]); (2, [3; 1]); (2, [3])]);
+            (DONE, Some Complete, [(0, [2]); (1, [6]); (1, [2]); (1, []); (2, []); (2, [])])].
+Proof.
+  assert (G : kept (job deep)) by (intros u l t R St Al; eapply job_goes_on; eassumption).
+  assert (J : job deep saved).
+  { unfold saved. destruct (replay _ _) as [s|] eqn:E; [|constructor]. eapply replay_keeps; [exact G|exact E|constructor]. }
+  exists (replay_on 400 (alike 0 ++ alike 1 ++ [CExchange]) (loaded join (rank_of saved))). split; [|split; vm_compute; reflexivity].
+  apply replay_on_keeps; [exact G|]. change (rank_of saved) with (fun r => rank_of saved r). apply (job_is_loaded 2 join (fun _ => true) shards deep 1 (fun _ => deep) (fun _ => saved)).
+  - intros r _. exact J.
+  - intros [|[|r]] H; [| |lia]; (split; [split; [left|]|]; vm_compute; reflexivity).
 Qed.

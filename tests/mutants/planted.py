@@ -153,9 +153,9 @@ PLANTED = (
     ),
     _trace(
         "a stop is believed one step late",
-        "check/endings",
-        "ending.step_limit <= agreement.stop_step",
-        "ending.step_limit <= agreement.stop_step + 1",
+        "check/outcomes",
+        "finish.step_limit <= agreement.stop_step",
+        "finish.step_limit <= agreement.stop_step + 1",
     ),
     _trace(
         "a quota is met one sample late",

@@ -160,6 +160,17 @@ MUTANTS = (
           "saved_fields", is_quick=True),
     _edit("a loaded rank reads a whole window", "Resume.v", "c_window c (b_round b) - length (b_carried b))",
           "c_window c (b_round b))", "saved_reading", is_quick=True),
+    _edit("a loaded rank forgets how old its samples are", "Resume.v", "(b_carried b) (b_marks b)\n", "(b_carried b) []\n",
+          "begun_loads", is_quick=True),
+    _edit("a loaded rank begins its quota anew", "Resume.v", "(b_planned b) (b_gsum b) [] []", "(b_planned b) 0 [] []",
+          "loaded_stands", is_quick=True),
+    _edit("ranks load different rounds", "Resume.v", "/\\ round (rank_of (moments r) r) = k) ->",
+          "/\\ round (rank_of (moments r) r) <= k) ->", "job_tells", is_quick=True),
+    _edit("a rank saves in the middle of an agreement", "Resume.v", "Prop := (at_phase u = FILL \\/ at_phase u = OFFER) /\\",
+          "Prop := (at_phase u = FILL \\/ at_phase u = OFFER \\/ at_phase u = COUNT) /\\", "begun_says", is_quick=True),
+    _edit("a step is skipped that was not taken", "Epoch.v", "NoDup (t r) /\\ forall p, In p (t r) -> p < length (input r) /\\ "
+          "~ In p (positions (rank_of (moments r) r))) ->\n    trained_on order (trained",
+          "NoDup (t r)) ->\n    trained_on order (trained", "what_was_trained_on", is_quick=True),
     # Parts that are gone, or came.
     Mutant(name="a file goes with its rows", edits=(("Weight.v", "", None),), by=_REVIEWED, is_quick=True),
     _edit("a file that nothing builds", "_CoqProject", "Weight.v\n", "", "is not in _CoqProject", is_quick=True),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -13,14 +15,14 @@ from hypothesis import strategies as st
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.shards import Draw, compute_draw, compute_shares, compute_want
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Collate, OutcomeKind, PostCounts, PostOffer, Read
+from odb_ref.core.effects import Collate, Effect, OutcomeKind, PostCounts, PostOffer, Read
 from odb_ref.core.errors import PeerError, UsageError
-from odb_ref.core.events import Agreed, Counted, SamplesRead
+from odb_ref.core.events import Agreed, Counted, Event, SamplesRead
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine, start, transition
 from odb_ref.core.resume import RoundStart, compute_round_start
 from odb_ref.core.types import Mode, StepCounts
-from tests.helpers.world import ByArrival, Fault, Shard, World, make_config, make_shard
+from tests.helpers.world import ByArrival, Fault, Node, Shard, World, make_config, make_shard
 
 WANTS = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
@@ -254,3 +256,71 @@ def test_the_start_of_a_round_holds_what_is_drawn_for_it() -> None:
     (post,) = ended.begin(begun, carried)
     assert isinstance(post, PostOffer)
     assert ended.state.is_ended
+
+
+def list_windows(config: Config, node: Node) -> tuple[list[int], list[Event]]:
+    """Returns the sizes that the windows of a rank turn out to have, and what happens on a rank of its own in their place.
+
+    One that draws none of the last places is asked for one sample more than it has, and says that it has ended.
+    """
+    state, _ = start(config)
+    sizes = [len(state.window) + (state.wanted_samples or int(state.is_ended))]
+    told: list[Event] = [SamplesRead((), True)] if state.is_ended and not state.wanted_samples else []
+    for event, _ in node.events:
+        before = state
+        state, _ = transition(config, state, event)
+        match event:
+            case SamplesRead(samples):
+                told.append(SamplesRead(samples, state.is_ended and not state.wanted_samples))
+            case Counted(counts):
+                is_last = state.is_ended and not before.is_ended
+                sizes.append(len(state.window) + (state.wanted_samples or int(is_last)))
+                told.append(Counted(counts))
+                told += [SamplesRead((), True)] if is_last and not state.wanted_samples else []
+            case _:
+                told.append(event)
+    return sizes, told
+
+
+def list_deeds(effects: Iterable[Effect]) -> list[object]:
+    """What a rank does that others see, or its trainer."""
+    deeds: list[object] = []
+    for effect in effects:
+        match effect:
+            case Read():
+                pass
+            case PostOffer(offer):
+                deeds.append(replace(offer, fingerprint_min=0, fingerprint_max=0))
+            case PostCounts(counts):
+                deeds.append(counts)
+            case _:
+                deeds.append(effect)
+    return deeds
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_rank_does_what_one_does_whose_source_is_what_it_drew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec: R14. Checks: DEAL.
+
+    So what is proved of ranks with any sources and any sizes of their windows holds of ranks that share an order.
+    """
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, draw.choice((3, 12))) for _ in range(draw.choice((2, 30, 70)))]
+    faults = [Fault(draw.choice(("stop", "urge")), 1, draw.randint(5, 90))] if seed % 3 == 0 else []
+    config = make_config(
+        shared_samples=len(lengths), window_samples=draw.randint(1, 8), ramp_rounds=draw.randint(0, 2), budget_tokens=12
+    )
+    world = World(config, [()] * 3, order=make_shard(lengths), schedule=ByArrival(seed, faults)).run()
+    for node in world.nodes:
+        shared = node.machine.config
+        sizes, told = list_windows(shared, node)
+        own = replace(shared, shared_samples=None)
+        with monkeypatch.context() as patch:
+            patch.setattr(Config, "compute_window_samples", lambda _, round_, sizes=sizes: (*sizes, 0)[round_])
+            state, done = start(own)
+            for event in told:
+                state, effects = transition(own, state, event)
+                done += effects
+        assert list_deeds(done) == list_deeds(
+            (*node.begun, *chain.from_iterable(effects for _, effects in node.events))
+        )

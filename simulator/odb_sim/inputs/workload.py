@@ -30,6 +30,11 @@ class Sharding(StrEnum):
     SHARED = "shared"
     """No sample is any rank's: all draw from one order as they have room (R14). Baselines, which cannot, split it evenly."""
 
+    @property
+    def of_baselines(self) -> Sharding:
+        """What a policy has that does not run the protocol."""
+        return Sharding.EVEN if self is Sharding.SHARED else self
+
 
 def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integers:
     """Returns the samples of each rank; they sum to ``samples``.

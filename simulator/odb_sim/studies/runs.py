@@ -226,7 +226,7 @@ def run(
         lengths=what.workload.name,
         policy=policy,
         mode=str(what.mode),
-        shards=str(what.sharding),
+        shards=str(what.sharding if what.is_protocol else what.sharding.of_baselines),
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
         ranks=what.workload.ranks,
         window=what.window_samples,
