@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
-from odb_ref.torch.reading.places import Places  # noqa: E402
-from odb_ref.torch.reading.quarantine import Quarantine  # noqa: E402
+from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, DrawFeed  # noqa: E402
 from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402

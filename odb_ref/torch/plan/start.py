@@ -11,8 +11,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.machine import start as begin_epoch
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
 from odb_ref.torch.plan.state import START, Progress
-from odb_ref.torch.reading.places import Places
-from odb_ref.torch.reading.quarantine import Quarantine
+from odb_ref.torch.reading.quarantine import Places, Quarantine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

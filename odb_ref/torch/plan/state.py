@@ -201,7 +201,7 @@ def _encode_part(part: Part) -> StateDict:
 
 
 def _encode_places(places: tuple[int, ...]) -> StateDict:
-    """Nothing where there are none: as with shards of one's own."""
+    """Returns the places as a part of a state; nothing where there are none."""
     return {"places": list(places)} if places else {}
 
 

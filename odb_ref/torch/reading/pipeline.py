@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
@@ -14,26 +14,21 @@ from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
-from odb_ref.torch.reading.costs import Costed
 from odb_ref.torch.reading.counting import LabelCheck
-from odb_ref.torch.reading.datasets import DataSetError
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import (
-    BadSample,
     GuardedDataset,
     GuardedMeasure,
     MeasureFn,
     OnBadSample,
     find_good,
 )
-from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener, ReadItem
+from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
-from odb_ref.torch.reading.source import LoaderOptions, ReadPlan, Source
+from odb_ref.torch.reading.source import Draw, DrawReader, LoaderOptions, Reader, ReadPlan, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
@@ -53,14 +48,6 @@ class PipelineSpec:
     """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
     label_check: LabelCheck | None = None
     """None where no weight depends on it, or only the user knows what carries loss."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """The samples that a rank has drawn of a common order: places and keys. ``is_last`` when there are no more."""
-
-    items: Sequence[tuple[int, object]]
-    is_last: bool
 
 
 class ReadPipeline:
@@ -90,7 +77,7 @@ class ReadPipeline:
             self._workers = _make_collators(self._spec, is_inline=True)
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
-        reader = (_Reader if plan.draws is None else _DrawReader)(
+        reader = (Reader if plan.draws is None else DrawReader)(
             self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead
         )
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
@@ -204,108 +191,6 @@ def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
     return lambda: unpack(find_good(GuardedDataset(dataset), GuardedMeasure(spec.measure), tries))
 
 
-class _Reader:
-    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
-
-    def __init__(self, source: Source, collator: Collator, plan: ReadPlan, listener: Gate, *, read_ahead: int) -> None:
-        self._source = source
-        self._collator = collator
-        self._plan = plan
-        self.listener = listener
-        self._read_ahead = read_ahead
-        self._samples: Iterator[tuple[int, object]] | None = None
-        self._buffer: deque[ReadItem] = deque()
-        self._wanted: deque[int] = deque()
-        self._is_ended = False
-        self._read_samples = self._answered_samples = 0
-
-    def describe(self) -> str:
-        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
-
-    def ask(self, count: int, draw: Draw | None) -> None:
-        self._wanted.append(count)
-
-    def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
-        buffered = len(self._buffer)
-        if self._wanted:
-            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
-            return 1 if self._is_ended else max(1, self._wanted[0] + 2 - buffered)
-        return 0 if self._is_ended else max(0, self._read_ahead - buffered)
-
-    def prepare(self) -> None:
-        """Starts the workers, unless they are there."""
-        if self._samples is None:
-            self._samples = self._source.open(self._plan, self.listener.on_doubt)
-
-    def work(self) -> None:
-        """Answers what was asked for, or reads one sample."""
-        count = self._wanted[0] if self._wanted else None
-        if count is not None and (self._is_ended or len(self._buffer) > count):
-            self._answer(count)
-        else:
-            self._read()
-
-    def _answer(self, count: int) -> None:
-        items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
-        self._wanted.popleft()
-        self.listener.on_read(items, self._is_ended and not self._buffer)
-
-    def _read(self) -> None:
-        self.prepare()
-        for place, item in self._samples or ():
-            self._read_samples += 1
-            self._put(place, item)
-            return
-        self._is_ended = True
-
-    def _put(self, place: int, item: object) -> None:
-        match item:
-            case Measured():
-                self._collator.put(place, item)
-                costs = item.costs if isinstance(item, Costed) else ()
-                self._buffer.append((place, item.length, item.supervised, costs))
-            case BadSample():
-                self.listener.on_bad(place, item.cause)
-            case _:
-                raise OdbError(f"unexpected answer of the measure: {item!r}")
-
-
-class _DrawReader(_Reader):
-    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
-
-    def ask(self, count: int, draw: Draw | None) -> None:
-        super().ask(count, draw)
-        feed = self._plan.draws
-        if draw is not None and feed is not None:
-            feed.add(draw.items)
-            if draw.is_last:
-                feed.close()
-
-    def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
-        return self._wanted[0] - self._seen + 1 if self._wanted else 0
-
-    @property
-    def _seen(self) -> int:
-        return self._read_samples - self._answered_samples
-
-    def work(self) -> None:
-        """Answers what was asked for, or reads one sample."""
-        if self._seen < self._wanted[0]:
-            self._read()
-            if self._is_ended:
-                raise DataSetError(
-                    f"the data set ended {self._wanted[0] - self._seen} samples before those it was asked for"
-                )
-            return
-        count = self._wanted.popleft()
-        self._answered_samples += count
-        items = list(self._buffer)
-        self._buffer.clear()
-        self.listener.on_read(items, True)
-
-
 class _Maker:
     """Makes batches. `work` belongs to one thread at a time."""
 
@@ -364,7 +249,7 @@ class _Maker:
 class _Epoch:
     """What is asked for in one epoch, and who does it: two threads of its own once started, or whoever calls `work`."""
 
-    def __init__(self, reader: _Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
+    def __init__(self, reader: Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
         self._after = after
         self._is_inline = is_inline
         self._reader = reader
@@ -435,7 +320,7 @@ class _Epoch:
                         return
                     self._do(part, part.work)
 
-    def _do(self, part: _Reader | _Maker, work: Callable[[], None]) -> None:
+    def _do(self, part: Reader | _Maker, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:  # whatever user code raises
@@ -447,7 +332,7 @@ class _Epoch:
             if not isinstance(error, Exception):
                 raise
 
-    def _run(self, part: _Reader | _Maker) -> None:
+    def _run(self, part: Reader | _Maker) -> None:
         for thread in self._after:  # what it has under way is the user's code, perhaps not made for two threads
             thread.join()
         if self._is_open:

@@ -1,4 +1,4 @@
-"""The inner DataLoader: a standard one, that reads and measures."""
+"""The inner DataLoader: a standard one, that reads and measures; and who takes from it what the machine asks for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe,
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading import collate_workers
+from odb_ref.torch.reading.collator import Collator
+from odb_ref.torch.reading.costs import Costed
 from odb_ref.torch.reading.datasets import Contained, DataSetError, SampleKey, SeededDataset, SeededStream, WorkerInit
 from odb_ref.torch.reading.measure import Measured
-from odb_ref.torch.reading.quarantine import GuardedDataset, MeasureFn
+from odb_ref.torch.reading.quarantine import BadSample, GuardedDataset, MeasureFn
+from odb_ref.torch.reading.reports import Gate, ReadItem
 from odb_ref.torch.reading.serialization import Packed
 
 CHUNK_SAMPLES: Final = 16
@@ -227,3 +230,113 @@ def _name(items: Iterator[object], places: Sequence[int]) -> Iterator[tuple[int,
         count += 1
     if count < len(places):
         raise DataSetError(f"the data set ended after {count} of the {len(places)} samples it was asked for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """The samples that a rank has drawn of a common order: places and keys. ``is_last`` when there are no more."""
+
+    items: Sequence[tuple[int, object]]
+    is_last: bool
+
+
+class Reader:
+    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
+
+    def __init__(self, source: Source, collator: Collator, plan: ReadPlan, listener: Gate, *, read_ahead: int) -> None:
+        self._source = source
+        self._collator = collator
+        self._plan = plan
+        self.listener = listener
+        self._read_ahead = read_ahead
+        self._samples: Iterator[tuple[int, object]] | None = None
+        self._buffer: deque[ReadItem] = deque()
+        self._wanted: deque[int] = deque()
+        self._is_ended = False
+        self._read_samples = self._answered_samples = 0
+
+    def describe(self) -> str:
+        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
+
+    def ask(self, count: int, draw: Draw | None) -> None:
+        self._wanted.append(count)
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        buffered = len(self._buffer)
+        if self._wanted:
+            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+            return 1 if self._is_ended else max(1, self._wanted[0] + 2 - buffered)
+        return 0 if self._is_ended else max(0, self._read_ahead - buffered)
+
+    def prepare(self) -> None:
+        """Starts the workers, unless they are there."""
+        if self._samples is None:
+            self._samples = self._source.open(self._plan, self.listener.on_doubt)
+
+    def work(self) -> None:
+        """Answers what was asked for, or reads one sample."""
+        count = self._wanted[0] if self._wanted else None
+        if count is not None and (self._is_ended or len(self._buffer) > count):
+            self._answer(count)
+        else:
+            self._read()
+
+    def _answer(self, count: int) -> None:
+        items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
+        self._wanted.popleft()
+        self.listener.on_read(items, self._is_ended and not self._buffer)
+
+    def _read(self) -> None:
+        self.prepare()
+        for place, item in self._samples or ():
+            self._read_samples += 1
+            self._put(place, item)
+            return
+        self._is_ended = True
+
+    def _put(self, place: int, item: object) -> None:
+        match item:
+            case Measured():
+                self._collator.put(place, item)
+                costs = item.costs if isinstance(item, Costed) else ()
+                self._buffer.append((place, item.length, item.supervised, costs))
+            case BadSample():
+                self.listener.on_bad(place, item.cause)
+            case _:
+                raise OdbError(f"unexpected answer of the measure: {item!r}")
+
+
+class DrawReader(Reader):
+    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
+
+    def ask(self, count: int, draw: Draw | None) -> None:
+        super().ask(count, draw)
+        feed = self._plan.draws
+        if draw is not None and feed is not None:
+            feed.add(draw.items)
+            if draw.is_last:
+                feed.close()
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        return self._wanted[0] - self._seen + 1 if self._wanted else 0
+
+    @property
+    def _seen(self) -> int:
+        return self._read_samples - self._answered_samples
+
+    def work(self) -> None:
+        """Answers what was asked for, or reads one sample."""
+        if self._seen < self._wanted[0]:
+            self._read()
+            if self._is_ended:
+                raise DataSetError(
+                    f"the data set ended {self._wanted[0] - self._seen} samples before those it was asked for"
+                )
+            return
+        count = self._wanted.popleft()
+        self._answered_samples += count
+        items = list(self._buffer)
+        self._buffer.clear()
+        self.listener.on_read(items, True)

@@ -297,9 +297,9 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
 
 def _check_drawn(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     """No place of the common order is drawn twice, and in join mode each is drawn."""
-    drawn = sorted(place for rank in ranks for place in rank.drawn)
+    drawn = sorted(sample.id for rank in ranks for sample in rank.drawn)
     if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != list(range(bounds.total_samples))):
-        raise Violation("DEAL", f"of {bounds.total_samples} places the ranks draw {[rank.drawn for rank in ranks]}")
+        raise Violation("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
 
 
 def _check_counts(ranks: Sequence[Rank]) -> None:

@@ -114,8 +114,8 @@ class Rank:
     queue: tuple[Step, ...] = ()
     taken: tuple[Step, ...] = ()
     """History: what the consumer has got."""
-    drawn: tuple[int, ...] = ()
-    """History, with shared shards: the places of the common order that the rank has asked for."""
+    drawn: tuple[Sample, ...] = ()
+    """History, with shared shards: what the rank has asked for of the common order."""
     windows: tuple[int, ...] = ()
     """History: how many samples had been read at the end of each window."""
     finish: Finish | None = None
@@ -242,7 +242,7 @@ class RankDriver:
     bounds: Bounds
     config: Config
     shard: tuple[Sample, ...]
-    """Its samples, or where all share one order those of all."""
+    """Those of all ranks, where they share one order."""
     core: Core
 
     def begin(self) -> Rank:
@@ -262,7 +262,9 @@ class RankDriver:
             case Act.READ:
                 return self._handle(*self._read(rank))
             case Act.COLLATE:
-                return self._handle(replace(rank, collating=None), Collated(_known(rank.collating)))
+                return self._handle(
+                    replace(rank, collating=None), Collated(-1 if rank.collating is None else rank.collating)
+                )
             case Act.ANSWER:
                 after = self._handle(replace(rank, post=None), _require_answer(answer))
                 if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT and not rank.is_cut:
@@ -313,9 +315,7 @@ class RankDriver:
     def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
         start = rank.state.read_samples
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
-        shard = self.shard
-        if self.bounds.is_shared:
-            shard = tuple(replace(self.shard[place], position=i) for i, place in enumerate(rank.drawn))
+        shard = rank.drawn if self.bounds.is_shared else self.shard
         samples = shard[start : start + asked]
         is_ended = len(samples) < asked
         if self.bounds.is_eager_end:
@@ -348,7 +348,7 @@ class RankDriver:
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
                 self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
-                return replace(rank, reading=effect.count, drawn=rank.drawn + self._list_drawn(effect))
+                return replace(rank, reading=effect.count, drawn=rank.drawn + self._draw(rank, effect))
             case Collate():
                 self._require(rank.collating is None, "FREE", "a Collate while another is open")
                 return replace(rank, collating=effect.round)
@@ -371,14 +371,11 @@ class RankDriver:
             case _:
                 assert_never(effect)
 
-    def _list_drawn(self, effect: Read) -> tuple[int, ...]:
-        """Returns the places of the common order that are asked for, where there is one."""
+    def _draw(self, rank: Rank, effect: Read) -> tuple[Sample, ...]:
         self._require((effect.first is not None) == self.bounds.is_shared, "DEAL", f"{effect} of another order")
-        if effect.first is None:
-            return ()
-        places = range(effect.first, effect.first + effect.count)
-        self._require(0 <= places.start <= places.stop <= len(self.shard), "DEAL", f"{effect} leaves the common order")
-        return tuple(places)
+        samples = () if effect.first is None else self.shard[effect.first : effect.first + effect.count]
+        self._require(effect.first is None or len(samples) == effect.count, "DEAL", f"{effect} leaves the common order")
+        return tuple(replace(sample, position=i) for i, sample in enumerate(samples, len(rank.drawn)))
 
     def _post(self, rank: Rank, post: Post) -> Rank:
         self._require(rank.post is None, "FREE", "a post while another is open")
@@ -392,10 +389,6 @@ class RankDriver:
 def order_events(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]:
     """Returns what a stand-in handles first, in order. Spec: R7.6."""
     return (LocalFailed(cause), *unanswered)
-
-
-def _known(round_: int | None) -> int:
-    return -1 if round_ is None else round_
 
 
 def _require_answer(answer: Answer | None) -> Answer:
