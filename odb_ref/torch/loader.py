@@ -81,8 +81,7 @@ class ODBDataLoader(Generic[Batch]):
     whatever it is given: shards may be of any sizes, also empty. With ``shard="shared"`` all ranks draw from the permutation,
     as their windows have room, and end together (R14). A sampler is listed when an epoch begins, so it must end; a stream
     without an end is an iterable data set. ``generator`` seeds the shuffling in place of ``seed``, by one number drawn from it
-    now: it must be in the same state on every rank, or the first epoch ends with an error that says so. With ``mode="quota"``
-    all ranks stop together, at ``quota`` samples or when one runs dry.
+    now, on every rank the same. With ``mode="quota"`` all ranks stop together, at ``quota`` samples or when one runs dry.
 
     **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and collates, so
     that none of it holds the interpreter lock of the process that trains; with 0 the thread that asks for a batch does, as
