@@ -42,15 +42,19 @@ def explain(traces: list[str]) -> None:
             for effect in record.effects:
                 if effect["kind"] == "post_offer":
                     offers[record.rank] = decode_offer(effect["offer"])
-                if effect["kind"] == "collate" and (count := sum(not step["positions"] for step in effect["steps"])):
+                if effect["kind"] == "collate":
+                    numbers = [str(step["number"]) for step in effect["steps"] if not step["positions"]]
+                    if not numbers:
+                        continue
                     # The counts of a round are collated before its successor's offer is posted: this is the round's own.
                     own, most = offers[record.rank], agreements[record.rank].groups_max
+                    # A window that is bounded in bytes may hold fewer samples than others' need steps.
                     why = "its source has ended" if own.groups_min == NONE else "its window is small"
                     print(
-                        f"rank {record.rank}, round {effect['round']}: {count} of {len(effect['steps'])} steps idle; it held "
-                        f"{own.samples_max} samples in {own.groups_max} groups, another rank {most} groups; {why}"
+                        f"rank {record.rank}, round {effect['round']}: steps {', '.join(numbers)} idle; it held "
+                        f"{own.samples_max} samples in {own.groups_max} groups, the most groups of any rank: {most}; {why}"
                     )
-                    idle[why] += count
+                    idle[why] += len(numbers)
     print(", ".join(f"{count} idle because {why}" for why, count in idle.items()) or "no step was idle")
 
 

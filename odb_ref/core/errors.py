@@ -7,7 +7,7 @@
 =====================  ================================================================================================
 
 What a *job* raises when a run ends early is a fourth thing, not an error of the protocol but its outcome: `JobError`,
-made on every rank from the same `Outcome`, so that all ranks say the same.
+made on every rank from its `Outcome`, which is the same on all, except that after a loss ranks may name different ones (R7.5).
 """
 
 from __future__ import annotations

@@ -12,13 +12,15 @@ from odb_ref.core.types import Sample, StepCounts
 class SamplesRead:
     """The answer to ``Read``: samples in sampler order, and whether the source has ended. Spec: R5.1.
 
-    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` is true, and holds no
-    sample only when ``is_ended`` is true. With shared shards ``is_ended`` speaks of the places drawn: no more comes of them.
-    Spec: R14.4.
+    May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` or ``is_full`` is true,
+    and holds no sample only when one of these is true. With shared shards ``is_ended`` speaks of the places drawn: no more
+    comes of them, and what is drawn is read whatever its bytes. Spec: R14.4.
     """
 
     samples: tuple[Sample, ...]
     is_ended: bool = False
+    is_full: bool = False
+    """The reader stops below what was asked for: it holds as many bytes as it may. Depends on nothing but samples."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,10 +133,16 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
     is_ended = event.is_ended if config.shared_samples is None else state.is_ended
     if not state.wanted_samples:
         raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
-    if not samples and not (event.is_ended and (is_ended or state.window)):
+    if not samples and not event.is_full and not (event.is_ended and (is_ended or state.window)):
         raise UsageError("SamplesRead holds no sample, and the source has not ended: an answer must say something")
     if len(samples) > state.wanted_samples:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
+    is_drawn = config.shared_samples is not None  # what was drawn is read, whatever its bytes: nobody else will
+    is_held = bool(samples or state.window)
+    if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not is_held or is_drawn):
+        raise UsageError(
+            "SamplesRead is full, but nothing is left out, or nothing is held: a round without a sample is none"
+        )
     for position, sample in enumerate(samples, state.read_samples):
         if sample.position != position:
             raise UsageError(f"sample {sample.id} has position {sample.position}, expected {position}")
@@ -145,7 +151,7 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
         state,
         read_samples=state.read_samples + len(samples),
         is_ended=is_ended,
-        wanted_samples=0 if event.is_ended else state.wanted_samples - len(samples),
+        wanted_samples=0 if event.is_ended or event.is_full else state.wanted_samples - len(samples),
         window=state.window + samples,
     )
 

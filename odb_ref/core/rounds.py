@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from odb_ref.core.batching.alignment import is_due
 from odb_ref.core.batching.rules import compute_checked_target
@@ -111,6 +111,19 @@ def read_draw(config: Config, state: State, draw: Draw) -> tuple[State, tuple[Re
     is_ended = draw.end == config.shared_samples
     drawn = replace(state, draw=draw, wanted_samples=draw.count, is_ended=is_ended)
     return drawn, ((Read(draw.count, draw.first),) if draw.count else ())
+
+
+def count_fitting(nbytes: Iterable[int], room: int, *, is_empty: bool) -> int:
+    """Returns how many of the next samples, by their bytes, fit into a window that has so much room, and if it is empty, for
+    one in any case. Spec: R2.3. Preserves: TERM.
+    """
+    count = 0
+    for size in nbytes:
+        room -= size
+        if room < 0 and not (is_empty and not count):
+            break
+        count += 1
+    return count
 
 
 def count_planned_steps(config: Config, totals: Sequence[int]) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Generic, Self, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,40 +13,26 @@ from torch.utils.data import Dataset
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule, get_rule
-from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Config, Terms
+from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Terms
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
 from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
-from odb_ref.torch.backend.messages import Backend
-from odb_ref.torch.backend.process_backend import ProcessBackend
-from odb_ref.torch.backend.thread_backend import ThreadBackend
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.estimate import estimate_steps
-from odb_ref.torch.exchange.collectives import get_rank_and_size
-from odb_ref.torch.exchange.exchange import Exchange
-from odb_ref.torch.exchange.rendezvous import make_transport
-from odb_ref.torch.info import TABLE, LossReduction, LossScaling, Reminders, StepInfo, Weighting
-from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import check_len_bound, choose_collate, compute_trace_path, make_order
-from odb_ref.torch.plan.order import Beginning
+from odb_ref.torch.epochs import Epochs
+from odb_ref.torch.info import LossReduction, LossScaling, Weighting
+from odb_ref.torch.options import check_len_bound, choose_collate, make_order
 from odb_ref.torch.plan.schedule import Schedule
-from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import StateDict
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import CostFn, make_resources
 from odb_ref.torch.reading.counting import make_counting
 from odb_ref.torch.reading.measure import LengthFn
-from odb_ref.torch.reading.pipeline import PipelineSpec
-from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined, check_max_bad
+from odb_ref.torch.reading.quarantine import OnBadSample, check_max_bad
 from odb_ref.torch.shared import SharedSettings, describe_decisive
-from odb_ref.torch.trainer.session import REPLACED, Session
-from odb_ref.torch.trainer.trainer_side import TrainerSide
-from odb_ref.trace.format import TraceWriter
 
 Element = TypeVar("Element")
 
 
-class ODBDataLoader(Generic[Batch]):
+class ODBDataLoader(Epochs[Batch]):
     """Batches under a token budget, formed online, with the same number of steps on every rank.
 
     ::
@@ -66,7 +49,9 @@ class ODBDataLoader(Generic[Batch]):
 
     **Batches.** ``token_budget`` bounds a batch, padding included; a longer sample travels alone. With ``layout="packed"`` a
     batch is one row of samples laid end to end (`odb_ref.torch.FlattenSamples`), and the budget bounds their sum. ``window``
-    is how many samples a rank looks at when it forms batches, the larger the fuller; ``depth`` how many steps are ready ahead.
+    is how many samples a rank looks at when it forms batches, the larger the fuller, and ``window_bytes`` bounds what these
+    take (beside them a rank holds the batches made of the window before, what is read ahead, half a window at most, and what
+    its workers have ready); ``depth`` is how many steps are ready ahead.
     ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
     say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
     carries another number fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how
@@ -109,7 +94,7 @@ class ODBDataLoader(Generic[Batch]):
     samples (of those read so far, where their number is unknown), which above 0 always allows ten; so does a rank none of
     whose several samples is good. A ``collate_fn`` or an iterator that raises and a worker that dies always fail.
 
-    **Ends.** Iterating raises `JobError`, the same on every rank and with the rank's name and cause, when any rank fails,
+    **Ends.** Iterating raises `JobError`, on every rank and with the name of a rank and the cause, when any rank fails,
     leaves early or is lost: silent for ``timeout_s`` (``loader_timeout_s``: its loader process does nothing, or a worker is
     stopped). One that is slow is waited for; the logger ``odb_ref`` says for whom, every ``log_wait_s``. `close` ends all.
 
@@ -134,6 +119,7 @@ class ODBDataLoader(Generic[Batch]):
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
         window: int = 1024,
+        window_bytes: int | None = None,
         depth: int = DEPTH_STEPS,
         mode: str = "join",
         quota: int | None = None,
@@ -184,6 +170,7 @@ class ODBDataLoader(Generic[Batch]):
         self.token_budget = check_integer(token_budget, "token_budget", 1)
         self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
         self._window = check_integer(window, "window", 1)
+        self._window_bytes = None if window_bytes is None else check_integer(window_bytes, "window_bytes", 1)
         self._terms = Terms(
             layout=self._layout,
             limits=self._resources.limits,
@@ -210,6 +197,8 @@ class ODBDataLoader(Generic[Batch]):
                 "would never synchronize what it has of it; use on_idle='replay'"
             )
         self._order = make_order(dataset, sampler=sampler, shuffle=shuffle, shard=shard, seed=seed, generator=generator)
+        if self._order.is_shared and window_bytes is not None:
+            raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
         self._len_bound = check_len_bound(len_bound, self._order)
         if process_group is not None and device_mesh is not None:
             raise UsageError("process_group and device_mesh exclude each other")
@@ -225,8 +214,10 @@ class ODBDataLoader(Generic[Batch]):
             resources=self._resources,
             is_checked=self._weighting.needs_supervised,
             is_packing=num_workers > 0,
+            is_weighing=window_bytes is not None,
         )
-        choices = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
+        choices: dict[str, object] = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
+        choices |= {"window_bytes": window_bytes} if window_bytes is not None else {}
         order, weighting = self._order, self._weighting
         self._shared = SharedSettings(order=order, weighting=weighting, counting=self._counting, choices=choices)
         self._options = make_loader_options(
@@ -240,181 +231,8 @@ class ODBDataLoader(Generic[Batch]):
             loader_timeout_s=loader_timeout_s,
         )
         # Refuses what makes no sense before any process has started.
-        settings = describe_decisive(self._make_config(0, 1))
+        settings = describe_decisive(self._make_config(0, 1), window_bytes)
         self._schedule = Schedule(
             self._order, settings, quota=quota, read_ahead=window // 2, max_bad=check_max_bad(max_bad_samples)
         )
-        self._trainer_side: TrainerSide | None = None
-        self._reminders = Reminders()
-        self._last_step = LastStep()
-        self._session = Session(TABLE.drop)
-        self._finalizer = weakref.finalize(self, self._session.close_soon)
-        self._finalizer.atexit = False
-
-    # Epochs ----------------------------------------------------------------------------------------------------------
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
-        self._schedule.epoch = epoch
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration reads."""
-        return self._schedule.epoch
-
-    def __len__(self) -> int:
-        if self._len_bound is not None:
-            return self._len_bound
-        raise TypeError(
-            "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
-            "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress"
-        )
-
-    def estimate_steps(self, samples: int = 512) -> int:
-        """Returns about how many steps an epoch takes, from so many lengths, alike on all ranks; a collective of them all.
-
-        Raises: UsageError for a stream, or a sampler of one's own.
-        """
-        config = self._make_config(*get_rank_and_size(self.process_group))
-        return estimate_steps(self._order, self._counting.measure, config, samples, self.process_group)
-
-    def steps(self) -> StepIterator[Batch]:
-        """Starts an epoch, and returns its steps: each batch with what belongs to it.
-
-        ``for batch in loader`` reads the same batches, and `pop_step_info` finds what belongs to one until it is moved.
-        """
-        return StepIterator(iter(self))
-
-    def __iter__(self) -> EpochIterator[Batch]:
-        session = self._session
-        session.end_epoch(self._timeout_s, REPLACED)
-        exchange = session.get_exchange(self._make_exchange)
-        base = self._make_config(exchange.rank, exchange.world_size)
-        backend = session.get_backend(lambda: self._make_backend(base))
-        try:
-            beginning = self._begin(exchange.rank, exchange.world_size)
-            start = beginning.start
-            config = start.make_config(base)
-            if start.trace is not None:
-                # Refused here where it cannot be written, and not empty should this process be killed early.
-                TraceWriter(start.trace, config, driver="torch", epoch=start.epoch).close()
-        except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the others wait
-            session.refuse(TrainerSide(base, backend, exchange, EpochStart(keys=())), error)
-            raise
-        self._schedule.begin(beginning)
-        steps, log_wait_s = self._weighting.accumulation_steps, self._log_wait_s
-        trainer_side = TrainerSide(config, backend, exchange, start, accumulation_steps=steps, log_wait_s=log_wait_s)
-        self._trainer_side, self._last_step = trainer_side, LastStep()
-        session.begin(trainer_side)
-        self._reminders.begin()
-        return EpochIterator(
-            self,
-            trainer_side,
-            beginning,
-            world_size=exchange.world_size,
-            weighting=self._weighting,
-            on_idle=self._on_idle,
-            len_bound=self._len_bound,
-            reminders=self._reminders,
-            last=self._last_step,
-        )
-
-    # State -----------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict:
-        """Returns this rank's place after the last step it was given, small enough to save with every checkpoint of the
-        model.
-
-        Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
-        Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
-        """
-        rank, world_size = get_rank_and_size(self.process_group)
-        trainer_side = self._trainer_side
-        progress = None if trainer_side is None or trainer_side.is_exhausted else trainer_side.compute_progress()
-        return self._schedule.compute_state(rank, world_size, progress).to_dict()
-
-    def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
-        """Goes on from a saved state with the next iteration.
-
-        With the world size and settings it was saved with, a rank's own state is enough, and the same batches follow in the
-        same order. With others give every rank the list of all ranks' states: what none of them had taken is shared out anew.
-
-        Raises: UsageError when this is no such state; whether it fits is known at the next iteration.
-        """
-        self._schedule.load(state)
-
-    def _begin(self, rank: int, world_size: int) -> Beginning:
-        beginning = self._schedule.plan(rank, world_size)
-        path = self._trace
-        trace = None if path is None else compute_trace_path(path, rank, world_size, beginning.start.epoch)
-        return replace(beginning, start=replace(beginning.start, tag=self._shared.make_tag(beginning), trace=trace))
-
-    def close(self) -> None:
-        """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
-        self._session.close()
-        self._finalizer.detach()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    @property
-    def step_info(self) -> StepInfo | None:
-        """What belongs to the step that was handed out last; for idle steps that are None, which carry nothing."""
-        self._reminders.note_use()
-        return self._last_step.info
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
-
-        Of the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
-        ``odb/padding_ratio``, the share of the token budgets that held real tokens in ``odb/fill`` and, of all ranks, in
-        ``odb/efficiency``; ``odb/patches``, or ``odb/cost_0`` and so on. Besides: ``odb/data_wait_s``, what the training
-        thread has waited for steps; ``odb/first_step_s``, from the epoch's start to its first step; ``odb/exchanges`` and
-        ``odb/exchange_s``, the collectives that brought an answer, of all epochs; and ``odb/quarantined_samples``.
-        """
-        trainer_side, exchange = self._trainer_side, self._session.exchange
-        if trainer_side is None or exchange is None:
-            return {}
-        return trainer_side.metrics.describe(self.token_budget, self._resources, exchange.world_size) | {
-            "odb/quarantined_samples": trainer_side.bad_samples.count,
-            "odb/exchange_s": exchange.exchange_s,
-            "odb/exchanges": exchange.exchanges,
-        }
-
-    @property
-    def quarantined(self) -> tuple[Quarantined, ...]:
-        """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
-        return () if self._trainer_side is None else self._trainer_side.bad_samples.records
-
-    # Parts -----------------------------------------------------------------------------------------------------------
-
-    def _make_config(self, rank: int, world_size: int) -> Config:
-        """Returns what the epochs have in common: see `EpochStart.make_config`."""
-        config = Config(
-            rank=rank,
-            world_size=world_size,
-            budget_tokens=self.token_budget,
-            depth_steps=self._depth,
-            rule=self._rule,
-            window_samples=self._window,
-        )
-        return self._terms.apply(config)
-
-    def _make_exchange(self) -> Exchange:
-        return Exchange(make_transport(self.process_group, self._transport, self._timeout_s, self._log_wait_s))
-
-    def _make_backend(self, config: Config) -> Backend:
-        spec = PipelineSpec(
-            dataset=self.dataset,
-            measure=self._counting.measure,
-            options=self._options,
-            collate_fn=self.collate_fn,
-            on_idle=self._on_idle,
-            idle_sample=self._idle_sample,
-            on_bad_sample=self._on_bad_sample,
-            label_check=self._counting.label_check,
-        )
-        return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec, is_inline=True)
+        self._start_session()

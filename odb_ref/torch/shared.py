@@ -19,7 +19,7 @@ class SharedSettings:
     order: Order
     weighting: Weighting
     counting: Counting
-    choices: Mapping[str, str]
+    choices: Mapping[str, object]
     """Further settings by name."""
 
     def make_tag(self, beginning: Beginning) -> str:
@@ -35,7 +35,8 @@ class SharedSettings:
         return json.dumps({**settings, **self.choices, **self.counting.settings}, sort_keys=True)
 
 
-def describe_decisive(config: Config) -> str:
+def describe_decisive(config: Config, window_bytes: int | None) -> str:
     """Returns what decides the batches, but for the data and the number of ranks."""
     shared = json.loads(config.shared_json)
-    return json.dumps({key: value for key, value in shared.items() if key not in ("tag", "world_size")})
+    decisive = {key: value for key, value in shared.items() if key not in ("tag", "world_size")}
+    return json.dumps(decisive if window_bytes is None else decisive | {"window_bytes": window_bytes})

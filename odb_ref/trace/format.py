@@ -88,7 +88,9 @@ def encode_event(event: Event | Resumed) -> JsonObject:
         case Resumed():
             return {"kind": RESUMED, "start": encode_start(event.start), "samples": _encode_samples(event.samples)}
         case SamplesRead():
-            return {"kind": "samples_read", "samples": _encode_samples(event.samples), "is_ended": event.is_ended}
+            samples = _encode_samples(event.samples)
+            full = {"is_full": True} if event.is_full else {}  # left out where it is not, as older traces do
+            return {"kind": "samples_read", "samples": samples, "is_ended": event.is_ended, **full}
         case Collated():
             return {"kind": "collated", "round": event.round}
         case Agreed():
@@ -269,7 +271,7 @@ def decode_event(data: JsonObject) -> Event:
     match data.get("kind"):
         case "samples_read":
             samples = tuple(map(decode_sample, _rows(data.get("samples"))))
-            return SamplesRead(samples, data.get("is_ended") is True)
+            return SamplesRead(samples, data.get("is_ended") is True, data.get("is_full") is True)
         case "collated":
             return Collated(_integer(data, "round"))
         case "agreed":

@@ -94,18 +94,28 @@ let config () =
   let rank = int () in let depth = int () in
   (shipped budget limits size ramp max_age is_quota quota rule print, rank, depth)
 
-let run_machine () =
+(* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
+let run_events show =
   let c, rank, depth = config () in
   let step s e = match handle c rank depth s e with
     | None -> print_endline "refused"; s
-    | Some t ->
-        let post = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-" in
-        print_endline (show_state t ^ " | " ^ post); t in
+    | Some t -> print_endline (show c rank s t); t in
   let s = initial c in
-  print_endline (show_state s ^ " | -");
+  print_endline (show c rank s s);
   let n = int () in
   let s = ref s in
   for _ = 1 to n do s := step !s (occurrence ()) done
+
+let show_posted s t = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-"
+let show_move _ _ s t = show_state t ^ " | " ^ show_posted s t
+
+(* What takes the rank's place: a stand-in; and in a round that has begun, what is loaded of what it saves. *)
+let show_heirs c rank _ t =
+  let loaded = match t.at_phase with
+    | FILL | OFFER -> let u = load c rank (List.init t.planned (fun n -> { s_number = n; s_round = 0; s_group = []; s_counts = zero_counts })) (save t) in
+        show_state u ^ " | " ^ (match u.posted with Some m -> show_message m | None -> "-")
+    | _ -> "-" in
+  show_state (stand_in t) ^ " || " ^ loaded
 
 (* The coupled system, state by state: what was met is kept by number. A trainer leaves a step as late as it can, the exchange
    completes as soon as it can. *)
@@ -196,7 +206,8 @@ let answer = function
       print_endline (show_list show_group emitted ^ " " ^ show_group carried)
   | "rule" -> let rule = rule () in print_endline (show_int (rule (offer ())))
   | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))
-  | "machine" -> run_machine ()
+  | "machine" -> run_events show_move
+  | "heirs" -> run_events show_heirs
   | "system" -> run_system ()
   | name -> failwith ("no command " ^ name)
 

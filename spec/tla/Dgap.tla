@@ -33,6 +33,8 @@ vars == <<rank, answer, owed, failures, stops, losses, ops>>
 
 \* How many ranks may lose their machine, so that a stand-in goes on (R7.6). A configuration may say `MaxStandIns <- One`.
 MaxStandIns == 0
+\* How many samples a window may hold when it is bounded in bytes (R2.3), each having one; 0: it is not bounded.
+WindowBytes == 0
 
 Ranks == 1..Len(Shard)
 None == 1000000000
@@ -139,15 +141,17 @@ DrainTo(r, s, outcome, limit) ==
 
 Outcome(kind, who) == [kind |-> kind, rank |-> who]
 
-AfterReadOf(r, s, n, isEnded) ==
-    LET left == IF isEnded THEN 0 ELSE s.reading - n
+AfterReadOf(r, s, n, isEnded, isFull) ==
+    LET left == IF isEnded \/ isFull THEN 0 ELSE s.reading - n
     IN PostWhenReady(r, [s EXCEPT !.read = @ + n, !.held = @ + n, !.ended = isEnded, !.reading = left,
-                                  !.wanted = IF isEnded THEN 0 ELSE @ - n])
+                                  !.wanted = IF isEnded \/ isFull THEN 0 ELSE @ - n])
 
 AfterRead(r, s) ==
     LET asked == IF IsSingleReads THEN Min({1, s.reading}) ELSE s.reading
-        n == Min({asked, Shard[r] - s.read})
-    IN AfterReadOf(r, s, n, IF IsEagerEnd THEN s.read + n = Shard[r] ELSE n < asked)
+        there == Min({asked, Shard[r] - s.read})
+        n == IF WindowBytes = 0 THEN there ELSE Min({there, Max({WindowBytes - s.held, IF s.held = 0 THEN 1 ELSE 0})})
+        isFull == n < there
+    IN AfterReadOf(r, s, n, IF IsEagerEnd THEN s.read + n = Shard[r] ELSE ~isFull /\ n < asked, isFull)
 
 \* Only in variants: windows cut by time. What is not read yet is read for the next window.
 AfterEarlyPost(r, s) == [s EXCEPT !.phase = "offer", !.wanted = 0, !.reading = 0, !.post = Offer(r, s, TRUE)]

@@ -5,6 +5,7 @@
     python -m tests.bench --only failures # what goes wrong on one rank, and the seconds until every rank knows
     python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
     python -m tests.bench --only model    # the simulator's model of a loader beside real loaders, 1 to 4 workers
+    python -m tests.bench --only quality  # how full the batches are, beside the peer, fixed batches and oracles
     python -m tests.bench --only plan     # known lengths beside verl and TRL, which need an environment of their own
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
 
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from tests.bench import cases, failures, inside, model, plan, process, speed
+from tests.bench import cases, failures, inside, model, plan, process, quality, speed
 
 PARTS = ("loader", "exchange", "inside")
 """What is measured unless something else is asked for."""
@@ -40,7 +41,10 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
     parser.add_argument(
-        "--only", choices=[*PARTS, "process", "failures", "model", "plan"], action="append", help="(repeatable)"
+        "--only",
+        choices=[*PARTS, "process", "failures", "model", "plan", "quality"],
+        action="append",
+        help="(repeatable)",
     )
     parser.add_argument("--peer-cases", action="store_true", help="the table of cases instead of benchmarks")
     names = [case.name for case in cases.CASES]
@@ -136,6 +140,11 @@ def run_benchmarks(
         figures["plan"] = plan.measure_plans(speed.say)
         speed.say("")
         status |= int(not plan.print_plans(figures["plan"]))
+    if "quality" in parts:
+        measured_quality = quality.measure_quality(speed.say, is_full=is_full)
+        speed.say("")
+        figures["quality"] = quality.encode(measured_quality)
+        status |= int(not quality.print_quality(measured_quality))
     figures["loaders"] = [asdict(runs) for runs in found]
     return figures, status | int(any(runs.troubles for runs in found if runs.kind == "ours"))
 

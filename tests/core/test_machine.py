@@ -151,8 +151,10 @@ def test_random_worlds_walk_only_edges_of_the_table_and_nearly_all_of_them(walke
 def is_legal(state: State, event: Event) -> bool:
     """When an event may happen, in the words of the spec (R5.1 to R5.10)."""
     match event:
-        case SamplesRead(samples, is_ended):
-            return (bool(samples) or is_ended) and len(samples) <= state.wanted_samples and bool(state.wanted_samples)
+        case SamplesRead(samples, is_ended, is_full):
+            is_something = bool(samples) or is_ended or is_full
+            is_bounded = not is_ended and len(samples) < state.wanted_samples and bool(samples or state.window)
+            return is_something and 0 < state.wanted_samples >= len(samples) and (is_bounded or not is_full)
         case Collated(round):
             return not state.is_collated and round == state.round - 1
         case Agreed():
@@ -173,7 +175,7 @@ def test_an_illegal_event_raises_and_a_legal_one_does_not(walked: Walk, data: st
     count = data.draw(st.integers(0, 7))
     samples = tuple(Sample(0, state.read_samples + i, 4, 2) for i in range(count))
     candidates: list[Event] = [
-        SamplesRead(samples, data.draw(st.booleans())),
+        SamplesRead(samples, data.draw(st.booleans()), data.draw(st.booleans())),
         Collated(data.draw(st.sampled_from([state.round - 2, state.round - 1, state.round]))),
         StepTaken(),
         ConsumerStopped(),

@@ -17,6 +17,7 @@ from odb_ref.core.rounds import (
     compute_due_before,
     compute_round_target,
     compute_wanted_samples,
+    count_fitting,
     count_planned_steps,
     is_quota_met,
     post_when_ready,
@@ -150,6 +151,17 @@ def test_a_window_wants_what_it_lacks_while_there_is_something_to_read() -> None
     assert compute_wanted_samples(config, 1, 1, is_ended=False) == 7
     assert compute_wanted_samples(config, 1, 9, is_ended=False) == 0
     assert compute_wanted_samples(config, 1, 1, is_ended=True) == 0
+
+
+def test_a_window_with_a_bound_takes_what_fits_and_one_sample_in_any_case() -> None:
+    """Spec: R2.3."""
+    assert count_fitting([4, 3, 2], 9, is_empty=True) == 3
+    assert count_fitting([4, 3, 2], 8, is_empty=True) == 2
+    assert count_fitting([4, 3, 0], 6, is_empty=True) == 1  # in order: what comes behind one that does not fit waits
+    assert count_fitting([4, 3], 3, is_empty=True) == 1
+    assert count_fitting([4, 3], 3, is_empty=False) == 0
+    assert count_fitting([4], -5, is_empty=False) == 0
+    assert count_fitting([], 9, is_empty=True) == 0
 
 
 def test_a_quota_cuts_after_the_step_that_meets_it() -> None:

@@ -52,7 +52,7 @@ SAMPLES = st.builds(Sample, N, N, N, N, st.lists(N, max_size=2).map(tuple))
 COUNTS = st.lists(st.builds(StepCounts, N, N, N), max_size=4).map(tuple)
 REPORTS = st.builds(Report, N, TEXT, N, TEXT)
 EVENTS: dict[type, st.SearchStrategy[Event]] = {
-    SamplesRead: st.builds(SamplesRead, st.lists(SAMPLES, max_size=4).map(tuple), st.booleans()),
+    SamplesRead: st.builds(SamplesRead, st.lists(SAMPLES, max_size=4).map(tuple), st.booleans(), st.booleans()),
     Collated: st.builds(Collated, N),
     Agreed: st.builds(Agreed, OFFERS),
     Counted: st.builds(Counted, COUNTS),

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -214,7 +214,8 @@ class ByArrival(Schedule):
 class World:
     """W ranks of one epoch. ``stops[r]`` is after how many steps the consumer of rank r leaves; ``fails[r]`` which ("read" or
     "collate", round) fails there. ``config`` is that of all ranks, or one for each. With shared shards, ``order`` holds all
-    samples, and ``shards`` what each rank has drawn of it before.
+    samples, and ``shards`` what each rank has drawn of it before. A window may hold ``window_bytes``, where that is not 0,
+    and a token has one.
     """
 
     paths: Sequence[Path] = ()
@@ -233,7 +234,9 @@ class World:
         is_urging: bool = True,
         checkpoints: Sequence[Checkpoint] | None = None,
         make_machine: Callable[[Config], Machine] = Machine,
+        window_bytes: int = 0,
     ) -> None:
+        self.window_bytes = window_bytes
         self.schedule = schedule or AnyOrder(seed)
         self.order = order
         self.stops = stops or {}
@@ -354,11 +357,13 @@ class World:
                 if self.fails.get(rank) == ("read", node.machine.state.round):
                     return LocalFailed("unreadable")
                 count, is_ended = self.schedule.answer_read(asked, len(node.shard) - node.read)
-                samples = node.shard[node.read : node.read + count]
-                node.read += count
-                if count < asked and not is_ended:
-                    node.waiting.append(Read(asked - count))
-                return SamplesRead(samples, is_ended)
+                fitting = self._count_fitting(node, node.shard[node.read : node.read + count])
+                is_full, is_ended = fitting < count, is_ended and fitting == count
+                samples = node.shard[node.read : node.read + fitting]
+                node.read += fitting
+                if fitting < asked and not is_ended and not is_full:
+                    node.waiting.append(Read(asked - fitting))
+                return SamplesRead(samples, is_ended, is_full)
             case Collate(round_):
                 is_bad = self.fails.get(rank) == ("collate", round_)
                 return LocalFailed("uncollatable") if is_bad else Collated(round_)
@@ -366,6 +371,15 @@ class World:
                 raise AssertionError(item)
             case _:
                 return item
+
+    def _count_fitting(self, node: Node, samples: Shard) -> int:
+        """How many of them the window has bytes for, one for each token: one where it holds none."""
+        if not self.window_bytes:
+            return len(samples)
+        window = node.machine.state.window
+        totals = accumulate((sample.length for sample in samples), initial=sum(sample.length for sample in window))
+        fitting = sum(total <= self.window_bytes for total in totals) - 1
+        return min(len(samples), max(fitting, 0 if window else 1))
 
     def fail(self, rank: int, cause: str) -> None:
         """The samples of a rank cannot be read or collated any more."""

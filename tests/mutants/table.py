@@ -30,6 +30,7 @@ def _singles(*shards: int, stops: int = 0, failures: int = 0, window: int = 3) -
 
 
 PLAIN = _mixed(5, 2)
+FULL = Bounds(lengths=compute_lengths((4, 3), (3, 1, 2)), window_samples=3, window_bytes=4)
 FAILURE = _mixed(3, 2, failures=1)
 STOP = _singles(4, 3, stops=1)
 ODD = Bounds(lengths=((1,), (1,)), odd_rank=1)
@@ -430,6 +431,22 @@ def align(
         new="0,",
         property="FREE",
         bounds=Bounds(lengths=((3, 1, 2), (3,)), is_single_reads=True),
+    ),
+    Mutant(
+        name="a window that is full leaves its read open",
+        module="machine",
+        old="0 if event.is_ended or event.is_full else",
+        new="0 if event.is_ended else",
+        property="FREE",
+        bounds=FULL,
+    ),
+    Mutant(
+        name="a window that is full ends the source",
+        module="machine",
+        old="is_ended=event.is_ended,",
+        new="is_ended=event.is_ended or event.is_full,",
+        property="COVER",
+        bounds=FULL,
     ),
     Mutant(
         name="steps are numbered one too high",

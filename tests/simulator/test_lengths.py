@@ -54,8 +54,11 @@ def test_supervised_tokens_are_used_where_they_are_known(tmp_path: Path) -> None
 
 
 BAD_FILES = {
-    "no_column.csv": (b"tokens,other\n5,5\n", "no_column.csv:1: no column total_tokens; there are tokens, other"),
-    "no_header.csv": (b"5\n6\n", "no_header.csv:1: no column total_tokens"),
+    "no_column.csv": (
+        b"tokens,other\n5,5\n",
+        "no_column.csv:1: no column total_tokens in the header, the first line; there are tokens, other",
+    ),
+    "no_header.csv": (b"5\n6\n", "no_header.csv:1: no column total_tokens in the header, the first line"),
     "negative.csv": (b"total_tokens\n5\n-3\n", "negative.csv:3: total_tokens is -3"),
     "zero.csv": (b"total_tokens\n0\n", "zero.csv:2: total_tokens is 0"),
     "word.csv": (b"total_tokens\n5\nfive\n", "word.csv:3: total_tokens is 'five', not a whole number"),
@@ -78,7 +81,10 @@ BAD_FILES = {
 }
 
 BAD_COLUMNS = {
-    "missing": (b"total_tokens\n5\n", "a.csv:1: no column patches; there are total_tokens"),
+    "missing": (
+        b"total_tokens\n5\n",
+        "a.csv:1: no column patches in the header, the first line; there are total_tokens",
+    ),
     "negative": (b"patches,total_tokens\n-1,5\n", "a.csv:2: patches is -1, an amount is at least 0"),
     "word": (b"total_tokens,patches\n5,x\n", "a.csv:2: patches is 'x', not a whole number"),
 }
@@ -166,7 +172,10 @@ BAD_ARGUMENTS = {
         "--limit width=8: a limit of 9 has been given",
     ),
     "limit 0": (["mm_mix_real", "--limit", "width=0"], "limits must be at least 1 each, got (0,)"),
-    "limit of no column": (["gsm8k", "--limit", "width=9"], "gsm8k:1: no column width; there are total_tokens"),
+    "limit of no column": (
+        ["gsm8k", "--limit", "width=9"],
+        "gsm8k:1: no column width in the header, the first line; there are total_tokens",
+    ),
     "limit of a baseline": (
         ["mm_mix_real", "--limit", "width=9", "--policy", "bmt"],
         "policy bmt does not run the protocol",

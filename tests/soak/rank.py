@@ -295,4 +295,5 @@ def _describe_descriptors() -> str:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             links.append(os.readlink(f"/proc/self/fd/{name}"))
-    return f": {sorted(links)}"
+    children = multiprocessing.process._children  # type: ignore[attr-defined]
+    return f": {sorted(links)}, children {children}"

@@ -131,6 +131,22 @@ def test_a_read_may_be_answered_in_parts() -> None:
     assert ended.wanted_samples == 0
 
 
+def test_a_read_ends_where_the_window_is_full() -> None:
+    """Spec: R2.3, R5.1."""
+    full, (post,) = _drive(SamplesRead(SHARD[:1], is_full=True))
+    assert isinstance(post, PostOffer)
+    assert (full.wanted_samples, full.is_ended, post.offer.groups_min) == (0, False, 1)
+    state, _ = _drive(SamplesRead(SHARD[:1]))
+    assert transition(CONFIG, state, SamplesRead((), is_full=True)) == (full, (post,))
+    for event in (
+        SamplesRead(SHARD[:2], is_full=True),  # nothing is left out
+        SamplesRead(SHARD[:1], is_ended=True, is_full=True),
+        SamplesRead((), is_full=True),  # nothing is held
+    ):
+        with pytest.raises(UsageError, match="SamplesRead is full, but"):
+            transition(CONFIG, _drive()[0], event)
+
+
 def test_collated_is_legal_once_and_for_the_round_before() -> None:
     """Spec: R5.2."""
     state, _ = _drive(*IN_FILL_1)

@@ -43,6 +43,7 @@ def _read_bounds(path: Path) -> Bounds:
         losses=int(value["MaxLosses"]),
         is_single_reads=value["IsSingleReads"] == "TRUE",
         is_eager_end=value["IsEagerEnd"] == "TRUE",
+        window_bytes={"One": 1, "Two": 2}[value["WindowBytes"]] if "WindowBytes" in value else 0,
     )
 
 

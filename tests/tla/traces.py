@@ -74,7 +74,8 @@ def _convert(record: Record) -> dict[str, object]:
         case None:
             return {"kind": "start", **line}
         case {"kind": "samples_read", "samples": list(samples), "is_ended": bool(is_ended)}:
-            return {"kind": "samples_read", "n": len(samples), "ended": is_ended, **line}
+            is_full = record.event.get("is_full") is True
+            return {"kind": "samples_read", "n": len(samples), "ended": is_ended, "full": is_full, **line}
         case {"kind": "collated", "round": int(round_)}:
             return {"kind": "collated", "round": round_, **line}
         case {"kind": "agreed", "agreement": dict(offer)}:

@@ -529,3 +529,25 @@ def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+class SeenLate:
+    """A process whose end another thread is told of: one that waits for it comes back with nothing, at first."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.is_off_the_list = False
+
+    @property
+    def exitcode(self) -> int | None:
+        return -9 if self.waits >= 2 else None
+
+    def join(self, timeout: float | None = None) -> None:
+        self.waits += 1
+        self.is_off_the_list = self.exitcode is not None
+
+
+def test_a_process_whose_end_another_thread_was_told_of_is_taken_off_the_list_of_children() -> None:
+    process: Any = SeenLate()
+    process_backend._reap(process)
+    assert process.is_off_the_list

@@ -363,6 +363,12 @@ def test_a_file_that_cannot_be_read_is_one_line_and_status_2(
     assert len(captured.err.splitlines()) == 1
 
 
+def test_a_folder_is_all_the_traces_in_it(tmp_path: Path) -> None:
+    paths = [path.rename(path.with_name(f"{path.name}.ndjson")) for path in run(tmp_path / "t")]
+    (tmp_path / "notes.txt").write_text("not a trace")
+    assert [Path(path) for job in check_traces([tmp_path]).jobs for path in job.paths] == sorted(paths)
+
+
 def test_no_file_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="no trace"):
         check_traces([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
 from odb_ref.trace.check.exchanges import Exchanges
 from odb_ref.trace.check.groups import count_groups, list_excesses
-from odb_ref.trace.check.offers import compare_window
+from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
 from odb_ref.trace.check.outcomes import judge_outcome
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Property
@@ -82,6 +83,22 @@ def test_a_window_is_read_whole_unless_the_source_ends(read: int) -> None:
     """Spec: R2.3. Checks: REPLAY."""
     assert (compare_window(read + 1, read, 3, 4, is_ended=False) == "") is (read == 3)
     assert (compare_window(read + 1, read, 3, 4, is_ended=True) == "") is (read <= 3)
+    # One that is full of bytes is smaller than asked for, and never empty.
+    assert (compare_window(read + 1, read, 3, 4, is_ended=False, is_full=True) == "") is (read <= 3)
+    assert compare_window(0, 0, 4, 4, is_ended=False, is_full=True)
+
+
+@pytest.mark.parametrize("failed_rank", [NONE, 0, 1, 2])
+def test_an_offer_that_fails_names_its_own_rank(failed_rank: int) -> None:
+    """Spec: R3.1. Checks: ABORT."""
+    offer = replace(STOP, failed_rank=failed_rank, stop_step=NONE, stop_rank=NONE, due_max=0)
+    for has_failed, right in ((True, 1), (False, NONE)):
+        seen = Seen(
+            rank=1, rows=[[0, 0, 8, 0]], due_before=0, is_ended=False, is_collated=True, wanted_samples=0,
+            has_failed=has_failed, stopped_after=None,
+        )  # fmt: skip
+        wrong = {rule for rule, how in judge_offer(offer, seen, make_settings(())) if how}
+        assert wrong == (set() if failed_rank == right else {Property.ABORT})
 
 
 def test_reports_are_those_of_the_ranks_in_their_order_whoever_posts_first() -> None:

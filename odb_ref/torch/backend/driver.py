@@ -24,7 +24,7 @@ from odb_ref.core.events import Counted, Event, LocalFailed, SamplesRead, StepTa
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed, compute_round_start
 from odb_ref.core.summary import StateSummary, compute_summary, make_stand_in
-from odb_ref.core.types import Sample, Step
+from odb_ref.core.types import Group, Sample, Step
 from odb_ref.torch.backend.inbox import Inbox
 from odb_ref.torch.backend.messages import Listener, Update
 from odb_ref.torch.backend.notes import RoundNote, make_round_note
@@ -103,7 +103,7 @@ class Driver:
 
     # What the pipeline reports -----------------------------------------------------------------------------------------
 
-    def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
+    def on_read(self, items: list[ReadItem], *, is_ended: bool, is_full: bool) -> None:
         """Hears that samples have been read."""
         samples = tuple(self._make_sample(*item) for item in items)
         is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.progress.base
@@ -113,7 +113,7 @@ class Driver:
             fault = f"each sample of a window is bad; the last, {self._quarantine.describe_last()}"
             self.on_error(fault, QuarantineError(fault))
         elif self._inbox.is_open:
-            self._inbox.add(_Entry(SamplesRead(samples, is_ended)))
+            self._inbox.add(_Entry(SamplesRead(samples, is_ended, is_full)))
         else:
             self._inbox.open(_Entry(_Begin(samples)))
 
@@ -224,7 +224,7 @@ class Driver:
                     if first is not None:
                         self._draw(range(first, first + count))
                     elif self._pipeline is not None:
-                        self._pipeline.read(count)
+                        self._pipeline.read(count, self._get_places(self._machine.state.window))
                 case Collate(round_, steps):
                     if self._pipeline is not None:
                         self._pipeline.collate(round_, tuple(map(self._make_order, steps)))
@@ -252,9 +252,11 @@ class Driver:
             self._pipeline.draw(items, is_last=self._machine.state.is_ended)
 
     def _make_order(self, step: Step) -> BatchOrder:
+        return BatchOrder(step.number, self._get_places(step.group), step.number >= self._start.progress.steps)
+
+    def _get_places(self, samples: Group) -> tuple[int, ...]:
         with self._lock:
-            places = tuple(self._quarantine.get_place(sample.position) for sample in step.group)
-        return BatchOrder(step.number, places, step.number >= self._start.progress.steps)
+            return tuple(self._quarantine.get_place(sample.position) for sample in samples)
 
     def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
         time_s = time.monotonic() if self._at_s is None else self._at_s

@@ -210,7 +210,7 @@ class ProcessBackend:
         if process is not None:
             process.join(JOIN_S)
             if process.exitcode is None:  # on a busy machine; one that waits for a dead device may take for ever
-                threading.Thread(target=process.join, name="odb-reap", daemon=True).start()
+                threading.Thread(target=_reap, args=(process,), name="odb-reap", daemon=True).start()
             else:  # the first may have waited for a worker that holds a copy of the sentinel: now it is off the list
                 process.join()
         if connection is not None:
@@ -303,6 +303,16 @@ def _digest(spec: PipelineSpec) -> bytes:
     except Exception:  # whatever pickling raises
         content = os.urandom(16)
     return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _reap(process: BaseProcess) -> None:
+    """Waits until a process has ended, and takes it off the list of children, which holds two descriptors for each.
+
+    Where the receiver was told of the end first, the operating system has nothing more to say to a thread that waits for it.
+    """
+    while process.exitcode is None:
+        process.join(WATCH_S)
+    process.join()
 
 
 def _kill(process: BaseProcess) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -96,9 +96,14 @@ class Collator:
             # A copy, because a collate_fn may take a sample apart; a packed one is made anew each time.
             sample = item.sample if isinstance(item.sample, Packed) else _copy(item.sample)
             if sample is not None:
-                self._cheapest = Measured(item.length, item.supervised, sample)
+                self._cheapest = Measured(item.length, item.supervised, sample, item.nbytes)
         with self._lock:
             self._samples[place] = item
+
+    def count_bytes(self, places: Iterable[int]) -> int:
+        """Returns how many bytes the samples at some places take that no batch has been made of."""
+        with self._lock:
+            return sum(self._samples[place].nbytes for place in places)
 
     def _is_cheaper(self, item: Measured) -> bool:
         # A batch without a supervised token has a mean loss of 0/0, which no weight makes harmless.

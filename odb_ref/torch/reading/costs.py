@@ -120,7 +120,9 @@ class CostMeasure:
         return [self._join(item, cost) for item, cost in zip(self.measure(samples), costs, strict=True)]
 
     def _join(self, item: object, costs: tuple[int, ...]) -> object:
-        return Costed(item.length, item.supervised, item.sample, costs) if isinstance(item, Measured) else item
+        if not isinstance(item, Measured):
+            return item
+        return Costed(item.length, item.supervised, item.sample, item.nbytes, costs)
 
     def _compute_costs(self, sample: object) -> tuple[int, ...]:
         costs: object = _to_list(self.cost_fn(sample))

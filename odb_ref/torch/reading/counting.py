@@ -124,9 +124,10 @@ def make_counting(
     resources: Resources,
     is_checked: bool,
     is_packing: bool,
+    is_weighing: bool,
 ) -> Counting:
     """Returns what the options of the loader say. ``is_checked`` when weights depend on what carries loss, ``is_packing``
-    when samples go on to another process.
+    when samples go on to another process, ``is_weighing`` when their bytes are bounded.
     """
     settings: dict[str, object] = {
         "length_fn": "default" if length_fn is None else "given",
@@ -138,7 +139,7 @@ def make_counting(
     length = length_fn or get_length
     supervised = supervised_fn or SupervisedCounter(length, causal_shift)
     return Counting(
-        measure=resources.make_measure(Measure(length, supervised, is_packing=is_packing)),
+        measure=resources.make_measure(Measure(length, supervised, is_packing=is_packing, is_weighing=is_weighing)),
         label_check=LabelCheck(causal_shift) if is_checked and supervised_fn is None else None,
         settings=settings,
     )

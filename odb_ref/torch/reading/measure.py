@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from odb_ref.torch.reading.description import describe
-from odb_ref.torch.reading.serialization import Packed, pack
+from odb_ref.torch.reading.serialization import Packed, count_bytes, pack
 from odb_ref.torch.reading.tasks import (
     IGNORE_INDEX,
     SampleError,
@@ -31,6 +31,8 @@ class Measured:
     length: int
     supervised: int
     sample: object
+    nbytes: int
+    """About how many bytes it takes, where that is asked for; else 0."""
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         return type(self), tuple(getattr(self, name) for name in self.__match_args__)  # quicker than by itself
@@ -113,6 +115,8 @@ class Measure:
     supervised_fn: LengthFn
     is_packing: bool = False
     """True when the samples go on to another process."""
+    is_weighing: bool = False
+    """True when it matters how many bytes they take."""
 
     def __call__(self, samples: Sequence[object]) -> list[Measured]:
         """Returns as many as ``samples``.
@@ -124,7 +128,8 @@ class Measure:
     def _measure(self, sample: object) -> Measured:
         length = _checked(self.length_fn(sample), "the length of a sample", 1, None)
         supervised = _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
-        return Measured(length, supervised, _pack(sample) if self.is_packing else sample)
+        nbytes = count_bytes(sample) if self.is_weighing else 0
+        return Measured(length, supervised, _pack(sample) if self.is_packing else sample, nbytes)
 
 
 def _pack(sample: object) -> Packed:

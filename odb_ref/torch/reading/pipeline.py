@@ -28,7 +28,7 @@ from odb_ref.torch.reading.quarantine import (
 from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
-from odb_ref.torch.reading.source import Draw, DrawReader, LoaderOptions, Reader, ReadPlan, Source
+from odb_ref.torch.reading.source import DrawFeed, DrawReader, LoaderOptions, Reader, ReadPlan, Room, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
@@ -46,6 +46,8 @@ class PipelineSpec:
     on_idle: OnIdle
     idle_sample: object
     """What to replay in idle steps when no sample has been read; None: the first of a map-style data set."""
+    window_bytes: int | None = None
+    """How many bytes of samples a window may hold; None: any."""
     label_check: LabelCheck | None = None
     """None where no weight depends on it, or only the user knows what carries loss."""
 
@@ -61,6 +63,7 @@ class ReadPipeline:
         self._is_pinned = spec.options.is_pinned
         self._is_inline = is_inline
         self._epoch: _Epoch | None = None
+        self._draws: DrawFeed | None = None
         self._left: tuple[threading.Thread, ...] = ()
         """Threads of earlier epochs that were in the user's code when theirs ended."""
 
@@ -77,23 +80,38 @@ class ReadPipeline:
             self._workers = _make_collators(self._spec, is_inline=True)
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
+        most = self._spec.window_bytes
+        self._draws = plan.draws
         reader = (Reader if plan.draws is None else DrawReader)(
-            self._source, self._collator, plan, Gate(listener), read_ahead=read_ahead
+            self._source,
+            self._collator,
+            plan,
+            Gate(listener),
+            read_ahead=read_ahead,
+            read_ahead_bytes=None if most is None else most // 2,
         )
         maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
         self._epoch = _Epoch(reader, maker, self._left, is_inline=self._is_inline)
         if not self._is_inline:
             self._epoch.start(is_forking=self._workers.is_forking)
 
-    def read(self, count: int) -> None:
-        """Asks for samples; does not wait."""
+    def read(self, count: int, held: tuple[int, ...] | None = None) -> None:
+        """Asks for samples; does not wait. They are to join those ``held``, by place, in a window whose bytes are bounded;
+        None: in none.
+        """
         if self._epoch is not None:
-            self._epoch.read(count, None)
+            room = None
+            if held is not None and self._spec.window_bytes is not None:
+                room = Room(nbytes=self._spec.window_bytes - self._collator.count_bytes(held), is_empty=not held)
+            self._epoch.read(count, room)
 
     def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
         """Asks for the samples of an order that is drawn as an epoch goes: places and keys. They may be the last of it."""
-        if self._epoch is not None:
-            self._epoch.read(len(items), Draw(items=items, is_last=is_last))
+        if self._epoch is not None and self._draws is not None:
+            self._draws.add(items)
+            if is_last:
+                self._draws.close()
+            self._epoch.read(len(items), None)
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
         """Asks for the batches of a round; does not wait."""
@@ -276,9 +294,9 @@ class _Epoch:
         for thread in self.threads:
             thread.start()
 
-    def read(self, count: int, draw: Draw | None) -> None:
+    def read(self, count: int, room: Room | None) -> None:
         with self._condition:
-            self._reader.ask(count, draw)
+            self._reader.ask(count, room)
             self._condition.notify_all()
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:

@@ -16,8 +16,8 @@ ReadItem = tuple[int, int, int, tuple[int, ...]]
 class PipelineListener(Protocol):
     """Whom a pipeline reports to; called from its threads."""
 
-    def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
-        """Answers one ``read``: as many items as asked for, fewer only at the end."""
+    def on_read(self, items: list[ReadItem], *, is_ended: bool, is_full: bool) -> None:
+        """Answers one ``read``: as many items as asked for, fewer only at the end, or when the window is full."""
         ...
 
     def on_doubt(self, text: str) -> None:
@@ -51,11 +51,11 @@ class Gate:
             self._lock.release()
         self._is_open = False
 
-    def on_read(self, items: list[ReadItem], is_ended: bool) -> None:
+    def on_read(self, items: list[ReadItem], *, is_ended: bool, is_full: bool) -> None:
         """Passes samples on."""
         with self._lock:
             if self._is_open:
-                self._listener.on_read(items, is_ended)
+                self._listener.on_read(items, is_ended=is_ended, is_full=is_full)
 
     def on_bad(self, place: int, cause: str) -> None:
         """Passes a sample set aside on."""

@@ -13,7 +13,7 @@ import io
 import math
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -26,6 +26,8 @@ from odb_ref.core.errors import OdbError
 
 LARGE_BYTES: Final = 1 << 18
 """Tensors from this size on go through a file of memory, where the system has such files."""
+
+_NUMBER_BYTES: Final = 8
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 """Where Linux shows the files that a process has open, by name."""
@@ -213,7 +215,7 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return TransferError(
             f"no memory left to hand over {nbytes / 2**20:.1f} MiB of tensors ({os.strerror(error.errno)}): "
-            "lower window=, num_workers= or prefetch_factor=, or give the process more memory"
+            "bound what is held with window_bytes=, lower num_workers= or prefetch_factor=, or give the process more memory"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return TransferError(
@@ -239,6 +241,26 @@ def pack(sample: object) -> Packed:
         _Packer(file, large).dump(sample)
         return Packed(file.getvalue(), tuple(large))
     return Packed(file.getvalue(), ())
+
+
+def count_bytes(sample: object) -> int:
+    """Returns about how many bytes a sample takes: a function of it alone, in whichever process, packed or not. Spec: R2.3.
+
+    Raises: what pickling raises, where it has parts of another kind than these.
+    """
+    match sample:
+        case torch.Tensor() | np.ndarray() | np.generic():
+            return sample.nbytes
+        case str() | bytes() | bytearray():
+            return len(sample)
+        case None | bool() | int() | float() | complex():
+            return _NUMBER_BYTES
+        case Mapping():
+            return sum(count_bytes(key) + count_bytes(value) for key, value in sample.items())
+        case list() | tuple() | set() | frozenset():
+            return sum(map(count_bytes, sample))
+        case _:
+            return len(pickle.dumps(sample, protocol=5))
 
 
 def unpack(sample: object) -> object:

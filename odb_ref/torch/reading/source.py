@@ -1,4 +1,4 @@
-"""The inner DataLoader: a standard one, that reads and measures; and who takes from it what the machine asks for."""
+"""The inner DataLoader, a standard one that reads and measures, and who asks it for samples."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, Sampler
 
 from odb_ref.core.errors import OdbError
+from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
 from odb_ref.torch.reading.costs import Costed
@@ -183,6 +184,132 @@ class Source:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """For how many bytes a window has room; one that is empty has room for any one sample. Spec: R2.3."""
+
+    nbytes: int
+    is_empty: bool
+
+
+class Reader:
+    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        source: Source,
+        collator: Collator,
+        plan: ReadPlan,
+        listener: Gate,
+        *,
+        read_ahead: int,
+        read_ahead_bytes: int | None = None,
+    ) -> None:
+        self._source = source
+        self._collator = collator
+        self._plan = plan
+        self.listener = listener
+        self._read_ahead = read_ahead
+        self._read_ahead_bytes = read_ahead_bytes
+        self._samples: Iterator[tuple[int, object]] | None = None
+        self._buffer: deque[tuple[ReadItem, int]] = deque()
+        """What is read and not asked for yet, each with its bytes."""
+        self._buffer_bytes = 0
+        self._wanted: deque[tuple[int, Room | None]] = deque()
+        self._is_ended = False
+        self._read_samples = 0
+
+    def describe(self) -> str:
+        """Returns what it is asked for, in words; empty when nothing."""
+        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
+
+    def ask(self, count: int, room: Room | None = None) -> None:
+        """Asks for so many samples, or as many as there is room for."""
+        self._wanted.append((count, room))
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        buffered = len(self._buffer)
+        if self._wanted:
+            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
+            return 1 if self._is_ended else max(1, self._wanted[0][0] + 2 - buffered)
+        is_full = self._read_ahead_bytes is not None and self._buffer_bytes >= self._read_ahead_bytes
+        return 0 if self._is_ended or is_full else max(0, self._read_ahead - buffered)
+
+    def prepare(self) -> None:
+        """Starts the workers, unless they are there."""
+        if self._samples is None:
+            self._samples = self._source.open(self._plan, self.listener.on_doubt)
+
+    def work(self) -> None:
+        """Answers what was asked for, or reads one sample."""
+        if self._wanted and self._has_enough(*self._wanted[0]):
+            self._answer(*self._wanted.popleft())
+            return
+        self.prepare()
+        for place, item in self._samples or ():
+            self._read_samples += 1
+            self._put(place, item)
+            return
+        self._is_ended = True
+
+    def _has_enough(self, count: int, room: Room | None) -> bool:
+        """Returns True when it is known which samples are the answer, and whether the source has ended with them."""
+        buffered = len(self._buffer)
+        if self._is_ended or buffered > count:
+            return True
+        return room is not None and self._buffer_bytes > room.nbytes and buffered > room.is_empty
+
+    def _answer(self, count: int, room: Room | None) -> None:
+        asked = list(islice(self._buffer, count))
+        if room is not None:
+            asked = asked[: count_fitting((nbytes for _, nbytes in asked), room.nbytes, is_empty=room.is_empty)]
+        for _, nbytes in asked:
+            self._buffer.popleft()
+            self._buffer_bytes -= nbytes
+        items = [item for item, _ in asked]
+        is_full = bool(self._buffer) and len(items) < count
+        self.listener.on_read(items, is_ended=self._is_ended and not self._buffer, is_full=is_full)
+
+    def _put(self, place: int, item: object) -> None:
+        match item:
+            case Measured():
+                self._collator.put(place, item)
+                costs = item.costs if isinstance(item, Costed) else ()
+                self._buffer.append(((place, item.length, item.supervised, costs), item.nbytes))
+                self._buffer_bytes += item.nbytes
+            case BadSample():
+                self.listener.on_bad(place, item.cause)
+            case _:
+                raise OdbError(f"unexpected answer of the measure: {item!r}")
+
+
+class DrawReader(Reader):
+    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
+
+    _answered_samples = 0
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        return self._wanted[0][0] - self._seen + 1 if self._wanted else 0
+
+    @property
+    def _seen(self) -> int:
+        return self._read_samples - self._answered_samples
+
+    def _has_enough(self, count: int, room: Room | None) -> bool:
+        if self._is_ended and self._seen < count:
+            raise DataSetError(f"the data set ended {count - self._seen} samples before those it was asked for")
+        return self._seen >= count
+
+    def _answer(self, count: int, room: Room | None) -> None:
+        self._answered_samples += count
+        items = [item for item, _ in self._buffer]
+        self._buffer.clear()
+        self._buffer_bytes = 0
+        self.listener.on_read(items, is_ended=True, is_full=False)
+
+
 def _flatten(chunks: Iterator[object]) -> Iterator[object]:
     for chunk in chunks:
         if not isinstance(chunk, list):
@@ -230,113 +357,3 @@ def _name(items: Iterator[object], places: Sequence[int]) -> Iterator[tuple[int,
         count += 1
     if count < len(places):
         raise DataSetError(f"the data set ended after {count} of the {len(places)} samples it was asked for")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """The samples that a rank has drawn of a common order: places and keys. ``is_last`` when there are no more."""
-
-    items: Sequence[tuple[int, object]]
-    is_last: bool
-
-
-class Reader:
-    """Reads samples as they are asked for, and so many ahead. `work` belongs to one thread at a time."""
-
-    def __init__(self, source: Source, collator: Collator, plan: ReadPlan, listener: Gate, *, read_ahead: int) -> None:
-        self._source = source
-        self._collator = collator
-        self._plan = plan
-        self.listener = listener
-        self._read_ahead = read_ahead
-        self._samples: Iterator[tuple[int, object]] | None = None
-        self._buffer: deque[ReadItem] = deque()
-        self._wanted: deque[int] = deque()
-        self._is_ended = False
-        self._read_samples = self._answered_samples = 0
-
-    def describe(self) -> str:
-        return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
-
-    def ask(self, count: int, draw: Draw | None) -> None:
-        self._wanted.append(count)
-
-    def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
-        buffered = len(self._buffer)
-        if self._wanted:
-            # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
-            return 1 if self._is_ended else max(1, self._wanted[0] + 2 - buffered)
-        return 0 if self._is_ended else max(0, self._read_ahead - buffered)
-
-    def prepare(self) -> None:
-        """Starts the workers, unless they are there."""
-        if self._samples is None:
-            self._samples = self._source.open(self._plan, self.listener.on_doubt)
-
-    def work(self) -> None:
-        """Answers what was asked for, or reads one sample."""
-        count = self._wanted[0] if self._wanted else None
-        if count is not None and (self._is_ended or len(self._buffer) > count):
-            self._answer(count)
-        else:
-            self._read()
-
-    def _answer(self, count: int) -> None:
-        items = [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
-        self._wanted.popleft()
-        self.listener.on_read(items, self._is_ended and not self._buffer)
-
-    def _read(self) -> None:
-        self.prepare()
-        for place, item in self._samples or ():
-            self._read_samples += 1
-            self._put(place, item)
-            return
-        self._is_ended = True
-
-    def _put(self, place: int, item: object) -> None:
-        match item:
-            case Measured():
-                self._collator.put(place, item)
-                costs = item.costs if isinstance(item, Costed) else ()
-                self._buffer.append((place, item.length, item.supervised, costs))
-            case BadSample():
-                self.listener.on_bad(place, item.cause)
-            case _:
-                raise OdbError(f"unexpected answer of the measure: {item!r}")
-
-
-class DrawReader(Reader):
-    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
-
-    def ask(self, count: int, draw: Draw | None) -> None:
-        super().ask(count, draw)
-        feed = self._plan.draws
-        if draw is not None and feed is not None:
-            feed.add(draw.items)
-            if draw.is_last:
-                feed.close()
-
-    def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
-        return self._wanted[0] - self._seen + 1 if self._wanted else 0
-
-    @property
-    def _seen(self) -> int:
-        return self._read_samples - self._answered_samples
-
-    def work(self) -> None:
-        """Answers what was asked for, or reads one sample."""
-        if self._seen < self._wanted[0]:
-            self._read()
-            if self._is_ended:
-                raise DataSetError(
-                    f"the data set ended {self._wanted[0] - self._seen} samples before those it was asked for"
-                )
-            return
-        count = self._wanted.popleft()
-        self._answered_samples += count
-        items = list(self._buffer)
-        self._buffer.clear()
-        self.listener.on_read(items, True)

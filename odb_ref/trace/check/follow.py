@@ -8,7 +8,7 @@ from pathlib import Path
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check.job import Job
 from odb_ref.trace.check.replay import Rules
-from odb_ref.trace.check.stream import Stream, is_of_job
+from odb_ref.trace.check.stream import Stream, is_of_job, list_traces
 from odb_ref.trace.check.verdict import Verdict, Violation
 
 
@@ -75,7 +75,7 @@ class Follower:
 
     def _find(self) -> None:
         for folder in self._folders:
-            for path in sorted(folder.glob("*.ndjson")):
+            for path in list_traces(folder):
                 if path not in self._seen:
                     self._seen.add(path)
                     self._awaited.append(path)

@@ -14,7 +14,7 @@ from odb_ref.trace.check.exchanges import ANSWERS, Exchanges, Kind
 from odb_ref.trace.check.rank import RankChecker
 from odb_ref.trace.check.replay import Depths, Rules, replay
 from odb_ref.trace.check.rounds import Rounds
-from odb_ref.trace.check.stream import Stream, group_into_jobs, merge
+from odb_ref.trace.check.stream import Stream, group_into_jobs, list_traces, merge
 from odb_ref.trace.check.verdict import Findings, JobVerdict, Property, Verdict, Violation
 from odb_ref.trace.format import Record, TraceError
 
@@ -26,7 +26,7 @@ _BY_CONFIGURATION: Final = frozenset(
 
 def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
     """Returns the verdict on the traces at ``paths``: any number of jobs and epochs, one file for a job or one for each
-    rank.
+    rank; of a folder, on every ``*.ndjson`` in it.
 
     ``is_replayed`` also asks the machine for each event and compares its effects (REPLAY); ``rules`` are the target rules that
     do not ship, which it then needs. Memory is what the ranks hold
@@ -34,10 +34,19 @@ def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rule
 
     Raises: TraceError, with file and line, when a file is not a trace; UsageError when there is none. Spec: R9.
     """
-    streams = [Stream(path) for path in paths]
+    streams = [stream for path in paths for stream in _open(Path(path))]
     if not streams:
         raise UsageError("no trace to check")
     return judge(streams, is_replayed=is_replayed, rules=rules)
+
+
+def _open(path: Path) -> list[Stream]:
+    if not path.is_dir():
+        return [Stream(path)]
+    traces = list_traces(path)
+    if not traces:
+        raise UsageError(f"{path}: a folder that holds no *.ndjson")
+    return list(map(Stream, traces))
 
 
 def judge(streams: Sequence[Stream], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:

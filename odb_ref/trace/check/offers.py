@@ -53,11 +53,12 @@ def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgem
         yield Property.STOP, "" if is_said else "its offer and what its consumer did differ"
 
 
-def compare_window(held: int, new: int, asked: int, size: int | None, *, is_ended: bool) -> str:
+def compare_window(held: int, new: int, asked: int, size: int | None, *, is_ended: bool, is_full: bool = False) -> str:
     """Returns how a window differs from R2.3; empty when it does not.
 
     Of the ``held`` samples ``new`` were read, and ``asked`` were asked for; ``size`` is the window's by the configuration, None
     where what is asked for is what was drawn (R14.3).
+    One that is full of bytes is smaller, and not empty; a trace does not say how many bytes a sample has.
     """
     if size is None:
         return ""
@@ -65,5 +66,7 @@ def compare_window(held: int, new: int, asked: int, size: int | None, *, is_ende
     wanted = max(0, size - carried)
     # A source that ended in a round before is not asked again.
     if new == asked == wanted or (is_ended and new <= asked == wanted) or (is_ended and new == asked == 0):
+        return ""
+    if is_full and held and new < asked == wanted:
         return ""
     return f"has a window of {held} samples, {new} of them new, {asked} asked for; the configuration's size is {size}"

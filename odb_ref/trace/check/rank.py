@@ -54,7 +54,7 @@ class RankChecker:
         self.read_samples = 0
         self.seen_samples = 0
         """Samples read or carried into a resumed epoch: all that this trace can emit."""
-        self.is_ended = False
+        self.is_ended = self._is_full = False
         self._wanted_samples = 0
         self.held: dict[int, list[int]] = {}
         """Samples read and in no step yet, by position, oldest first."""
@@ -177,7 +177,7 @@ class RankChecker:
             case "resumed":
                 self._violate(Property.EXCHANGE, "is resumed after it has begun")
             case "samples_read":
-                self._read(get_samples(event), get_flag(event, "is_ended"))
+                self._read(get_samples(event), get_flag(event, "is_ended"), event.get("is_full") is True)
             case "collated":
                 number = get_integer(event, "round")
                 is_next = self._collated_round < number == self.round - 1
@@ -228,7 +228,7 @@ class RankChecker:
 
     # Samples -------------------------------------------------------------------------------------------------------
 
-    def _read(self, rows: Rows, is_ended: bool) -> None:
+    def _read(self, rows: Rows, is_ended: bool, is_full: bool) -> None:
         self._judge_costs(rows)
         for row in rows:
             position = row[1]
@@ -244,8 +244,8 @@ class RankChecker:
             self.held[position] = row
         left = self._wanted_samples - len(rows)
         self._expect(left >= 0, Property.CONSERVE, "reads more samples than it asked for")
-        self.is_ended = self.draws.has_ended if self.draws.is_shared else is_ended
-        self._wanted_samples = 0 if is_ended else left
+        self.is_ended, self._is_full = self.draws.has_ended if self.draws.is_shared else is_ended, is_full
+        self._wanted_samples = 0 if is_ended or is_full else left
 
     def _judge_costs(self, rows: Rows) -> None:
         limits = len(self.settings.limits)
@@ -281,7 +281,8 @@ class RankChecker:
         if not (is_met or self.failure or self.stopped_after is not None):
             self._judge(self.draws.judge_offer(held, self._wanted_samples))
             size = None if self.draws.is_shared else self.settings.compute_window_samples(number)
-            if what := compare_window(held, self._new_samples, self._asked_samples, size, is_ended=self.is_ended):
+            read = (self._new_samples, self._asked_samples, size)
+            if what := compare_window(held, *read, is_ended=self.is_ended, is_full=self._is_full):
                 self._violate(Property.REPLAY, what)
         self._new_samples = self._asked_samples = 0
         self._offered_fingerprint = offer.fingerprint_min

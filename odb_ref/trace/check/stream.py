@@ -77,6 +77,11 @@ class Stream:
         return self._reader.locate(what)
 
 
+def list_traces(folder: Path) -> list[Path]:
+    """Returns the trace files of a folder, sorted by name."""
+    return sorted(folder.glob("*.ndjson"))
+
+
 def group_into_jobs(streams: Sequence[Stream]) -> list[list[Stream]]:
     """Returns the files of each epoch of each job, in the order given.
 

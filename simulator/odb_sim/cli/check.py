@@ -30,13 +30,15 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Checks traces of the simulator, of training jobs or of tests against the protocol's properties. "
         "Exit status: 0 every property holds or does not apply, 1 one is violated, 2 a file cannot be read.",
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
+    parser.add_argument(
+        "traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together, or their folder"
+    )
     parser.add_argument("--replay", action="store_true", help="also ask the protocol core for each event (REPLAY)")
     parser.add_argument(
         "--follow",
         action="store_true",
         help="judge a job while it runs: a line for each violation as it happens, the verdict at the end; "
-        "TRACE may be files that are not there yet, or a folder",
+        "TRACE may be files that are not there yet",
     )
     parser.add_argument(
         "--patience",

@@ -57,6 +57,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--lost-loaders", type=int, default=0, help="processes with a machine that are lost (default 0)"
     )
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
+    parser.add_argument(
+        "--window-bytes", type=int, default=0, metavar="N", help="a window holds so many tokens at most (default: any)"
+    )
     parser.add_argument("--eager-end", action="store_true", help="the source ends with its last sample")
     parser.add_argument("--free-urges", action="store_true", help="urge at any moment, for nothing")
     parser.add_argument("--leave-inside", action="store_true", help="consumers may leave in the middle of a step, too")
@@ -129,6 +132,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         lost_loaders=options.lost_loaders,
         is_single_reads=options.single_reads,
         is_eager_end=options.eager_end,
+        window_bytes=options.window_bytes,
         is_urged_freely=options.free_urges,
         is_left_inside=options.leave_inside,
         is_inline=options.inline,

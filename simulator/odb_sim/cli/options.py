@@ -251,6 +251,8 @@ def check_writable(*paths: str | None) -> None:
             with Path(path).open("ab"):
                 pass
         except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+            folder = Path(path).parent
+            hint = "" if folder.is_dir() else f" (make the folder {folder} first)"
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}{hint}") from error
         if is_new:
             Path(path).unlink()

@@ -40,12 +40,14 @@ class Rank:
     __slots__ = (
         "_collate_fault",
         "_draw_reader",
+        "_full_reads",
         "_notice",
         "_post",
         "_posted_s",
         "_read_fault",
         "_read_samples",
         "_reader",
+        "_reads",
         "_receiving",
         "_slowness",
         "_stage",
@@ -62,7 +64,8 @@ class Rank:
         self._stage = stage
         self._post = post
         self._notice = notice
-        self._read_samples = 0
+        self._read_samples = self._reads = 0
+        self._full_reads = stage.full_reads[machine.config.rank] if stage.full_reads else {}
         self._posted_s = 0.0
         self.machine = machine
         self.number = machine.config.rank
@@ -112,9 +115,11 @@ class Rank:
                     self.queue.append(effect.step)
                     self._notice(self.number)
                 case Read():
-                    span = self._find_places(effect)
+                    full = self._full_reads.get(self._reads)
+                    self._reads += 1
+                    span = self._find_places(effect, effect.count if full is None else full)
                     self._receiving = span.stop - span.start
-                    stage.env.process(self._read(effect, span))
+                    stage.env.process(self._read(effect, span, is_full=full is not None))
                 case Collate():
                     stage.env.process(self._collate(effect))
                 case PostOffer() | PostCounts() | PostReport():
@@ -129,24 +134,24 @@ class Rank:
                 case _:
                     assert_never(effect)
 
-    def _find_places(self, effect: Read) -> slice[int, int, None]:
+    def _find_places(self, effect: Read, count: int) -> slice[int, int, None]:
         """Returns where in the workload lies what is to be read."""
         if effect.first is not None:
             return slice(effect.first, effect.first + effect.count)
-        return self._stage.workload.compute_span(self.number, self._read_samples, effect.count)
+        return self._stage.workload.compute_span(self.number, self._read_samples, count)
 
-    def _compute_answer_s(self, effect: Read) -> float:
+    def _compute_answer_s(self, effect: Read, count: int) -> float:
         """Returns when it is there."""
         now, slowness = self._stage.env.now, self._stage.stretch(self._slowness)
         if effect.first is None:
-            return self._reader.read(effect.count, now, slowness)
+            return self._reader.read(count, now, slowness)
         firsts, counts = np.array([effect.first]), np.array([effect.count])
         return float(self._draw_reader.read(firsts, counts, now, np.array([slowness]))[0])
 
-    def _read(self, effect: Read, span: slice[int, int, None]) -> Process:
+    def _read(self, effect: Read, span: slice[int, int, None], *, is_full: bool) -> Process:
         stage, start_s = self._stage, self._stage.env.now
         samples = span.stop - span.start
-        answer_s = self._compute_answer_s(effect)
+        answer_s = self._compute_answer_s(effect, samples)
         yield stage.env.timeout(answer_s - start_s)
         if stage.timeline is not None:
             stage.timeline.add(self.number, "reader", "fill", start_s, stage.env.now)
@@ -155,8 +160,8 @@ class Rank:
             return
         read = stage.workload.read_places(span, self._read_samples)
         self._read_samples += len(read)
-        is_ended = effect.first is not None or self._read_samples == stage.workload.compute_shard_size(self.number)
-        self.handle(SamplesRead(read, is_ended))
+        is_whole = self._read_samples == stage.workload.compute_shard_size(self.number)
+        self.handle(SamplesRead(read, effect.first is not None or (is_whole and not is_full), is_full))
 
     def _collate(self, effect: Collate) -> Process:
         stage, start_s = self._stage, self._stage.env.now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import simpy
 
@@ -27,6 +27,7 @@ class Stage:
         recorder: Recorder,
         seed: int,
         starts: Sequence[RoundStart],
+        full_reads: Sequence[Mapping[int, int]],
         timeline: Timeline | None,
     ) -> None:
         self.env = simpy.Environment(initial_time=0.0)
@@ -37,6 +38,8 @@ class Stage:
         self.timeline = timeline
         self.starts = starts
         """Where each rank resumes a saved epoch; empty for one from its beginning."""
+        self.full_reads = full_reads
+        """How many samples a read of each rank finds before the window is full, by the read's number; empty: no bound."""
         self._random = random.Random(seed)
         self._fault_s: float | None = None
         self._finished_s = 0.0

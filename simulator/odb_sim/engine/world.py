@@ -19,7 +19,7 @@ workload, configuration and costs give the same trace, byte for byte (REPLAY).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -61,6 +61,7 @@ class World:
         conditions: Conditions = STEADY,
         seed: int = 0,
         starts: Sequence[RoundStart] = (),
+        full_reads: Sequence[Mapping[int, int]] = (),
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
         on_progress: Callable[[int], None] | None = None,
@@ -71,7 +72,14 @@ class World:
             budget_tokens=config.budget_tokens,
         )
         self.stage = Stage(
-            workload, costs, conditions, recorder=self.recorder, seed=seed, starts=starts, timeline=timeline
+            workload,
+            costs,
+            conditions,
+            recorder=self.recorder,
+            seed=seed,
+            starts=starts,
+            full_reads=full_reads,
+            timeline=timeline,
         )
         self.exchange = Exchange(
             self.stage.env,

@@ -25,7 +25,8 @@ class Bounds(Terms):
     consumer has left, or with ``is_urged_freely`` at any moment, for nothing. A consumer leaves between two steps, or
     with ``is_left_inside`` also in the middle of one, whose collective then has no end. With ``is_inline`` a rank
     reads and collates by its consumer's thread (A3): not while that is in a step that another has not entered yet,
-    unless it is urged, and not once it has left. Each rank's queue holds as many steps more as its number with
+    unless it is urged, and not once it has left. A window may hold ``window_bytes``, where that is not 0: a token has a
+    byte. Each rank's queue holds as many steps more as its number with
     ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
     With ``is_shared`` all ranks draw from one order, which holds the samples of rank 0, then those of rank 1, and so on.
 
@@ -48,6 +49,7 @@ class Bounds(Terms):
     is_urged_freely: bool = False
     is_left_inside: bool = False
     is_inline: bool = field(default=False, metadata={"is_optional": True})
+    window_bytes: int = field(default=0, metadata={"is_optional": True})
     is_uneven_depth: bool = False
     odd_rank: int | None = None
     is_shared: bool = field(default=False, metadata={"is_optional": True})
@@ -55,7 +57,7 @@ class Bounds(Terms):
     def __post_init__(self) -> None:
         if not self.lengths:
             raise UsageError("an exploration needs at least one rank")
-        for name in ("failures", "stops", "losses", "lost_loaders"):
+        for name in ("failures", "stops", "losses", "lost_loaders", "window_bytes"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, got {getattr(self, name)}")
         for rank, shard in enumerate(self.lengths):

@@ -20,7 +20,8 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Rank, Violation
+from odb_sim.explore.rank import Rank
+from odb_sim.explore.violation import Violation
 
 _MOST_PARTITIONED: Final = 8
 """Windows of more samples have too many partitions to try."""

@@ -40,20 +40,12 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import Answer, combine_posts
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import Offer, reduce_offers
-from odb_ref.core.rounds import Transition
+from odb_ref.core.rounds import Transition, count_fitting
 from odb_ref.core.state import Phase, State
 from odb_ref.core.summary import compute_summary, make_stand_in
 from odb_ref.core.types import Sample, Step
 from odb_sim.explore.bounds import Bounds
-
-
-class Violation(Exception):
-    """A property does not hold. ``property`` is its id."""
-
-    def __init__(self, property_: str, detail: str) -> None:
-        super().__init__(f"{property_}: {detail}")
-        self.property = property_
-        self.detail = detail
+from odb_sim.explore.violation import Violation, name_property
 
 
 def _stand_in(state: State) -> State:
@@ -317,12 +309,18 @@ class RankDriver:
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
         shard = rank.drawn if self.bounds.is_shared else self.shard
         samples = shard[start : start + asked]
-        is_ended = len(samples) < asked
+        fitting = samples
+        if most := self.bounds.window_bytes:
+            room = most - sum(sample.length for sample in rank.state.window)
+            fits = count_fitting((item.length for item in samples), room, is_empty=not rank.state.window)
+            fitting = samples[:fits]
+        is_full = len(fitting) < len(samples)
+        is_ended = not is_full and len(samples) < asked
         if self.bounds.is_eager_end:
-            is_ended = start + len(samples) == len(shard)
-        left = 0 if is_ended else rank.reading - len(samples)
+            is_ended = start + len(fitting) == len(shard)
+        left = 0 if is_ended or is_full else rank.reading - len(fitting)
         is_exhausted = is_ended and not self.bounds.is_shared
-        return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(samples, is_ended)
+        return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(fitting, is_ended, is_full)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
         if rank.is_cut and not rank.is_replaced:
@@ -395,18 +393,6 @@ def _require_answer(answer: Answer | None) -> Answer:
     if answer is None:
         raise TypeError("an exchange has no answer yet")
     return answer
-
-
-def name_property(error: OdbError) -> str:
-    """Returns the id of the property that an error of the core shows to be broken.
-
-    An invariant names its property; any other refusal of an event that a sound driver sent is a deadlock (FREE).
-    """
-    if not isinstance(error, InvariantError):
-        return "FREE"
-    # The core's invariants (I1, I2, ...) say first whose property they keep; others are called after it.
-    word = error.detail.partition(":")[0]
-    return word if word.isupper() else error.invariant
 
 
 def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:

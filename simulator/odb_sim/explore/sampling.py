@@ -12,8 +12,9 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import ACTS, Act, Violation
+from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.search import Counterexample, explore, make_space
+from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, decode
 
 FAULTS: Final = frozenset({Act.STOP, Act.FAIL_READ, Act.FAIL_COLLATE, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})
@@ -72,6 +73,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         odd_rank=draw.randrange(ranks) if ranks > 1 and draw.random() < 0.03 else None,
         lost_loaders=faults * draw.choice((0, 0, 1, 2)),
         layout=draw.choice((Layout.PADDED, Layout.PADDED, *Layout)),
+        window_bytes=draw.choice((0, 0, 0, draw.randint(1, 20))),
     )
 
 

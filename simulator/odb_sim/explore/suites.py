@@ -70,6 +70,12 @@ SMALL: Final[dict[str, Bounds]] = {
     "reads in parts": Bounds(
         lengths=compute_lengths((3, 2), _MIXED), is_single_reads=True, is_eager_end=True, failures=1, stops=1
     ),
+    "windows bounded in bytes": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED), window_samples=4, window_bytes=4, failures=1, stops=1
+    ),
+    "windows bounded in bytes, reads in parts": Bounds(
+        lengths=compute_lengths((4, 3), _MIXED), window_samples=3, window_bytes=2, is_single_reads=True, losses=1
+    ),
     "leaving inside a step": Bounds(
         lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, failures=1, stops=2, is_left_inside=True
     ),

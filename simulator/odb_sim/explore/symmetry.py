@@ -21,7 +21,8 @@ from odb_ref.core.events import PeerLost, Report, Reported
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.types import Sample
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Core, Rank, Violation, answer_posts
+from odb_sim.explore.rank import Act, Core, Rank, answer_posts
+from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Shared, Space, World
 
 Order = tuple[int, ...]

@@ -23,17 +23,8 @@ from odb_ref.core.exchange import Answer
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
 from odb_sim.explore.measure import compute_measure
-from odb_sim.explore.rank import (
-    ACTS,
-    Act,
-    Core,
-    Rank,
-    RankDriver,
-    Violation,
-    answer_posts,
-    compute_acts,
-    forget,
-)
+from odb_sim.explore.rank import ACTS, Act, Core, Rank, RankDriver, answer_posts, compute_acts, forget
+from odb_sim.explore.violation import Violation
 
 World = tuple[int, ...]
 """First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""

@@ -13,6 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import IO, Final
@@ -67,7 +68,9 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
             )
     path = Path(source)
     if not path.exists():
-        raise UsageError(f"{source}: no such file, and no bundled trace; there are {', '.join(list_bundled_names())}")
+        names = list_bundled_names()
+        near = "".join(f"; did you mean {name}?" for name in get_close_matches(source, names, 1))
+        raise UsageError(f"{source}: no such file, and no bundled trace{near}; there are {', '.join(names)}")
     if path.is_dir():
         raise UsageError(f"{source}: is a directory, expected a CSV, CSV.gz or .npy file")
     if path.suffix == ".npy":
@@ -102,7 +105,10 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
             raise UsageError(f"{where}: empty file, expected a CSV header with {TOTAL_COLUMN}")
         for column in (TOTAL_COLUMN, *further):
             if column not in header:
-                raise UsageError(f"{where}:1: no column {column}; there are {', '.join(header)}"[:300])
+                there = ", ".join(header)
+                raise UsageError(
+                    f"{where}:1: no column {column} in the header, the first line; there are {there}"[:300]
+                )
         supervised_column = SUPERVISED_COLUMN if SUPERVISED_COLUMN in header else TOTAL_COLUMN
         columns = [header.index(column) for column in (TOTAL_COLUMN, supervised_column, *further)]
         tokens, supervised, used = array("q"), array("q"), array("q")
@@ -124,9 +130,9 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
 def _parse_row(row: list[str], columns: list[int], header: list[str], where: str) -> list[int]:
     """Returns the values of ``columns``: total tokens, supervised tokens, then what is used of further resources."""
     values = []
+    if len(row) != len(header):
+        raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
     for column in columns:
-        if column >= len(row):
-            raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
         try:
             value = int(row[column])
         except ValueError:

@@ -143,6 +143,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         costs=costs or Costs(),
         sharding=Sharding.EVEN if config.shared_samples is None else Sharding.SHARED,
         starts=recorded.starts,
+        full_reads=recorded.full_reads,
     )
     return config.apply(what)
 

@@ -7,7 +7,7 @@ samples, rounds and steps by rank, and the spans between an effect and its answe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +72,8 @@ class RankRecord:
     """Where the epoch was resumed; for most, its beginning."""
     is_ended: bool = False
     """True when the rank has read its whole source."""
+    full_reads: dict[int, int] = field(default_factory=dict)
+    """How many samples a read found that ended because the window was full of bytes, by the number of the read."""
     rounds: list[tuple[RecordedStep, ...]] = field(default_factory=list)
     """The steps of each round that was collated."""
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -118,6 +120,12 @@ class RecordedRun:
         """Where each rank resumes a saved epoch; empty for one from its beginning."""
         starts = tuple(rank.start for rank in self.ranks)
         return starts if any(start != RoundStart() for start in starts) else ()
+
+    @property
+    def full_reads(self) -> tuple[Mapping[int, int], ...]:
+        """Where the windows of each rank were full of bytes; empty where no bound was met."""
+        full_reads = tuple(rank.full_reads for rank in self.ranks)
+        return full_reads if any(full_reads) else ()
 
     @property
     def name(self) -> str:
@@ -168,7 +176,7 @@ class _Reader:
         self.record = RankRecord(rank)
         self._resources = resources
         self.fullest_queue = 0
-        self._wanted = 0
+        self._wanted = self._reads = 0
         self._asked_s = self._posted_s = self._collating_s = 0.0
         self._read: list[Sample] = []
 
@@ -239,7 +247,10 @@ class _Reader:
             rank.samples.append(sample)
             self._read.append(sample)
         rank.is_ended = event.get("is_ended") is True
-        if now >= 0 and (rank.is_ended or len(self._read) >= self._wanted):
+        is_full = event.get("is_full") is True
+        if is_full:
+            rank.full_reads[self._reads - 1] = len(self._read)
+        if now >= 0 and (rank.is_ended or is_full or len(self._read) >= self._wanted):
             tokens = sum(sample.length for sample in self._read)
             rank.reads.append(Span(len(self._read), tokens, now - self._asked_s, self._asked_s))
             self._read.clear()
@@ -253,6 +264,7 @@ class _Reader:
                 if (first := get_optional(effect, "first")) is not None:
                     rank.has_gaps |= len(rank.places) > len(rank.samples)
                     rank.places.extend(range(first, first + min(self._wanted, LARGEST_WORKLOAD)))
+                self._reads += 1
             case "post_offer" | "post_counts":
                 self._posted_s = now
             case "collate":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -74,6 +74,8 @@ class Run(Terms):
     rule: TargetRule | None = None
     starts: tuple[RoundStart, ...] = ()
     """Where each rank resumes a saved epoch; empty for one from its beginning."""
+    full_reads: tuple[Mapping[int, int], ...] = ()
+    """How many samples a read of each rank finds before the window is full of bytes, by the read's number; empty: no bound."""
     driver: Driver = Driver.AUTO
 
     def __post_init__(self) -> None:
@@ -104,6 +106,8 @@ class Run(Terms):
             return "a fault"
         if self.conditions.jitter:
             return "jitter"
+        if self.full_reads:
+            return "windows bounded in bytes"
         places = {(start.round, start.planned_steps, start.global_samples, len(start.marks)) for start in self.starts}
         if len(places) > 1:
             return "ranks that go on from different rounds"
@@ -200,6 +204,7 @@ def run(
             conditions=what.conditions,
             seed=what.seed,
             starts=what.starts,
+            full_reads=what.full_reads,
             observer=observer,
             timeline=timeline,
             on_progress=on_progress,

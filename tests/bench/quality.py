@@ -1,0 +1,197 @@
+"""How full the batches are, beside others' and the limit: ``python -m tests.bench --only quality``.
+
+Every shipped trace, on 8 and 64 ranks (with ``--full`` 512 too), in windows of 256 and 1,024: epochs of eight windows a rank in
+every way to batch, then epochs of 1 to 50 windows beside the peer. Efficiency is real tokens by ranks times critical tokens,
+and 1 is the physical limit. Nothing here is timed, so the figures are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Final
+
+from odb_sim.engine.metrics import Summary
+from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Run, run
+
+from odb_ref.core.batching.layouts import Layout
+from tests.bench.report import print_table
+
+BUDGET_TOKENS: Final = 12_288
+RANKS: Final = (8, 64)
+MANY_RANKS: Final = 512
+WINDOWS: Final = (256, 1024)
+LONG: Final = 8
+"""Windows a rank has in an epoch that is judged as a long one."""
+EPOCHS: Final = (1, 2, 3, 5, 8, 20, 50)
+"""Windows a rank has in the epochs that are compared with the peer's."""
+LEAST_PACKED: Final = {256: 0.97, 1024: 0.99}
+"""Goals: the efficiency of packed rows of shared shards, by window."""
+MOST_PADDED: Final = 0.6
+MOST_PADDED_MEAN: Final = 0.5
+"""Goals: the excess of padded batches by the peer's, in a cell and as the geometric mean of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to form batches."""
+
+    name: str
+    policy: str = "odb"
+    layout: Layout = Layout.PADDED
+    sharding: Sharding = Sharding.EVEN
+
+
+PADDED: Final = Way("padded")
+PACKED_SHARED: Final = Way("packed, shared", layout=Layout.PACKED, sharding=Sharding.SHARED)
+PEER: Final = Way("peer", "peer")
+WAYS: Final = (
+    PADDED,
+    Way("padded, shared", sharding=Sharding.SHARED),
+    Way("packed", layout=Layout.PACKED),
+    PACKED_SHARED,
+    PEER,
+    Way("fixed", "standard"),
+    Way("oracle, padded", "gmt"),
+    Way("oracle, packed", "packing"),
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """An epoch: of a trace, on so many ranks, of so many windows of samples a rank."""
+
+    trace: str
+    ranks: int
+    window: int
+    windows: int
+
+    def __str__(self) -> str:
+        return f"{self.trace}, {self.ranks} x {self.window}"
+
+
+Found = dict[Cell, dict[str, Summary]]
+
+
+def measure_quality(say: Callable[[str], None], *, is_full: bool = False) -> Found:
+    """Every cell of long epochs in every way, and the shorter and longer ones in ours and the peer's."""
+    found: Found = {}
+    ranks = (*RANKS, MANY_RANKS) if is_full else RANKS
+    for trace in list_bundled_names():
+        lengths = load_lengths(trace)
+        for count, window, windows in product(ranks, WINDOWS, EPOCHS):
+            if count == MANY_RANKS and windows != LONG:
+                continue
+            cell = Cell(trace, count, window, windows)
+            say(str(cell))
+            found[cell] = {way.name: _simulate(cell, lengths, way) for way in _list_ways(windows)}
+    return found
+
+
+def _list_ways(windows: int) -> Sequence[Way]:
+    return WAYS if windows == LONG else (PADDED, PEER)
+
+
+def _simulate(cell: Cell, lengths: Lengths, way: Way) -> Summary:
+    workload = build_workload(
+        lengths, ranks=cell.ranks, samples=cell.ranks * cell.window * cell.windows, sharding=way.sharding
+    )
+    return run(
+        Run(
+            workload=workload,
+            policy=way.policy,
+            budget_tokens=BUDGET_TOKENS,
+            window_samples=cell.window,
+            layout=way.layout,
+            sharding=way.sharding,
+        )
+    ).summary
+
+
+def print_quality(found: Mapping[Cell, Mapping[str, Summary]]) -> bool:
+    """Prints the tables, and what misses a goal; True when nothing does."""
+    long = {cell: ways for cell, ways in found.items() if cell.windows == LONG}
+    print_table(
+        f"Efficiency of epochs of {LONG} windows, budget {BUDGET_TOKENS:,} (trace, ranks x window); 1 is the limit",
+        ["cell", *(way.name for way in WAYS)],
+        [[str(cell), *(f"{ways[way.name].efficiency:.3f}" for way in WAYS)] for cell, ways in long.items()],
+    )
+    print_table(
+        "Order of the same epochs: autocorrelation of the mean length from step to step, and samples moved by (mean)",
+        ["cell", *(f"{way.name}{what}" for way in (PADDED, PACKED_SHARED, PEER) for what in (", length", ", moved"))],
+        [
+            [
+                str(cell),
+                *(
+                    text
+                    for way in (PADDED, PACKED_SHARED, PEER)
+                    for text in (
+                        f"{ways[way.name].length_autocorrelation:.2f}",
+                        f"{ways[way.name].displacement_samples:,.0f}",
+                    )
+                ),
+            ]
+            for cell, ways in long.items()
+        ],
+    )
+    print_table(
+        "Excess of padded batches by the peer's, epochs of 1 to 50 windows (below 1: ours is better)",
+        ["cell", *(f"{windows} windows" for windows in EPOCHS)],
+        [
+            [str(cell), *(_format_ratio(found, cell, windows) for windows in EPOCHS)]
+            for cell in long
+            if cell.ranks != MANY_RANKS
+        ],
+    )
+    missed = list(_list_missed(found))
+    print("\n" + ("every goal is met" if not missed else f"{len(missed)} goals missed:"))
+    for line in missed:
+        print(f"  {line}")
+    return not missed
+
+
+def _format_ratio(found: Mapping[Cell, Mapping[str, Summary]], cell: Cell, windows: int) -> str:
+    return f"{_compute_ratio(found[Cell(cell.trace, cell.ranks, cell.window, windows)]):.2f}"
+
+
+def _compute_ratio(ways: Mapping[str, Summary]) -> float:
+    """The excess of padded batches by the peer's, of which there always is some."""
+    return ways[PADDED.name].excess / ways[PEER.name].excess
+
+
+def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[str]:
+    missed = []
+    ratios = []
+    for cell, ways in found.items():
+        ratio = _compute_ratio(ways)
+        if ratio > 1:
+            missed.append(f"{cell}, {cell.windows} windows: behind the peer, {ratio:.2f} of its excess")
+        if cell.windows < LONG:
+            continue
+        ratios.append(ratio)
+        if ratio > MOST_PADDED:
+            missed.append(
+                f"{cell}, {cell.windows} windows: {ratio:.2f} of the peer's excess, the goal is {MOST_PADDED}"
+            )
+        if cell.windows > LONG:
+            continue
+        efficiency = ways[PACKED_SHARED.name].efficiency
+        if efficiency < LEAST_PACKED[cell.window]:
+            missed.append(f"{cell}: packed and shared {efficiency:.4f}, the goal is {LEAST_PACKED[cell.window]}")
+    mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+    print(f"\nPadded batches by the peer's excess, geometric mean of long epochs: {mean:.3f}")
+    if mean > MOST_PADDED_MEAN:
+        missed.append(f"the geometric mean of those ratios is {mean:.3f}, the goal is {MOST_PADDED_MEAN}")
+    return missed
+
+
+def encode(found: Mapping[Cell, Mapping[str, Summary]]) -> list[dict[str, object]]:
+    """What ``--json`` writes of every cell."""
+    return [
+        {**asdict(cell), "ways": {name: summary.to_json() for name, summary in ways.items()}}
+        for cell, ways in found.items()
+    ]

@@ -1,0 +1,142 @@
+"""A window bounded in bytes: the same batches whoever reads, nothing lost, and no more is held than the bound allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_sim.recorded.replay import replay  # noqa: E402
+from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.core.events import SamplesRead  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.reading.serialization import count_bytes  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
+from odb_ref.trace.format import decode_event  # noqa: E402
+from odb_ref.trace.reading import read_trace  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SAMPLES = 150
+HUGE = 77
+"""A sample larger than a whole window may be."""
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 32, "window_bytes": 20_000, "timeout_s": 20}
+
+
+class Images(torch.utils.data.Dataset[Any]):
+    """Samples whose bytes have little to do with their tokens."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        size = 50_000 if index == HUGE else 100 + index * 7919 % 4000
+        return {
+            "input_ids": torch.ones(1 + index % 13, dtype=torch.int64),
+            "pixels": np.zeros(size, np.uint8),
+            "n": index,
+        }
+
+
+def combine(samples: list[Any]) -> list[int]:
+    return [sample["n"] for sample in samples]
+
+
+def read(**options: Any) -> list[list[int]]:
+    with ODBDataLoader(Images(), collate_fn=combine, shuffle=True, **SETTINGS | options) as loader:
+        return list(loader)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_same_batches_whoever_reads_and_other_ones_than_without_a_bound() -> None:
+    """Spec: R2.3. Checks: REPLAY, COVER."""
+    batches = read()
+    assert sorted(number for batch in batches for number in batch) == list(range(SAMPLES))
+    assert read(num_workers=1) == batches
+    assert read(num_workers=2, prefetch_factor=1) == batches
+    assert read(window_bytes=None) != batches
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_window_holds_no_more_than_it_may_but_for_one_sample(tmp_path: Path) -> None:
+    """Spec: R2.3, R5.1, R9.2."""
+    path = tmp_path / "run.ndjson"
+    read(trace=path, num_workers=1)
+    _, records = read_trace(path)
+    held: dict[int, int] = {}
+    fulls = 0
+    for record in records:
+        if record.event is not None and record.event["kind"] == "samples_read":
+            event = decode_event(record.event)
+            assert isinstance(event, SamplesRead)
+            held |= {sample.position: count_bytes(Images()[sample.id]) for sample in event.samples}
+            fulls += event.is_full
+        for effect in record.effects:
+            match effect:
+                case {"kind": "collate", "steps": list(steps)}:
+                    for step in steps:
+                        for position in step["positions"]:
+                            del held[position]
+                case {"kind": "post_offer"}:  # the window is complete, and the steps of the one before are not in it
+                    assert sum(held.values()) <= 20_000 or len(held) == 1
+    assert fulls > 5
+    assert check_traces([path], is_replayed=True).is_ok
+    (run,) = load_runs([path])
+    replayed = replay(run)
+    assert replayed.is_equal, replayed.difference
+    assert not replay(replace_full_reads(run)).is_equal  # it is the bound that this depends on
+
+
+def replace_full_reads(run: RecordedRun) -> RecordedRun:
+    ranks = tuple(replace(rank, full_reads={}) for rank in run.ranks)
+    return replace(run, ranks=ranks)
+
+
+def train(rank: int, window_bytes: int, others: int) -> int:
+    return len(read(window_bytes=window_bytes if rank == 0 else others, num_workers=rank))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_ranks_take_the_same_steps_and_must_have_the_same_bound() -> None:
+    """Checks: ALIGN. Spec: R7.3."""
+    assert len({result.value for result in run_ranks(2, train, 9_000, 9_000)}) == 1
+    results = run_ranks(2, train, 9_000, 9_001)
+    assert {result.error for result in results} == {"JobError"}
+    assert "window_bytes is 9001, rank 0 has 9000" in results[0].text
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_saved_epoch_goes_on_with_the_same_batches() -> None:
+    """Checks: RESUME."""
+    whole = read()
+    for steps in (1, 9, len(whole) - 2):
+        with ODBDataLoader(Images(), collate_fn=combine, shuffle=True, **SETTINGS) as loader:
+            batches = iter(loader)
+            taken = [next(batches) for _ in range(steps)]
+            state = loader.state_dict()
+        with ODBDataLoader(Images(), collate_fn=combine, shuffle=True, num_workers=1, **SETTINGS) as loader:
+            loader.load_state_dict(state)
+            assert taken + list(loader) == whole
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB"])
+def test_a_bound_that_makes_no_sense_is_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match="window_bytes"):
+        ODBDataLoader(Images(), token_budget=60, window_bytes=value)
+
+
+def test_bytes_are_those_of_the_content() -> None:
+    array = np.zeros((3, 5), np.float32)
+    assert (
+        count_bytes({"a": array, "b": [torch.zeros(7), "four", b"12"], "c": (1, None, 2.5)}) == 60 + 28 + 4 + 2 + 24 + 3
+    )
+    assert count_bytes(torch.zeros(1000)[:3]) == 12
+    assert count_bytes(range(3)) > 0
