@@ -443,7 +443,7 @@ def align(
     Mutant(
         name="a window that is full ends the source",
         module="machine",
-        old="is_ended=event.is_ended,",
+        old="is_ended=is_ended,",
         new="is_ended=event.is_ended or event.is_full,",
         property="COVER",
         bounds=FULL,
