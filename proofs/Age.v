@@ -75,7 +75,7 @@ Proof.
   - unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|]. destruct (negb _); [discriminate|].
     destruct (o_stop_rank a); [injection E as <-; symmetry; etransitivity; [apply read_of_aged, aged_drain|reflexivity]|]. destruct (negb _); [discriminate|]. destruct (target c a).
     + injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
-    + destruct (c_align _ _ _ _). injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_deliver|reflexivity].
+    + destruct (c_align _ _ _ _ _). injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_deliver|reflexivity].
   - unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_post|reflexivity].
   - destruct (failure_of rs); [|discriminate]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
 Qed.
@@ -121,7 +121,7 @@ Proof.
   { injection E as <-. left. match goal with |- context[drain ?d ?o ?l ?v] => rewrite (held_drain d o l v); destruct (drain_phase d o l v) as [-> | ->] end; split; try discriminate; reflexivity. }
   destruct (negb _); [discriminate|]. destruct (target c a).
   - injection E as <-. left. match goal with |- context[drain ?d ?o ?l ?v] => rewrite (held_drain d o l v); destruct (drain_phase d o l v) as [-> | ->] end; split; try discriminate; reflexivity.
-  - destruct (c_align _ _ _ _) as [al ca]. injection E as <-. right. match goal with |- context[deliver ?d ?v] => rewrite (held_deliver d v); destruct (deliver_same d v) as [-> _]; pose proof (held_deliver d v) as Z end.
+  - destruct (c_align _ _ _ _ _) as [al ca]. injection E as <-. right. match goal with |- context[deliver ?d ?v] => rewrite (held_deliver d v); destruct (deliver_same d v) as [-> _]; pose proof (held_deliver d v) as Z end.
     unfold held in Z. injection Z as Z _ _ _. rewrite Z. split; reflexivity.
 Qed.
 
@@ -258,7 +258,7 @@ Proof.
           destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
           destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
-          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
+          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
           rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (window u))) in Pl. lia. }
         constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
         -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (growing i H Qm (round u)). rewrite A2. destruct (ended u); lia.
@@ -342,12 +342,12 @@ Proof.
       * destruct (agree_cases _ _ _ _ _ _ E) as [C _]. destruct C as [_ P2 _ _|? _ _ [P2|P2] _|_ _ _ _ [P2|P2] _|m B Sr Ra Tg _ _ Al Ca]; try congruence.
         destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. fold u in Po', O. rewrite Po in Po'. injection Po' as <-. destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
         destruct (n_count _ _ _ S2 _ Hk) as [T1 [T2 _]]. pose proof (k_kind _ _ _ _ _ _ K1) as Kk. unfold kind_ok in Kk. rewrite P1, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
-        pose proof (ok_align_length _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u)) as La. rewrite <- Al in La.
+        pose proof (ok_align_length _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u)) as La. rewrite <- Al in La.
         pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i Hi) (window u))) as Lg. rewrite <- R3 in Lg.
         assert (Ln : n = length (concat (groups u))) by (rewrite Lg; destruct (is_quota_met _ _); lia).
         pose proof (ok_group_nonempty _ (configs_ok _ _ ok i Hi) (window u)) as Ne. rewrite <- R3 in Ne.
-        pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
-        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
+        pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
+        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
         assert (Lf : length (aligned t) <= length (concat (aligned t))) by (clear - F; induction F as [|g gs Hg F IH]; simpl; [lia|]; rewrite app_length; destruct g; [easy|simpl; lia]).
         destruct (window t) as [|z zs]; [reflexivity|]. simpl in Pl. lia.
       * exfalso. pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk _]. rewrite Wa in Hk. unfold h_step in Hk. rewrite Kk in Hk. discriminate.
@@ -484,7 +484,7 @@ Proof.
           - injection E as <-. match goal with |- context[drain ?d ?o ?l ?v] => pose proof (aged_drain d o l v) as Z; destruct (drain_phase d o l v) as [Pz|Pz] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; discriminate.
           - destruct (negb _); [discriminate|]. destruct (target (cfg i) a).
             + injection E as <-. match goal with |- context[drain ?d ?o ?l ?v] => pose proof (aged_drain d o l v) as Z; destruct (drain_phase d o l v) as [Pz|Pz] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; discriminate.
-            + destruct (c_align _ _ _ _). injection E as <-. match goal with |- context[deliver ?d ?v] => pose proof (aged_deliver d v) as Z; destruct (deliver_same d v) as [Pz _] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; simpl; intros X; exfalso; apply X; reflexivity. }
+            + destruct (c_align _ _ _ _ _). injection E as <-. match goal with |- context[deliver ?d ?v] => pose proof (aged_deliver d v) as Z; destruct (deliver_same d v) as [Pz _] end; unfold aged in Z; simpl in Z; injection Z as Z1 Z2 Z3 Z4; rewrite Pz; repeat split; auto; simpl; intros X; exfalso; apply X; reflexivity. }
         destruct Rd as [Rd1 [Rd2 [Rd3 Rd4]]]. destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7]. unfold count_phase in Y3. rewrite Ph in Y3.
         assert (Au : aligned u = []) by (apply (k_aligned _ _ _ _ _ _ K); fold u; rewrite Ph; discriminate).
         assert (Dec : at_phase t = COUNT \/ at_phase t <> COUNT) by (destruct (at_phase t); auto; right; discriminate). destruct Dec as [Pt|Pt].
@@ -519,7 +519,7 @@ Proof.
               { rewrite <- R7. pose proof (ag_due _ _ A o Io). unfold is_lowered in Low. rewrite <- Ci in Low. unfold target in Tg. destruct (c_is_quota (cfg i)); simpl in Low, Tg.
                 - apply Nat.ltb_ge in Low. destruct ((o_samples_max a =? 0) || (o_samples_min a =? 0)); [discriminate|]. lia.
                 - destruct ((o_samples_max a =? 0) || false); [discriminate|]. lia. }
-              pose proof (ok_align_due _ (configs_ok _ _ ok i H) _ _ _ Due) as Fc. rewrite <- Ca in Fc. rewrite Forall_forall in Fc.
+              pose proof (ok_align_due _ (configs_ok _ _ ok i H) (round u) _ _ _ Due) as Fc. rewrite <- Ca in Fc. rewrite Forall_forall in Fc.
               specialize (Fc x Hx). unfold due_before in Fc. rewrite Y2, last_n_length in Fc. fold age in Fc.
               replace (Nat.min age (length (m i)) =? age) with true in Fc by (symmetry; apply Nat.eqb_eq; lia). rewrite last_n_hd in Fc by lia.
               replace (length (m i) - age) with k in Fc by lia. lia.

@@ -118,7 +118,7 @@ Proof.
     { destruct (of_round _ _ _ _ O) as [R1 R2]. destruct (ag_round _ _ A o Io) as [R3 R4].
       unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [_ B]. apply negb_false_iff, Nat.eqb_eq in B. lia. }
     rewrite Rr, Nat.eqb_refl. simpl. destruct (o_stop_rank a) eqn:Sr; [eauto|].
-    destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (c_align _ _ _ _); eauto|].
+    destruct (o_ready a) eqn:Ra; simpl; [destruct (target (cfg r) a); [eauto|]; destruct (c_align _ _ _ _ _); eauto|].
     exfalso. destruct (at_ready _ _ A Ra) as [o1 [Ho Ro]]. apply In_nth_error in Ho as Hi. destruct Hi as [i Hi].
     destruct (EM i _ (map_nth_error MOffer _ _ Hi)) as [_ [_ [_ [Fl _]]]]. destruct (Fl Ro) as [F|F].
     + apply (ag_failed _ _ A o1 Ho) in F. unfold is_bad in B. apply orb_false_iff in B as [B _]. apply orb_false_iff in B as [B _]. destruct (o_failed a); [discriminate|easy].

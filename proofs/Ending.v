@@ -95,7 +95,7 @@ Proof.
   - destruct (at_phase s); try discriminate. unfold agree in E. destruct (is_bad a); [injection E as <-; exact St|]. destruct (negb _); [discriminate|].
     destruct (o_stop_rank a); [injection E as <-; unfold drain; rewrite Pf, Pd; exact St|]. destruct (negb _); [discriminate|]. destruct (target c a).
     + injection E as <-. unfold drain. rewrite Pf, Pd. exact St.
-    + destruct (c_align _ _ _ _). injection E as <-. rewrite Pd. exact St.
+    + destruct (c_align _ _ _ _ _). injection E as <-. rewrite Pd. exact St.
   - destruct (at_phase s); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. rewrite Pp. exact St.
   - destruct (at_phase s); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. unfold drain. rewrite Pf, Pd. exact St.
   - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. destruct (at_phase _); rewrite ?Pp, ?Pf, Pd; exact St.

@@ -81,7 +81,7 @@ Inductive agreed (c : config) (rank : nat) (a : offer) (s t : state) : Prop :=
 | agreed_complete : is_bad a = false -> o_stop_rank a = None -> o_ready a = true -> target c a = 0 -> at_phase t = DRAIN \/ at_phase t = DONE -> plan t = [] ->
     agreed c rank a s t
 | agreed_count : forall n, is_bad a = false -> o_stop_rank a = None -> o_ready a = true -> target c a = S n -> at_phase t = COUNT -> plan t = [] ->
-    aligned t = fst (c_align c (groups s) (S n) (due_before c s)) -> window t = snd (c_align c (groups s) (S n) (due_before c s)) ->
+    aligned t = fst (c_align c (round s) (groups s) (S n) (due_before c s)) -> window t = snd (c_align c (round s) (groups s) (S n) (due_before c s)) ->
     agreed c rank a s t.
 
 Lemma agree_cases : forall c rank d a s t, agree c rank d a s = Some t ->
@@ -100,7 +100,7 @@ Proof.
         set (u := set_outbox (outbox s ++ plan s) (set_plan [] s)) in *.
         destruct (drain_same d Complete (planned s) [] u) as [D1 [D2 [D3 [D4 [D5 [D6 [D7 D8]]]]]]]. pose proof (drain_phase d Complete (planned s) (set_groups [] u)) as P.
         split; [apply agreed_complete; auto|]. rewrite D1, D2, D3, D4, D5, D6. repeat split; assumption || auto.
-      * destruct (c_align c (groups s) (S n) (due_before c s)) as [al ca] eqn:Ea. injection E as <-.
+      * destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca] eqn:Ea. injection E as <-.
         match goal with |- context[deliver d ?u] => pose proof (deliver_steps d u) as [D1 _]; destruct (deliver_eq d u) as [x [y [_ [Eq _]]]]; destruct (deliver_same d u) as [D2 [D3 D4]] end.
         split; [eapply agreed_count with (n := n); auto; rewrite ?Ea, ?Eq; auto|].
         split; [rewrite D1; exact St|]. rewrite D2. split; [rewrite Eq; reflexivity|]. split; [exact D4|]. simpl. intros X. exfalso. apply X. reflexivity.

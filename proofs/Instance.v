@@ -1,24 +1,24 @@
 (** The shipped configuration: the executable grouping and alignment, with any rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Grouping Alignment Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
+From ODB Require Import Types Grouping Alignment Order Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
 Definition window_samples (size ramp k : nat) : nat := Nat.max 1 (Nat.div size (2 ^ (ramp - k))).
 
-Definition shipped (budget : nat) (limits : list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) : config :=
-  mkConfig (compute_groups budget limits) align (window_samples size ramp) is_quota quota max_age rule print.
+Definition shipped (budget : nat) (limits : list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
+  mkConfig (compute_groups budget limits) (shuffle before) (window_samples size ramp) is_quota quota max_age rule print.
 
-Theorem the_shipped_configuration_meets_every_assumption : forall budget limits size ramp max_age is_quota quota rule print,
-  1 <= max_age -> within_bounds rule -> config_ok (shipped budget limits size ramp max_age is_quota quota rule print).
+Theorem the_shipped_configuration_meets_every_assumption : forall budget limits size ramp max_age is_quota quota rule print before,
+  1 <= max_age -> within_bounds rule -> config_ok (shipped budget limits size ramp max_age is_quota quota rule print before).
 Proof.
   intros. constructor; simpl; auto.
   - apply groups_hold_exactly_the_window.
   - apply no_group_is_empty.
-  - apply an_alignment_has_exactly_the_target_number_of_steps.
-  - apply an_alignment_emits_and_carries_exactly_its_groups.
-  - apply a_rank_idles_only_when_it_has_fewer_samples_than_steps.
-  - apply nothing_due_is_carried_when_the_target_covers_the_due_groups.
+  - intros. apply shuffling_keeps_the_number_of_steps.
+  - intros. apply shuffling_keeps_exactly_the_groups.
+  - intros. apply shuffling_leaves_no_step_idle; assumption.
+  - intros k gs t d L. rewrite shuffle_snd. apply nothing_due_is_carried_when_the_target_covers_the_due_groups, L.
   - intros k. unfold window_samples. lia.
 Qed.
 

@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation QArith.
-From ODB Require Import Types Grouping Alignment Machine Local Rules System Facts Protocol Rounds Instance Loss Weight.
+From ODB Require Import Types Grouping Alignment Order Machine Local Rules System Facts Protocol Rounds Instance Loss Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -103,12 +103,13 @@ Variable limits : list nat.
 Variable is_quota : bool.
 Variable quota : option nat.
 Variable rule : offer -> nat.
+Variable before : nat -> nat -> nat -> bool.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
-Notation all := (fun _ : nat => shipped budget limits size ramp max_age is_quota quota rule print).
+Notation all := (fun _ : nat => shipped budget limits size ramp max_age is_quota quota rule print before).
 
 (** Every assumption about the ranks holds. *)
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
@@ -121,7 +122,7 @@ Proof.
   intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
   destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
   pose proof (every_batch_keeps_the_budget W all depth input ok budget limits) as B. specialize (B (fun _ w _ => every_group_fits_the_budget budget limits w)).
-  specialize (B (fun _ gs t d _ G => an_alignment_keeps_the_budget budget limits gs t d G) v r R H).
+  specialize (B (fun _ k gs t d _ G => shuffling_keeps_the_budget before k budget limits gs t d G) v r R H).
   unfold groups_of in B. apply Forall_app in B as [B _]. rewrite Forall_map in B. exact B.
 Qed.
 
@@ -131,7 +132,7 @@ Theorem the_shipped_configuration_makes_no_more_rounds_than_the_largest_shard_ha
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
 Proof.
   intros largest Q1 Q2 L s r R H. apply (join_mode_has_no_more_rounds_than_the_largest_shard_has_samples W all depth input ranks_with_the_shipped_configuration_meet_every_assumption); auto.
-  intros _ gs t d _. apply an_alignment_carries_only_surplus_groups.
+  intros _ k gs t d _ L'. simpl. rewrite shuffle_snd. apply an_alignment_carries_only_surplus_groups, L'.
 Qed.
 
 End Shipped.

@@ -23,11 +23,11 @@ Definition within_bounds (rule : offer -> nat) : Prop :=
 Record config_ok (c : config) : Prop := {
   ok_group_perm : forall w, Permutation (concat (c_group c w)) w;
   ok_group_nonempty : forall w, Forall (fun g => g <> []) (c_group c w);
-  ok_align_length : forall gs t d, length (fst (c_align c gs t d)) = t;
-  ok_align_perm : forall gs t d, Permutation (concat (fst (c_align c gs t d)) ++ snd (c_align c gs t d)) (concat gs);
-  ok_align_work : forall gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
-    Forall (fun g => g <> []) (fst (c_align c gs t d));
-  ok_align_due : forall gs t d, count_due d gs <= t -> Forall (fun x => d <= pos x) (snd (c_align c gs t d));
+  ok_align_length : forall k gs t d, length (fst (c_align c k gs t d)) = t;
+  ok_align_perm : forall k gs t d, Permutation (concat (fst (c_align c k gs t d)) ++ snd (c_align c k gs t d)) (concat gs);
+  ok_align_work : forall k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
+    Forall (fun g => g <> []) (fst (c_align c k gs t d));
+  ok_align_due : forall k gs t d, count_due d gs <= t -> Forall (fun x => d <= pos x) (snd (c_align c k gs t d));
   ok_window : forall k, 1 <= c_window c k;
   ok_age : 1 <= c_max_age c;
   ok_rule : within_bounds (c_rule c) }.

@@ -52,7 +52,7 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 
 Record config := mkConfig {
   c_group : list sample -> list group;
-  c_align : list group -> nat -> nat -> list group * list sample;
+  c_align : nat -> list group -> nat -> nat -> list group * list sample;
   c_window : nat -> nat;
   c_is_quota : bool;
   c_quota : option nat;
@@ -206,7 +206,7 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
         match target c a with
         | 0 => Some (drain depth Complete (planned s) released)
         | S t =>
-            let (al, carried) := c_align c (groups s) (S t) (due_before c s) in
+            let (al, carried) := c_align c (round s) (groups s) (S t) (due_before c s) in
             let want := if ended s then 0 else c_window c (S (round s)) - length carried in
             Some (deliver depth
               (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))

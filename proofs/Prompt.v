@@ -109,7 +109,7 @@ Proof.
   - destruct (negb _); [discriminate|]. destruct (target c a) as [|m].
     + injection E as <-. match goal with |- context[drain d Complete ?l ?u] => pose proof (sign_drain d Complete l u) as X; pose proof (drain_ending d Complete l u) as Y end.
       unfold sign in X. injection X as -> -> -> ->. repeat split; auto. right. split; [reflexivity|]. right. split; [reflexivity|]. right. split; [exact Y|reflexivity].
-    + destruct (c_align c (groups s) (S m) (due_before c s)) as [al ca]. injection E as <-.
+    + destruct (c_align c (round s) (groups s) (S m) (due_before c s)) as [al ca]. injection E as <-.
       match goal with |- context[deliver d ?u] => pose proof (sign_deliver d u) as X; destruct (deliver_same d u) as [Y _] end.
       unfold sign in X. injection X as X1 X2 X3 X4. rewrite X1, X3, X4, Y. repeat split; auto. right. split; [reflexivity|]. right. split; [reflexivity|]. left. reflexivity.
 Qed.

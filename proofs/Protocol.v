@@ -282,7 +282,7 @@ Qed.
 (** BUDGET, for the whole system. *)
 Theorem every_batch_keeps_the_budget : forall budget limits,
   (forall r w, r < W -> Forall (fits budget limits) (c_group (cfg r) w)) ->
-  (forall r gs t d, r < W -> Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (c_align (cfg r) gs t d))) ->
+  (forall r k gs t d, r < W -> Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (c_align (cfg r) k gs t d))) ->
   forall s r, reachable s -> r < W -> Forall (fits budget limits) (groups_of (rank_of s r)).
 Proof.
   intros budget limits Hg Ha s r R. revert r. induction R as [|s l t R IH St]; intros r H.

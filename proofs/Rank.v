@@ -200,9 +200,9 @@ Proof.
           - intros St. destruct (k_stop St) as [l [L1 L2]]. rewrite L1. eexists. split; [reflexivity|]. lia.
           - intros St. rewrite (k_free St), Hk. rewrite k_planned. reflexivity. }
         apply drained; [exact NUM|exact X|reflexivity|destruct L; assumption].
-      * destruct (c_align c (groups s) (S n) (due_before c s)) as [al carried] eqn:Ea. injection E as <-.
-        pose proof (ok_align_length c OK (groups s) (S n) (due_before c s)) as A1.
-        pose proof (ok_align_perm c OK (groups s) (S n) (due_before c s)) as A2. rewrite Ea in A1, A2. simpl in A1, A2.
+      * destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al carried] eqn:Ea. injection E as <-.
+        pose proof (ok_align_length c OK (round s) (groups s) (S n) (due_before c s)) as A1.
+        pose proof (ok_align_perm c OK (round s) (groups s) (S n) (due_before c s)) as A2. rewrite Ea in A1, A2. simpl in A1, A2.
         match goal with |- _ (deliver depth ?u) /\ _ => set (u0 := u) end.
         assert (X : core (mkHist (NCount (S n)) (h_round h) (h_steps h) (length (h_steps h))) u0).
         { pose proof K as K'. destruct K. unfold u0, rel. constructor; simpl; auto; try discriminate.

@@ -28,7 +28,7 @@ Proof.
   - split; [|reflexivity]. destruct (collated u); [discriminate|]. injection E as <-. apply quiet_post. exact Q.
   - split; [|reflexivity]. destruct x as [a|cs|rs]; destruct (at_phase u); try discriminate.
     + unfold agree in E. destruct (is_bad a); [injection E as <-; exact Q|]. destruct (negb _); [discriminate|]. destruct (o_stop_rank a); [injection E as <-; apply quiet_drain; exact Q|].
-      destruct (negb _); [discriminate|]. destruct (target c a); [injection E as <-; apply quiet_drain; exact Q|]. destruct (c_align _ _ _ _). injection E as <-. apply quiet_deliver.
+      destruct (negb _); [discriminate|]. destruct (target c a); [injection E as <-; apply quiet_drain; exact Q|]. destruct (c_align _ _ _ _ _). injection E as <-. apply quiet_deliver.
       split; simpl; [exact Q1|rewrite Q1; reflexivity].
     + unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. apply quiet_post. exact Q.
     + destruct (failure_of rs); [|discriminate]. injection E as <-. apply quiet_drain. exact Q.

@@ -59,7 +59,7 @@ Definition next_view (h : hist) (v : view) (x : result) : view :=
       if is_bad a then v else
       match o_stop_rank a, target c a with
       | None, S t =>
-          let al := c_align c (c_group c (full_window v)) (S t) (due_of (v_marks v)) in
+          let al := c_align c (h_round h) (c_group c (full_window v)) (S t) (due_of (v_marks v)) in
           mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c (S (h_round h)) - length (snd al)) (full_ended v)
             (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v)
       | _, _ => v
@@ -417,14 +417,14 @@ Proof.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
     assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
-    rewrite Gs, Fw, Du in E. destruct (c_align c (c_group c (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
+    rewrite Gs, Fw, Du, Kr in E. destruct (c_align c (h_round h) (c_group c (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
     match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
     + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. reflexivity.
     + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
     + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
-      rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [rewrite Kr; lia|]. intros _. left. reflexivity.
+      rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [lia|]. intros _. left. reflexivity.
     + intros l Hk. discriminate.
     + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
   - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.

@@ -14,7 +14,7 @@ Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis join : forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None.
 (** An alignment carries only what is surplus. *)
-Hypothesis surplus : forall r gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) gs t d) = [].
+Hypothesis surplus : forall r k gs t d, r < W -> length gs <= t -> snd (c_align (cfg r) k gs t d) = [].
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
 Notation step := (System.step W cfg depth input).
@@ -58,18 +58,18 @@ Proof.
       pose proof (k_read _ _ _ _ _ _ K) as Rdd. fold u in Rdd.
       assert (Wa : window u <> [] -> 1 <= length (concat (aligned t))).
       { intros Wn. rewrite Al. destruct (le_lt_dec (S n) (length (concat (groups u)))) as [L|L].
-        - pose proof (ok_align_work _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u) Gn L) as F. apply concat_of_nonempty in F.
+        - pose proof (ok_align_work _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u) Gn L) as F. apply concat_of_nonempty in F.
           rewrite (ok_align_length _ (configs_ok _ _ ok i H)) in F. lia.
-        - pose proof (concat_of_nonempty _ Gn) as F. pose proof (surplus i (groups u) (S n) (due_before (cfg i) u) H ltac:(lia)) as Sn.
-          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite Sn, app_nil_r in Pl.
+        - pose proof (concat_of_nonempty _ Gn) as F. pose proof (surplus i (round u) (groups u) (S n) (due_before (cfg i) u) H ltac:(lia)) as Sn.
+          pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite Sn, app_nil_r in Pl.
           rewrite Pl, Gl. destruct (window u); [easy|simpl; lia]. }
       constructor; unfold made, in_count; rewrite Pt, S1, Rr.
       * intros W1. destruct B2 as [B2|B2]; [lia|]. exfalso.
-        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. lia.
+        pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. lia.
       * destruct (window u) as [|x w] eqn:Ew; [right|left].
         -- assert (En : ended u = true) by (destruct (k_window _ _ _ _ _ _ K) as [X|X]; [exact X|fold u in X; rewrite Ew, Rw in X; simpl in X; lia]).
            destruct (k_ended _ _ _ _ _ _ K En) as [Er _]. fold u in Er.
-           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. simpl in *. lia.
+           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al in Pl. simpl in *. lia.
         -- specialize (Wa ltac:(discriminate)). destruct B2 as [B2|B2]; [lia|]. simpl in Cl. lia.
     + destruct (count_cases _ _ _ _ _ E) as [Lc [Al [_ [_ [Pt S1]]]]]. destruct (S1 (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 _]]].
       destruct (join i H) as [_ J2]. assert (Cut : cut (cfg i) (gsum u) cs = length cs) by (unfold cut; rewrite J2; reflexivity). rewrite Cut, Lc, firstn_all in S3.

@@ -121,8 +121,8 @@ Proof.
     { unfold face. simpl. rewrite !map_app. congruence. }
     destruct (target c a) as [|n].
     { rewrite <- F5. constructor; [apply drain_alike; exact Rel| |]; match goal with |- context[drain ?d ?o ?l ?w] => destruct (drain_phase d o l w) as [X|X] end; try (left; unfold is_ending; rewrite X; reflexivity); rewrite X; discriminate. }
-    pose proof (ok_align_length _ OK (groups u) (S n) (due_before c u)) as L1. pose proof (ok_align_length _ OK (groups v) (S n) (due_before c v)) as L2.
-    destruct (c_align c (groups u) (S n) (due_before c u)) as [al ca], (c_align c (groups v) (S n) (due_before c v)) as [al' ca']. simpl in L1, L2.
+    pose proof (ok_align_length _ OK (round u) (groups u) (S n) (due_before c u)) as L1. pose proof (ok_align_length _ OK (round u) (groups v) (S n) (due_before c v)) as L2.
+    destruct (c_align c (round u) (groups u) (S n) (due_before c u)) as [al ca], (c_align c (round u) (groups v) (S n) (due_before c v)) as [al' ca']. simpl in L1, L2.
     constructor.
     + apply deliver_alike. pose proof (nothing_counted al al' ltac:(congruence)) as Nc. unfold face. simpl. rewrite !map_app, Nc. congruence.
     + right. match goal with |- failure (deliver d ?w) <> None => destruct (deliver_eq d w) as [x [y [_ [-> _]]]] end. exact Ff.

@@ -344,7 +344,7 @@ Proof.
     destruct (o_stop_rank a); [injection E as <-; destruct (drain_phase d (Stopped n match o_stop_step a with Some n => n | None => 0 end) match o_stop_step a with Some n => n | None => 0 end (set_groups [] s)) as [-> | ->]; discriminate|].
     destruct (negb _); [discriminate|]. destruct (target c a).
     + injection E as <-. match goal with |- at_phase (drain ?d ?o ?l ?s) <> _ => destruct (drain_phase d o l s) as [-> | ->]; discriminate end.
-    + destruct (c_align _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
+    + destruct (c_align _ _ _ _ _). injection E as <-. match goal with |- at_phase (deliver ?d ?u) <> _ => destruct (deliver_same d u) as [-> _] end. discriminate.
   - assert (Q : at_phase t <> COUNT); [|unfold has_posted, is_waiting; rewrite P; destruct (at_phase t); auto; congruence].
     unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
     match goal with |- at_phase (post ?c ?r ?u) <> _ => destruct (post_phase c r u) as [-> |[_ ->]]; discriminate end.

@@ -168,7 +168,7 @@ Proof.
     destruct (is_bad a); [injection E as <-; apply Nat.eq_le_incl, measure_vital; reflexivity|]. destruct (negb _); [discriminate|].
     destruct (o_stop_rank a); [injection E as <-; apply Nat.eq_le_incl, measure_vital; rewrite vital_drain; reflexivity|]. destruct (negb _); [discriminate|]. destruct (target (cfg r) a).
     + injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_drain. reflexivity.
-    + destruct (c_align _ _ _ _). injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_deliver. reflexivity.
+    + destruct (c_align _ _ _ _ _). injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_deliver. reflexivity.
   - destruct (at_phase u); try discriminate. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
     match goal with |- rank_measure _ _ (post ?c ?r ?v) <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post end. unfold rank_measure. simpl. destruct (collated u); simpl; lia.
   - destruct (at_phase u); try discriminate. destruct (failure_of rs); [|discriminate]. injection E as <-. apply Nat.eq_le_incl, measure_vital. rewrite vital_drain. reflexivity.

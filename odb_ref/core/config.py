@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeVar
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
@@ -24,11 +25,11 @@ class Terms:
     """What an epoch's end, carrying and limits depend on, beside budget, window and rule: written once, here.
 
     The rest follows from the fields: the check, the fingerprint, the trace's header and the commands' options. A field's
-    metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and ``is_optional`` if the header
-    leaves it out while it has its default, as it must whatever came after the first trace format.
+    metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and as ``absent`` the value for which
+    the header leaves it out, as it must whatever came after the first trace format: what was done before there was a choice.
 
-    ``layout`` says how samples share a batch, and so what its tokens are. ``limits`` bounds, beside them, what a batch may
-    use of each further resource (``Sample.costs``).
+    ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other. ``limits``
+    bounds, beside the tokens, what a batch may use of each further resource (``Sample.costs``).
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """
@@ -36,11 +37,19 @@ class Terms:
     layout: Layout = field(
         default=Layout.PADDED,
         metadata={
-            "is_optional": True,
+            "absent": Layout.PADDED,
             "help": "how samples share a batch. padded: a row for each; packed: one row, laid end to end",
         },
     )
-    limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "is_optional": True})
+    order: StepOrder = field(
+        default=StepOrder.SHUFFLED,
+        metadata={
+            "absent": StepOrder.FULLEST,
+            "help": "of a round's steps. shuffled: by seed and round; sampler: batches of neighbours, in the sampler's order; "
+            "fullest: fullest first",
+        },
+    )
+    limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "absent": ()})
     mode: Mode = field(
         default=Mode.JOIN, metadata={"help": "join: to the last sample of every rank; quota: to --quota samples"}
     )
@@ -71,7 +80,8 @@ class Config(Terms):
 
     ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
     loader and its consumer. ``shared_samples`` is how many samples the common order has that all ranks draw from (R14); None:
-    each rank has a source of its own. ``tag`` holds whatever else must be equal on all ranks (seed, epoch, loss scaling ...).
+    each rank has a source of its own. ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal
+    on all ranks (epoch, loss scaling ...).
 
     Spec: R1.4, R14.1.
     Raises: UsageError when a value makes no sense.
@@ -82,8 +92,9 @@ class Config(Terms):
     budget_tokens: int = field(metadata={"least": 1})
     window_samples: int = field(metadata={"least": 1})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
-    shared_samples: int | None = field(default=None, metadata={"least": 0, "is_optional": True})
+    shared_samples: int | None = field(default=None, metadata={"least": 0, "absent": None})
     rule: TargetRule = field(default_factory=OdbRule)
+    order_seed: int = field(default=0, metadata={"least": 0, "absent": 0})
     tag: str = ""
     shared_json: str = field(init=False, repr=False, compare=False)
     """What must be equal on all ranks, as canonical JSON."""
@@ -101,7 +112,7 @@ class Config(Terms):
         shared = {
             item.name: value
             for item, value in values
-            if not item.metadata.get("is_own") and not (item.metadata.get("is_optional") and value == item.default)
+            if not item.metadata.get("is_own") and not ("absent" in item.metadata and value == item.metadata["absent"])
         }
         shared_json = json.dumps(shared | {"rule": self.rule.name}, sort_keys=True)
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()

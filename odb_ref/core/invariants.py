@@ -1,12 +1,13 @@
-"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I10."""
+"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I11."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import le, lt
+from operator import ge, le, lt
 from typing import Final
 
+from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.state import Phase, State
@@ -115,6 +116,21 @@ def _is_young(config: Config, before: State, after: State, _moved: Moved) -> boo
     return after.window[0].position >= before.marks[0]
 
 
+def _is_in_order(config: Config, before: State, after: State, _moved: Moved) -> bool:
+    if before.phase is not Phase.OFFER or after.phase is not Phase.COUNT:
+        return True
+    filled = [group for group in after.aligned if group]
+    if config.order == StepOrder.SAMPLER:
+        positions = [sample.position for group in (*filled, after.window) for sample in group]
+        return all(map(lt, positions, positions[1:]))
+    tokens = list(map(config.layout.compute_tokens, filled))
+    if config.order == StepOrder.SHUFFLED:
+        places = permute(len(after.aligned), config.order_seed, before.round)
+        lined = zip([place for place in places if place < len(filled)], tokens, strict=True)
+        tokens = [count for _, count in sorted(lined)]
+    return all(map(ge, tokens, tokens[1:])) and not any(after.aligned[len(filled) :])
+
+
 def _is_queue_bounded(config: Config, _before: State, after: State, _moved: Moved) -> bool:
     return len(after.queue) <= config.depth_steps
 
@@ -145,7 +161,8 @@ INVARIANTS: Final = (
     Invariant("I7", "AGE", "nothing due is carried", _is_young),
     Invariant("I8", "FREE", "the queue holds at most depth_steps", _is_queue_bounded),
     Invariant("I9", "TERM", "the phase says which fields are in use", _is_phase_consistent),
-    Invariant("I10", "DEAL", "a draw lies behind all draws before it, and in the common order", _is_drawn_in_order),
+    Invariant("I10", "ORDER", "the steps of a round follow each other as the order says", _is_in_order),
+    Invariant("I11", "DEAL", "a draw lies behind all draws before it, and in the common order", _is_drawn_in_order),
 )
 
 _LASTING: Final = tuple(invariant for invariant in INVARIANTS if invariant.id in ("I1", "I4", "I8", "I9"))

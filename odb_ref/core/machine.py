@@ -38,7 +38,6 @@ from collections.abc import Callable
 from itertools import accumulate, chain, repeat
 from typing import Final, assert_never
 
-from odb_ref.core.batching.alignment import align
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
@@ -72,10 +71,10 @@ from odb_ref.core.resume import Resumed, RoundStart, resume
 from odb_ref.core.rounds import (
     Transition,
     ask_for_samples,
-    compute_due_before,
     compute_round_target,
     count_planned_steps,
     draw_samples,
+    form_steps,
     post_when_ready,
 )
 from odb_ref.core.state import Phase, State, replace
@@ -186,7 +185,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     released = replace(state, groups=(), outbox=state.outbox + state.plan, plan=())
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
-    aligned, carried = align(state.groups, target, compute_due_before(config, released), config.layout)
+    aligned, carried = form_steps(config, state, target)
     asked, told = ask_for_samples(config, released, carried)
     counting = replace(
         released,

@@ -30,7 +30,7 @@ class RoundStart:
     marks: tuple[int, ...] = ()
     planned_steps: int = 0
     global_samples: int = 0
-    draw: Draw = field(default=NOTHING_DRAWN, metadata={"is_optional": True})
+    draw: Draw = field(default=NOTHING_DRAWN, metadata={"absent": NOTHING_DRAWN})
     """With shared shards: what the rank has drawn for the round's window. Spec: R14.6."""
 
 

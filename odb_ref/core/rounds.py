@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from odb_ref.core.batching.alignment import is_due
+from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.rules import compute_checked_target
 from odb_ref.core.batching.shards import Draw, compute_draw, compute_want
 from odb_ref.core.config import Config
@@ -31,7 +31,7 @@ def post_when_ready(config: Config, state: State) -> Transition:
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()
-    groups = config.layout.compute_groups(state.window, config.budget_tokens, config.limits)
+    groups = config.order.compute_groups(state.window, config.layout, config.budget_tokens, config.limits)
     offer = _compute_offer(config, state, groups, is_ready)
     return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
 
@@ -64,6 +64,15 @@ def compute_due_before(config: Config, state: State) -> int:
     """
     mark = state.marks[0] if len(state.marks) == config.max_age_rounds else 0
     return mark if state.window and state.window[0].position < mark else 0
+
+
+def form_steps(config: Config, state: State, target: int) -> tuple[tuple[Group, ...], Group]:
+    """Returns the ``target`` steps of the round, in the order in which they leave, and the samples carried.
+
+    Spec: R4.1, R4.2, R4.8. Preserves: ALIGN, CONSERVE.
+    """
+    steps, carried = align(state.groups, target, compute_due_before(config, state), config.layout, config.order)
+    return config.order.arrange(steps, config.order_seed, state.round), carried
 
 
 def is_quota_met(config: Config, state: State) -> bool:

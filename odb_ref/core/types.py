@@ -42,12 +42,12 @@ make_sample = make_draft(Sample)
 """`Sample`, for who makes many."""
 
 Group = tuple[Sample, ...]
-"""Samples that are collated into one batch. The first is the longest (R2.1), so padding is ``len(group) * group[0].length``."""
+"""Samples that are collated into one batch."""
 
 
 def compute_padded_tokens(group: Group) -> int:
     """Returns the tokens of the collated batch, padding included; 0 for an idle step."""
-    return len(group) * group[0].length if group else 0
+    return len(group) * max([sample.length for sample in group], default=0)
 
 
 def compute_real_tokens(group: Group) -> int:

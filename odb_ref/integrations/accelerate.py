@@ -21,6 +21,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import nn
 
 from odb_ref.integrations.fallback import check_strategy
@@ -44,7 +45,21 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
         )
     if info.step == 0:
         check_strategy(accelerator)
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:
+        # Its engine averages gradients, and steps, in the backward pass that is said to end a window.
+        _check_engine(accelerator)
+        accelerator.sync_gradients = info.is_window_end
+        return nullcontext()
     if info.is_window_end:
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)
     return context
+
+
+def _check_engine(accelerator: Accelerator) -> None:
+    steps = accelerator.deepspeed_plugin.deepspeed_config.get("gradient_accumulation_steps", 1)
+    if steps not in (1, "auto"):
+        raise UsageError(
+            f"DeepSpeed's gradient_accumulation_steps={steps} divides each loss, which would be normalised twice: leave it at "
+            "1 and pass accumulation_steps to the ODBDataLoader"
+        )

@@ -354,6 +354,9 @@ class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
             ):
                 state.max_steps = state.global_step
                 control.should_training_stop = True
+        if state.global_step >= state.max_steps:
+            # Else the Trainer adds to its train_loss what one rank has of the last updates, and not what they are.
+            control.should_log = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

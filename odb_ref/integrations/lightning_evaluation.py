@@ -1,5 +1,7 @@
 """`EvaluationLoader`: an `ODBDataLoader` for Lightning's validation, tests and predictions.
 
+::
+
     class Tuned(LightningModule):
         def validation_step(self, batch, batch_idx):
             info = get_step_info(self, batch_idx)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
@@ -66,7 +65,8 @@ def _compute_groups_of(reading: Reading, config: Config) -> float:
     copies = -(-count // len(reading.sizes))
     sizes = (reading.sizes * copies)[:: max(1, len(reading.sizes) * copies // count)][:count]
     samples = [Sample(i, i, length, 0, costs) for i, (length, costs) in enumerate(sizes)]
-    return len(compute_groups(samples, config.budget_tokens, config.limits)) * reading.samples / len(samples)
+    groups = config.order.compute_groups(samples, config.layout, config.budget_tokens, config.limits)
+    return len(groups) * reading.samples / len(samples)
 
 
 def estimate_steps(

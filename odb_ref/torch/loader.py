@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Terms
 from odb_ref.core.errors import UsageError, check_integer, choose
@@ -20,7 +21,7 @@ from odb_ref.torch.arguments import check_functions, check_seconds, check_transp
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting
-from odb_ref.torch.options import check_len_bound, choose_collate, make_order
+from odb_ref.torch.options import check_len_bound, check_skipping, choose_collate, make_order
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import CostFn, make_resources
@@ -54,8 +55,9 @@ class ODBDataLoader(Epochs[Batch]):
     its workers have ready); ``depth`` is how many steps are ready ahead.
     ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
     say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
-    carries another number fails, for its weight would be wrong). ``policy`` is the target rule, ``max_age_rounds`` bounds how
-    often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+    carries another number fails, for its weight would be wrong). Batches of a window leave shuffled; with ``order="sampler"``
+    they hold neighbours and leave in the sampler's order, at a price. ``policy`` is the target rule, ``max_age_rounds`` bounds
+    how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
     fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a batch may
@@ -115,6 +117,7 @@ class ODBDataLoader(Epochs[Batch]):
         *,
         token_budget: int,
         layout: str = "padded",
+        order: str = "shuffled",
         max_patches: int | None = None,
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
@@ -173,6 +176,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._window_bytes = None if window_bytes is None else check_integer(window_bytes, "window_bytes", 1)
         self._terms = Terms(
             layout=self._layout,
+            order=choose(StepOrder, order, "order"),
             limits=self._resources.limits,
             max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),
@@ -191,11 +195,7 @@ class ODBDataLoader(Epochs[Batch]):
         )
         # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
         self._depth = max(check_integer(depth, "depth", 1), accumulation_steps + 1)
-        if self._on_idle is OnIdle.SKIP and accumulation_steps > 1:
-            raise UsageError(
-                "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
-                "would never synchronize what it has of it; use on_idle='replay'"
-            )
+        check_skipping(self._on_idle, accumulation_steps)
         self._order = make_order(dataset, sampler=sampler, shuffle=shuffle, shard=shard, seed=seed, generator=generator)
         if self._order.is_shared and window_bytes is not None:
             raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
@@ -218,8 +218,8 @@ class ODBDataLoader(Epochs[Batch]):
         )
         choices: dict[str, object] = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
         choices |= {"window_bytes": window_bytes} if window_bytes is not None else {}
-        order, weighting = self._order, self._weighting
-        self._shared = SharedSettings(order=order, weighting=weighting, counting=self._counting, choices=choices)
+        weighting, counting = self._weighting, self._counting
+        self._shared = SharedSettings(order=self._order, weighting=weighting, counting=counting, choices=choices)
         self._options = make_loader_options(
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,

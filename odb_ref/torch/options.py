@@ -13,7 +13,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.torch.flattening import FlattenSamples
 from odb_ref.torch.plan.order import Order
-from odb_ref.torch.reading.collator import CollateFn
+from odb_ref.torch.reading.collator import CollateFn, OnIdle
 
 SAMPLES: Final = "samples"
 """The bound of ``len()`` that always holds: no step is idle on all ranks, so an epoch has no more steps than samples."""
@@ -22,6 +22,18 @@ SAMPLES: Final = "samples"
 def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:
     """Returns what makes batches where the user gives no ``collate_fn``."""
     return FlattenSamples(causal_shift) if layout is Layout.PACKED else default_collate
+
+
+def check_skipping(on_idle: OnIdle, accumulation_steps: int) -> None:
+    """Checks that no rank would leave out the step that synchronizes an accumulation window.
+
+    Raises: UsageError.
+    """
+    if on_idle is OnIdle.SKIP and accumulation_steps > 1:
+        raise UsageError(
+            "on_idle='skip' needs accumulation_steps=1: a rank that skips the step which ends an accumulation window "
+            "would never synchronize what it has of it; use on_idle='replay'"
+        )
 
 
 def make_order(

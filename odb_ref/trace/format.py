@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.config import Config, Terms
@@ -204,6 +205,7 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
     Mode: _choice(Mode),
     Layout: _choice(Layout),
     Draw: lambda data, key: decode_draw(data.get(key)),
+    StepOrder: _choice(StepOrder),
 }
 """How a field is read, by its declared type: a new field needs a line here only if its type is new."""
 
@@ -220,14 +222,17 @@ def decode_draw(value: Json) -> Draw:
 def decode_fields(kind: type[_Made], data: JsonObject, **given: object) -> _Made:
     """Returns a dataclass with what is ``given``, and every other field from ``data``, where it has the field's name.
 
-    A field with ``is_optional`` in its metadata may be missing; it then has its default.
+    A field with ``absent`` in its metadata may be missing; it then has that value.
 
     Raises: TraceError when a field is missing or malformed, UsageError when a value makes no sense.
     """
     types = get_type_hints(kind)
     for item in fields(kind):
-        is_missing = item.metadata.get("is_optional") and item.name not in data
-        if item.init and item.name not in given and not is_missing:
+        if not item.init or item.name in given:
+            continue
+        if "absent" in item.metadata and item.name not in data:
+            given[item.name] = item.metadata["absent"]
+        else:
             given[item.name] = _DECODERS[types[item.name]](data, item.name)
     return kind(**given)  # type: ignore[arg-type]  # each value is of its field's type: that is what it was read as
 

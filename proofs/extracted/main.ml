@@ -88,11 +88,28 @@ let show_state s =
       show_int (List.length s.taken); show_option s.failure; show_bool s.stopped; show_bool s.urged; show_option s.limit;
       show_outcome s.ended_as ]
 
+(* R4.9: a step of SplitMix64. *)
+let mix x =
+  let open Int64 in
+  let mixed z bits = logxor z (shift_right_logical z bits) in
+  let z = add x 0x9E3779B97F4A7C15L in
+  let z = mul (mixed z 30) 0xBF58476D1CE4E5B9L in
+  mixed (mul (mixed z 27) 0x94D049BB133111EBL) 31
+
+(* Which of two places of a round comes first. *)
+let order () = match word () with
+  | "fullest" -> let _ = word () in fun _ i j -> i <= j
+  | "shuffled" ->
+    let seed = Scanf.scanf " %Lu" (fun x -> x) in
+    let hash k i = mix (Int64.logxor (mix (Int64.logxor (mix seed) (Int64.of_int k))) (Int64.of_int i)) in
+    fun k i j -> Int64.unsigned_compare (hash k i) (hash k j) <= 0
+  | name -> failwith ("no order " ^ name)
+
 let config () =
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
-  let rank = int () in let depth = int () in
-  (shipped budget limits size ramp max_age is_quota quota rule print, rank, depth)
+  let before = order () in let rank = int () in let depth = int () in
+  (shipped budget limits size ramp max_age is_quota quota rule print before, rank, depth)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
 let run_events show =

@@ -25,6 +25,7 @@ from odb_sim.inputs.workload import Workload
 from odb_sim.studies.runs import Run, run
 from torch.utils.data import DataLoader, Dataset
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.torch import ODBDataLoader
 from tests.bench.report import print_table
 
@@ -164,6 +165,7 @@ def predict(case: Case, workload: Workload, epoch: Epoch) -> tuple[list[float], 
         budget_tokens=BUDGET_TOKENS if case.kind == "ours" else BATCH_SAMPLES * int(workload.tokens.max()),
         window_samples=WINDOW_SAMPLES,
         depth_steps=2,
+        order=StepOrder.FULLEST,  # the loader's seed is not the model's
         costs=Costs(gpu=gpu, collective=NO_COLLECTIVE, loader=loader),
     )
     rows = run(what).rows
@@ -205,6 +207,7 @@ def _open(case: Case, dataset: Sleepy) -> Iterator[dict[str, float]]:
         num_workers=case.workers,
         collate_fn=collate_slowly,
         loss_scaling="none",
+        order="fullest",
     ) as loader:
         yield from loader
 

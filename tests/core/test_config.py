@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
@@ -28,6 +29,7 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
         ({"limits": (9, 0)}, "limits must be at least 1 each, got (9, 0)"),
         ({"shared_samples": -1}, "shared_samples must not be negative, got -1"),
         ({"ramp_rounds": -1}, "ramp_rounds must not be negative, got -1"),
+        ({"order_seed": -1}, "order_seed must not be negative, got -1"),
         ({"rank": 4}, "rank must lie in 0..3, got 4"),
         ({"rank": -1}, "rank must lie in 0..3, got -1"),
         ({"quota_samples": 5}, "quota_samples needs mode='quota'"),
@@ -44,6 +46,8 @@ CHANGES: dict[str, Any] = {
     "world_size": 5,
     "budget_tokens": 101,
     "layout": Layout.PACKED,
+    "order": StepOrder.SAMPLER,
+    "order_seed": 1,
     "limits": (7,),
     "window_samples": 17,
     "shared_samples": 0,

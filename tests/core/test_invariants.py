@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
@@ -241,6 +242,37 @@ def test_only_what_an_alignment_carries_can_be_late(before: State, after: State)
 def test_what_the_last_quota_round_leaves_cannot_be_late() -> None:
     """Checks: AGE."""
     assert holds("I7", DUE, LATE, replace(CONFIG, mode=Mode.QUOTA))
+
+
+LONG, MIDDLE, SHORT = make_group(0, 1, length=5), make_group(2, length=4), make_group(3, length=3)
+IN_ROUND_1 = State(phase=Phase.OFFER, round=1)
+
+
+@pytest.mark.parametrize(
+    ("order", "aligned", "window", "is_right"),
+    [
+        (StepOrder.FULLEST, (LONG, MIDDLE, SHORT, ()), (), True),
+        (StepOrder.FULLEST, (MIDDLE, LONG, SHORT), (), False),
+        (StepOrder.FULLEST, (LONG, (), MIDDLE), (), False),
+        # The permutation of four in round 1 is 3, 0, 1, 2; with an idle step in place 3 the others follow.
+        (StepOrder.SHUFFLED, (make_group(9), LONG, MIDDLE, SHORT), (), True),
+        (StepOrder.SHUFFLED, (LONG, MIDDLE, SHORT, make_group(9)), (), False),
+        (StepOrder.SHUFFLED, (LONG, MIDDLE, SHORT, ()), (), True),
+        (StepOrder.SHUFFLED, ((), LONG, MIDDLE, SHORT), (), False),
+        (StepOrder.SAMPLER, (LONG, MIDDLE, SHORT), make_group(4), True),
+        (StepOrder.SAMPLER, (LONG, SHORT, MIDDLE), (), False),
+        (StepOrder.SAMPLER, (LONG, SHORT), make_group(2), False),
+        (StepOrder.SAMPLER, (make_group(1, 0),), (), False),
+    ],
+)
+def test_steps_follow_each_other_as_the_order_says(
+    order: StepOrder, aligned: tuple[Group, ...], window: Group, is_right: bool
+) -> None:
+    """Checks: ORDER."""
+    config = replace(CONFIG, order=order)
+    after = State(phase=Phase.COUNT, round=1, aligned=aligned, window=window)
+    assert holds("I10", IN_ROUND_1, after, config) == is_right
+    assert holds("I10", replace(IN_ROUND_1, phase=Phase.COUNT), after, config), "only an alignment is judged"
 
 
 def test_the_queue_may_be_full() -> None:

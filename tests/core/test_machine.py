@@ -437,10 +437,10 @@ def test_a_broken_invariant_names_its_id_and_leaves_the_state(monkeypatch: pytes
     machine = in_offer()
     before = machine.state
 
-    def lossy(groups: Any, target: int, due_before: int, layout: Any) -> Any:
-        return (groups[0][1:],), ()
+    def lossy(config: Config, state: State, target: int) -> Any:
+        return (state.groups[0][1:],), ()
 
-    monkeypatch.setattr("odb_ref.core.machine.align", lossy)
+    monkeypatch.setattr("odb_ref.core.machine.form_steps", lossy)
     with pytest.raises(InvariantError, match=r"I1: CONSERVE: not true that .* rank 0 round 0") as caught:
         machine.handle(Agreed(make_agreement(machine.config, before)))
     assert caught.value.invariant == "I1"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Finish, Outcome, OutcomeKind, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import PeerError, UsageError
@@ -32,7 +33,7 @@ from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
 def make_config(**changes: Any) -> Config:
     values: dict[str, Any] = {
         "rank": 1, "world_size": 2, "budget_tokens": 10, "window_samples": 32, "depth_steps": 2, "max_age_rounds": 2,
-        "ramp_rounds": 4,
+        "ramp_rounds": 4, "order": StepOrder.FULLEST,
     }  # fmt: skip
     return Config(**(values | changes))
 

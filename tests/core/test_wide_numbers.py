@@ -10,6 +10,7 @@ import pytest
 
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.grouping import compute_groups
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Post, PostCounts, Read
 from odb_ref.core.errors import InvariantError, PeerError
@@ -22,7 +23,10 @@ from odb_ref.core.resume import RoundStart
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
 
-CONFIG = Config(rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2)
+CONFIG = Config(
+    rank=0, world_size=2, budget_tokens=12, window_samples=4, ramp_rounds=0, max_age_rounds=2, order=StepOrder.FULLEST
+)
+"""The same in every round: shuffled steps would not be."""
 SHARDS = [[(i * i + 5 * rank) % 11 + 1 for i in range(23 - 9 * rank)] for rank in range(2)]
 FAR = {"position": 2**40, "round": 2**33, "number": 2**41, "samples": 2**45}
 """How much further a run begins."""

@@ -57,7 +57,9 @@ def test_search_covers_what_a_plain_search_covers(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(SMALL))
 def test_every_property_holds_in_every_interleaving(name: str) -> None:
-    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, WEIGHT."""
+    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER,
+    WEIGHT.
+    """
     result = explore(SMALL[name])
     assert result.counterexample is None
     assert result.is_complete
@@ -66,7 +68,9 @@ def test_every_property_holds_in_every_interleaving(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FULL if name not in SMALL])
 def test_every_property_holds_in_every_interleaving_of_large_worlds(name: str) -> None:
-    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, WEIGHT."""
+    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER,
+    WEIGHT.
+    """
     result = explore(FULL[name])
     assert result.counterexample is None
     assert result.is_complete

@@ -51,8 +51,8 @@ def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(c
     change(
         core,
         "batching/alignment",
-        "return _fullest_first(chosen, layout), tuple(carried)",
-        "return _fullest_first(chosen, layout), ()",
+        "return _line_up(chosen, layout, step_order), tuple(carried)",
+        "return _line_up(chosen, layout, step_order), ()",
     )
     stages = list(verify_core(core))
     assert [stage.name for stage in stages] == ["unit", "exploration", "properties", "second", "differential", "TLC"]

@@ -111,6 +111,7 @@ def evaluate_loops(rank: int, world_size: int) -> Any:
 
 def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
     """Checks: COVER, ONCE, ALIGN. Plain torch, a sharded model, Accelerate."""
+    # https://github.com/pytorch/torchtitan/issues/1618
     results = run_ranks(len(SIZES), evaluate_loops, len(SIZES), timeout_s=120)
     assert not any(result.error for result in results), results
     for runs in zip(*(result.value[0] for result in results), strict=True):
@@ -266,6 +267,7 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -> None:
     """Checks: COVER, ONCE. Validation, also within training, tests, predictions."""
+    # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
     results = run_ranks(world_size, evaluate_lightning, world_size, tmp_path, timeout_s=120)
     assert not any(result.error for result in results), results
     for runs in zip(*(result.value for result in results), strict=True):

@@ -62,7 +62,7 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         name: settings.pop(name) for name in ("odb", "model", "data_collator", "eval_dataset") if name in settings
     }
     odb = arguments.setdefault("odb", GIVEN)
-    defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant"}
+    defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant", "logging_steps": 1}
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
@@ -71,7 +71,6 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         optim="sgd",
         learning_rate=LEARNING_RATE,
         max_grad_norm=0,
-        logging_steps=1,
         remove_unused_columns=False,
         **(defaults | settings),
     )
@@ -106,6 +105,7 @@ def train_all(rank: int, folder: Path) -> Any:
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs,
     evaluation on the way."""
+    # https://github.com/huggingface/transformers/pull/34242
     results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=200)
     assert not any(result.error for result in results), results
     whole, windows, llama = zip(*(result.value for result in results), strict=True)
@@ -120,6 +120,28 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
     # The logged loss is the mean over all ranks' supervised tokens, for every update: near that of a uniform guess.
     assert [len(losses) for *_, losses in whole] == [STEPS + 3, STEPS + 3]
     assert all(3.2 < loss < 3.8 for _, _, _, losses in (*whole, *windows, *llama) for loss in losses)
+
+
+def train_unlogged(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    found = []
+    for settings in ({"logging_steps": 1}, {"logging_steps": 1000}, {"logging_steps": 1000, "max_steps": 7}):
+        trainer = make_trainer(rank, folder, **settings)
+        result = trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        found.append((result.training_loss, result.metrics["train_loss"], losses, trainer.state.global_step))
+    return found
+
+
+def test_the_loss_of_the_whole_training_is_that_of_all_ranks(tmp_path: Path) -> None:
+    """However seldom it is logged."""
+    results = run_ranks(len(SIZES), train_unlogged, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for each, seldom, bounded in (result.value for result in results):
+        assert [steps for *_, steps in (each, seldom, bounded)] == [STEPS, STEPS, 7]
+        assert each[0] == pytest.approx(sum(each[2]) / STEPS, rel=1e-6)
+        assert seldom[0] == seldom[1] == pytest.approx(each[0], rel=1e-6)
+        assert bounded[0] == pytest.approx(sum(each[2][:7]) / 7, rel=1e-6)
 
 
 def save_and_resume(rank: int, folder: Path) -> Any:

@@ -117,6 +117,7 @@ def train_all(rank: int, folder: Path) -> Any:
 
 def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
+    # https://github.com/Lightning-AI/pytorch-lightning/issues/20404
     results = run_ranks(len(SIZES), train_all, tmp_path, timeout_s=120)
     assert not any(result.error for result in results), results
     for epochs, variant in zip((1, 2), zip(*(result.value for result in results), strict=True), strict=True):

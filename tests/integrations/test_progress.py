@@ -177,6 +177,7 @@ def train_all(rank: int, folder: Path) -> Any:
 
 def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Path) -> None:
     """A guess of 2 updates for 11 leaves none of them at a rate of 0; epochs may end in their middle, or at a sample count."""
+    # https://github.com/axolotl-ai-cloud/axolotl/issues/3152
     (result,) = run_ranks(1, train_all, tmp_path, timeout_s=120)
     assert not result.error, result
     samples = sum(SIZES)

@@ -21,6 +21,7 @@ BUDGETS = {"sft": 4 * 20, "padding_free": 60, "dpo": 2 * 4 * 20}
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path, world_size: int) -> None:
     """Checks: WEIGHT, COVER, BUDGET. Fine-tuning, also padding-free over accumulation windows, and preference pairs."""
+    # https://github.com/NVIDIA-NeMo/RL/issues/719
     ranks = run_script("ODB_TRL_PYTHON", "torch trl", "train_trl.py", tmp_path, world_size)
     for kind, budget in BUDGETS.items():
         found = [rank[kind] for rank in ranks]

@@ -16,7 +16,7 @@ from tests.proofs.worlds import find_difference, run_world
 AT_ONCE = 40
 MOST_WORLDS = 600
 _ANYWHERE = Bounds(lengths=((1,),))
-_TOKENS = "layout.compute_tokens(groups[i])"
+_RANK = "step_order.compute_rank(groups[i], layout)"
 
 
 def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutant:
@@ -26,12 +26,12 @@ def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutan
 DEEP = (
     _mutant("failed_rank % 16", "rounds", "failed_rank=config.rank if", "failed_rank=config.rank % 16 if", "ABORT"),
     _mutant("stop_rank % 16", "rounds", "stop_rank=config.rank if", "stop_rank=config.rank % 16 if", "STOP"),
-    _mutant("padded tokens of 16 bits choose", "batching.alignment", f"-{_TOKENS}", f"-({_TOKENS} & 0xFFFF)", "REPLAY"),
+    _mutant("padded tokens of 16 bits choose", "batching.alignment", _RANK, f"-(-{_RANK} & 0xFFFF)", "REPLAY"),
     _mutant(
         "padded tokens of 16 bits order the steps",
         "batching.alignment",
-        "sorted(groups, key=layout.compute_tokens, reverse=True)",
-        "sorted(groups, key=lambda group: layout.compute_tokens(group) & 0xFFFF, reverse=True)",
+        "key=lambda group: step_order.compute_rank(group, layout)",
+        "key=lambda group: -(layout.compute_tokens(group) & 0xFFFF)",
         "REPLAY",
     ),
     _mutant(
@@ -171,7 +171,7 @@ DEEP = (
         "min(2, config.depth_steps) - len(state.queue)",
         "FREE",
     ),
-    _mutant("equal groups: the last first", "batching.alignment", f"-{_TOKENS}, i)", f"-{_TOKENS}, -i)", "REPLAY"),
+    _mutant("equal groups: the last first", "batching.alignment", f"{_RANK}, i)", f"{_RANK}, -i)", "REPLAY"),
     _mutant("the smaller half first", "batching.layouts", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
     _mutant(
         "an equal part that was made last is split first",

@@ -23,6 +23,7 @@ REBUILT = (
     "offer",
     "batching.grouping",
     "batching.layouts",
+    "batching.order",
     "batching.alignment",
     "batching.rules",
     "batching.shards",
@@ -63,6 +64,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["batching.rules"]
         summary, layouts = modules["summary"], modules["batching.layouts"]
+        order = modules["batching.order"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -78,7 +80,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
         check = check_transition if has_invariants else accept
         core = Core(machine.start, machine.transition, check, reduce, stand_in)
         rule, layout = rules.RULES[mutant.bounds.rule.name], layouts.Layout(str(mutant.bounds.layout))
-        bounds = replace(mutant.bounds, rule=rule, layout=layout)
+        bounds = replace(mutant.bounds, rule=rule, layout=layout, order=order.StepOrder(str(mutant.bounds.order)))
         yield core, bounds
     finally:
         for name in REBUILT:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from odb_sim.explore.bounds import Bounds, compute_lengths
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant
@@ -53,6 +54,10 @@ LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
 SHARED = Bounds(lengths=compute_lengths((5, 2), (3, 1, 2)), is_shared=True)
 SHARED_PARTS = replace(SHARED, is_single_reads=True, is_eager_end=True)
+# Neighbours of unlike length, of which a short one would fill a group further back.
+NEIGHBOURS = Bounds(lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4)
+# Four steps of a window, none as full as another.
+UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 
 MUTANTS = (
@@ -180,8 +185,8 @@ MUTANTS = (
     Mutant(
         name="what is carried is dropped",
         module="batching.alignment",
-        old="return _fullest_first(chosen, layout), tuple(carried)",
-        new="return _fullest_first(chosen, layout), ()",
+        old="return _line_up(chosen, layout, step_order), tuple(carried)",
+        new="return _line_up(chosen, layout, step_order), ()",
         property="CONSERVE",
         bounds=CARRY,
     ),
@@ -212,8 +217,8 @@ MUTANTS = (
     Mutant(
         name="what is due by age does not go first",
         module="batching.alignment",
-        old="(not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i)",
-        new="(-layout.compute_tokens(groups[i]), i)",
+        old="(not is_due(groups[i], due_before), step_order",
+        new="(False, step_order",
         property="AGE",
         bounds=AGED,
     ),
@@ -229,18 +234,18 @@ MUTANTS = (
     Mutant(
         name="ties are broken by how often the rank has been asked",
         module="batching.alignment",
-        old="-layout.compute_tokens(groups[i]), i)",
-        new="-layout.compute_tokens(groups[i]), -i if _calls % 3 else i)",
+        old="compute_rank(groups[i], layout), i)",
+        new="compute_rank(groups[i], layout), -i if _calls % 3 else i)",
         prelude="""
 _original, _calls = align, 0
 
 
 def align(
-    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout
+    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout, step_order: StepOrder
 ) -> tuple[tuple[Group, ...], Group]:
     global _calls
     _calls += 1
-    return _original(groups, target, due_before, layout)
+    return _original(groups, target, due_before, layout, step_order)
 """,
         property="REPLAY",
         bounds=replace(CARRY, lengths=((4,) * 8, (1,) * 16), max_age_rounds=4),
@@ -260,6 +265,55 @@ def align(
         new="(group[: middle + 1],",
         property="CONSERVE",
         bounds=SPLIT,
+    ),
+    # The order of steps.
+    Mutant(
+        name="steps are not shuffled",
+        module="batching.order",
+        old="if self is not StepOrder.SHUFFLED:",
+        new="if True:",
+        property="ORDER",
+        bounds=UNLIKE,
+    ),
+    Mutant(
+        name="every round is shuffled alike",
+        module="batching.order",
+        old="key = mix(mix(seed) ^ round_)",
+        new="key = mix(mix(seed))",
+        property="ORDER",
+        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2) * 2,)),
+    ),
+    Mutant(
+        name="idle steps are shuffled with the others",
+        module="batching.order",
+        old="permute(len(steps), seed, round_) if steps[number]])",
+        new="permute(len(steps), seed, round_)])",
+        property="ORDER",
+        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2), (5, 4, 3))),
+    ),
+    Mutant(
+        name="neighbours are grouped with who fits",
+        module="batching.order",
+        old="if self is StepOrder.SAMPLER:\n            return",
+        new="if False:\n            return",
+        property="ORDER",
+        bounds=NEIGHBOURS,
+    ),
+    Mutant(
+        name="in sampler order the fullest groups are chosen",
+        module="batching.order",
+        old="group[0].position if self is StepOrder.SAMPLER else -layout",
+        new="-layout",
+        property="ORDER",
+        bounds=NEIGHBOURS,
+    ),
+    Mutant(
+        name="a run forgets how long its longest sample is",
+        module="batching.grouping",
+        old="longest, total = max(longest, sample.length), total",
+        new="longest, total = sample.length, total",
+        property="BUDGET",
+        bounds=NEIGHBOURS,
     ),
     # Offers, agreements and the target.
     Mutant(

@@ -178,9 +178,11 @@ MUTANTS = (
     _edit("a stand-in may go on reading", "StandIn.v", "mkState (at_phase u) (round u) 0 true 0",
           "mkState (at_phase u) (round u) 0 false 1", "Replaced.v", is_quick=True),
     _edit("a stand-in is not told of the failure", "Replaced.v", "(stand_in (rank_of s r)) (LocalFailed cause) = Some t ->",
-          "(stand_in (rank_of s r)) (if cause =? 0 then Urged else LocalFailed cause) = Some t ->", "run_followed", is_quick=True),
+          "(stand_in (rank_of s r)) (if cause =? 0 then Urged else LocalFailed cause) = Some t ->", "run_followed",
+          is_quick=True),
     _edit("what an offer that does not fail measures tells nothing", "StandIn.v", "                | None => MOffer o\n",
-          "                | None => MOffer (mkOffer 0 0 0 0 true None None None 0 0 None 0 0)\n", "Replaced.v|StandIn.v", is_quick=True),
+          "                | None => MOffer (mkOffer 0 0 0 0 true None None None 0 0 None 0 0)\n", "Replaced.v|StandIn.v",
+          is_quick=True),
     # Parts that are gone, or came.
     Mutant(name="a file goes with its rows", edits=(("Weight.v", "", None),), by=_REVIEWED, is_quick=True),
     _edit("a file that nothing builds", "_CoqProject", "Weight.v\n", "", "is not in _CoqProject", is_quick=True),

@@ -82,6 +82,8 @@ def write_config(config: Config) -> str:
         -1 if config.quota_samples is None else config.quota_samples,
         config.rule.name,
         config.fingerprint,
+        config.order,
+        config.order_seed,
         config.rank,
         config.depth_steps,
     )

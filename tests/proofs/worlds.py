@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from odb_sim.explore.rank import Core
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Post, PostOffer
@@ -269,6 +270,8 @@ def make_world(seed: int, core: Core, layout: Layout = Layout.PADDED) -> World:
         "world_size": world_size,
         "budget_tokens": budget,
         "layout": layout,
+        "order": rng.choice((StepOrder.SHUFFLED, StepOrder.FULLEST)),
+        "order_seed": rng.randrange(2**63),
         "limits": tuple(rng.randrange(1, 30) for _ in range(rng.choice((0, 0, 1, 2)))),
         "window_samples": rng.choice(windows),
         "mode": mode,
@@ -308,6 +311,7 @@ def make_long_world(seed: int, samples: int) -> World:
         rank=0,
         world_size=world_size,
         budget_tokens=budget,
+        order_seed=rng.randrange(2**63),
         window_samples=rng.randint(1, 5),
         depth_steps=rng.randint(1, 3),
         mode=mode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import re
 import shlex
@@ -129,3 +130,21 @@ def test_the_places_that_a_page_names_exist(page: Path) -> None:
         ):
             lost.append(f"{name}: {item}")
     assert lost == []
+
+
+def test_few_lines_change_where_somebody_moves() -> None:
+    """The diffs of the page about frameworks: five lines at most, and imports that exist."""
+    page = (ROOT / "docs" / "howto" / "frameworks.md").read_text()
+    diffs = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(diffs) >= 5
+    for diff in diffs:
+        added = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+        assert 0 < len(added) <= 5
+        for line in added:
+            found = re.match(r"from (\S+) import (.+)", line)
+            if found is None or importlib.util.find_spec("torch") is None:
+                continue
+            if found[1] != "odb_ref" and importlib.util.find_spec("transformers") is None:
+                continue
+            module = importlib.import_module(found[1])
+            assert [name for name in found[2].split(", ") if not hasattr(module, name)] == []

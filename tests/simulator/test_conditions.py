@@ -21,6 +21,7 @@ from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.effects import Deliver, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event
@@ -51,6 +52,9 @@ def runs(draw: st.DrawFn) -> Run:
     return Run(
         workload=build_workload(Lengths("test", tokens, tokens), ranks=ranks, sharding=sharding),
         policy=draw(st.sampled_from(["odb", "paper"])),
+        order=draw(
+            st.sampled_from([StepOrder.FULLEST, StepOrder.SAMPLER])
+        ),  # the seed, of jitter here, would shuffle steps
         budget_tokens=draw(st.integers(1, 120)),
         window_samples=draw(st.integers(1, 12)),
         depth_steps=draw(st.integers(1, 4)),

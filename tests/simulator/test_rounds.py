@@ -29,6 +29,7 @@ from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Driver, Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, PaperRule, TargetRule
 from odb_ref.core.errors import RuleError, UsageError
 from odb_ref.core.events import Counted, Event
@@ -137,6 +138,8 @@ def draw_run(draw: st.DrawFn) -> Run:
         workload=workload,
         policy="odb",
         rule=draw(st.sampled_from(RULES)),
+        order=draw(st.sampled_from(StepOrder)),
+        seed=draw(st.integers(0, 9)),
         budget_tokens=draw(st.integers(1, 80)),
         layout=draw(st.sampled_from([Layout.PADDED, Layout.PACKED])),
         limits=limits,

@@ -12,6 +12,7 @@ from odb_sim.engine.twins import (
     Windows,
     accumulate_rows,
     align_windows,
+    arrange_runs,
     compute_block_offer,
     compute_group_bounds,
     compute_ragged,
@@ -19,6 +20,7 @@ from odb_sim.engine.twins import (
     count_groups,
     encode_samples,
     find_due,
+    line_up_windows,
     pack_windows,
     sort_windows,
 )
@@ -26,6 +28,7 @@ from odb_sim.engine.twins import (
 from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.offer import reduce_offers
@@ -124,7 +127,7 @@ def test_packed_groups(windows: list[Group], budget: int, limits: tuple[int, int
 def test_alignment_of_packed_groups(windows: list[Group], budget: int, target: int, ages: list[int]) -> None:
     arrays, bounds = pack_windows(make_arrays(windows), budget)
     due = find_due(arrays, bounds, np.array(ages[: len(windows)]))
-    runs = align_windows(arrays, bounds, target, due, Layout.PACKED)
+    runs = align_windows(arrays, bounds, target, due, layout=Layout.PACKED)
     tokens = runs.compute_tokens(arrays, Layout.PACKED)
     for row, window in enumerate(windows):
         groups = compute_rows(window, budget)
@@ -134,6 +137,53 @@ def test_alignment_of_packed_groups(windows: list[Group], budget: int, target: i
         emitted = {sample.position for step in steps for sample in step}
         assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
         assert tokens[row].tolist() == [Layout.PACKED.compute_tokens(step) for step in steps]
+
+
+@given(
+    draw_windows(resources=2),
+    st.integers(1, 200),
+    st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 60), min_size=4, max_size=4),
+    st.sampled_from(Layout),
+)
+def test_neighbours_and_their_alignment(
+    windows: list[Group], budget: int, limits: tuple[int, int], target: int, ages: list[int], layout: Layout
+) -> None:
+    arrays = make_arrays(windows)
+    for bounding in ((), limits) if arrays.used else ((),):
+        held = arrays if bounding else replace(arrays, used=())
+        lined, bounds = line_up_windows(held, layout, budget, bounding)
+        due = find_due(lined, bounds, np.array(ages[: len(windows)]))
+        runs = align_windows(lined, bounds, target, due, layout=layout, step_order=StepOrder.SAMPLER)
+        tokens, longest = runs.compute_tokens(lined, layout), runs.compute_longest(lined)
+        for row, window in enumerate(windows):
+            groups = StepOrder.SAMPLER.compute_groups(window, layout, budget, bounding)
+            edges = bounds[row, : len(groups) + 1].tolist()
+            assert count_groups(bounds)[row] == len(groups)
+            assert read_neighbours(lined, row, edges[:-1], edges[1:]) == list_positions(groups)
+            steps, _ = align(groups, target, ages[row], layout, StepOrder.SAMPLER)
+            found = read_neighbours(lined, row, runs.begins[row].tolist(), runs.ends[row].tolist())
+            assert found == list_positions(steps)
+            assert tokens[row].tolist() == [layout.compute_tokens(step) for step in steps]
+            assert longest[row].tolist() == [max((sample.length for sample in step), default=0) for step in steps]
+
+
+def read_neighbours(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> Positions:
+    positions = arrays.positions[row].tolist()
+    return tuple(tuple(positions[begin:end]) for begin, end in zip(begins, ends, strict=True))
+
+
+@given(draw_windows(), st.integers(1, 60), st.integers(1, 30), st.integers(0, 2**63 - 1), st.integers(0, 99))
+def test_shuffling(windows: list[Group], budget: int, target: int, seed: int, round_: int) -> None:
+    arrays = make_arrays(windows)
+    bounds = compute_group_bounds(arrays, budget)
+    due = find_due(arrays, bounds, np.zeros(len(windows), dtype=np.int64))
+    runs = arrange_runs(align_windows(arrays, bounds, target, due), seed, round_)
+    for row, window in enumerate(windows):
+        aligned, _ = align(compute_groups(window, budget), target, 0)
+        steps = StepOrder.SHUFFLED.arrange(aligned, seed, round_)
+        assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
 
 
 @given(draw_windows(), st.integers(1, 120), st.integers(1, 30), st.lists(st.integers(0, 60), min_size=4, max_size=4))

@@ -13,15 +13,20 @@ from odb_ref.core.events import Event
 from odb_ref.core.invariants import INVARIANTS, check_transition
 from odb_ref.core.machine import start, transition
 from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Group
 from tests.helpers.world import World, make_config, make_shard, make_shards
 
 CONFIG = make_config(max_age_rounds=1)
 Change = Callable[[State, State], State]
 
 
+def sum_tokens(group: Group) -> int:
+    return sum(sample.length for sample in group)
+
+
 def _collect() -> list[tuple[State, State]]:
     """Every transition of rank 0 in a run with carries."""
-    world = World(CONFIG, make_shards([[8] * 12, [1] * 20])).run()
+    world = World(CONFIG, make_shards([[8, 8, 7, 8] * 3, [1] * 20])).run()
     config = world.nodes[0].machine.config
     state, _ = start(config)
     pairs = []
@@ -74,6 +79,10 @@ def _forget_the_groups(_before: State, after: State) -> State:
     return replace(after, groups=((),))
 
 
+def _turn_around(_before: State, after: State) -> State:
+    return replace(after, aligned=after.aligned[::-1])
+
+
 CHANGES: dict[str, tuple[Change, Callable[[State, State], bool]]] = {
     "I1": (_drop_a_sample, lambda b, a: bool(a.window)),
     "I2": (_emit_another_sample, lambda b, a: a.phase is Phase.COUNT and b.phase is Phase.OFFER and bool(a.aligned[0])),
@@ -87,21 +96,22 @@ CHANGES: dict[str, tuple[Change, Callable[[State, State], bool]]] = {
     ),
     "I8": (_overfill_the_queue, lambda b, a: len(a.queue) > 0),
     "I9": (_forget_the_groups, lambda b, a: a.phase is Phase.FILL),
+    "I10": (_turn_around, lambda b, a: b.phase is Phase.OFFER and len(set(map(sum_tokens, a.aligned))) > 1),
 }
 
 
 def test_every_invariant_holds_in_a_run() -> None:
-    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10."""
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11."""
     for before, after in PAIRS:
         check_transition(CONFIG, before, after)
-    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 11)]
+    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 12)]
 
 
 @pytest.mark.parametrize("draw", [Draw(4, 3, 7), Draw(6, 3, 8), Draw(6, 2, 13), Draw(7, -1, 8)])
-def test_a_draw_of_what_is_drawn_or_is_not_there_breaks_i10(draw: Draw) -> None:
-    """Spec: I10. Checks: DEAL."""
+def test_a_draw_of_what_is_drawn_or_is_not_there_breaks_i11(draw: Draw) -> None:
+    """Spec: I11. Checks: DEAL."""
     config = make_config(shared_samples=12)
-    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I10")
+    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I11")
     before = State(draw=Draw(0, 3, 6))
     assert invariant.holds(config, before, State(draw=Draw(8, 4, 12)))
     assert invariant.holds(config, before, before)
@@ -120,7 +130,7 @@ def test_a_group_over_a_limit_breaks_i6() -> None:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_invariant_can_fail(name: str) -> None:
-    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9."""
+    """Spec: I1 to I10."""
     change, fits = CHANGES[name]
     before, after = next((b, a) for b, a in PAIRS if fits(b, a))
     (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == name)

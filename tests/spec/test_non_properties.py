@@ -10,6 +10,7 @@ import pytest
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import Agreed, LocalFailed, PeerLost, SamplesRead
@@ -202,6 +203,14 @@ def test_a_packed_window_may_make_more_groups_than_needed() -> None:
     assert [[sample.length for sample in group] for group in groups] == [[4, 3], [3, 2, 2], [2]]
     two = (samples[0], samples[3], samples[4]), (samples[1], samples[2], samples[5])
     assert all(sum(sample.length for sample in group) <= 8 for group in two)
+
+
+def test_in_sampler_order_a_window_may_make_more_groups_than_needed() -> None:
+    """NP23. Checks: FEWEST."""
+    samples = make_shard([1, 4, 1, 4])
+    groups = StepOrder.SAMPLER.compute_groups(samples, Layout.PADDED, 4)
+    assert [[sample.length for sample in group] for group in groups] == [[1], [4], [1], [4]]
+    assert len(compute_groups(samples, 4)) == 3
 
 
 def test_an_empty_epoch_still_takes_a_round() -> None:

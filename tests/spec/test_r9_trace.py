@@ -52,7 +52,7 @@ def test_the_schema_names_every_shared_setting() -> None:
     shared = [item for item in fields(Config) if item.init and not item.metadata.get("is_own")]
     config = SCHEMA["$defs"]["config"]
     assert set(config["properties"]) == {item.name for item in shared}
-    assert set(config["required"]) == {item.name for item in shared if not item.metadata.get("is_optional")}
+    assert set(config["required"]) == {item.name for item in shared if "absent" not in item.metadata}
 
 
 def test_costs_and_limits_are_written_where_there_are_any(tmp_path: Path) -> None:

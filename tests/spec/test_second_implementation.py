@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.types import Mode
@@ -55,8 +56,21 @@ def _pack(window: list[Item], config: Config) -> list[list[Item]]:
     return groups
 
 
+def _run_of(window: list[Item], config: Config) -> list[list[Item]]:
+    """R2.6."""
+    groups: list[list[Item]] = []
+    for item in sorted(window):
+        if groups and _fit([*groups[-1], item], config):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
 def _group(window: list[Item], config: Config) -> list[list[Item]]:
     """R2.1."""
+    if config.order is StepOrder.SAMPLER:
+        return _run_of(window, config)
     if config.layout is Layout.PACKED:
         return _pack(window, config)
     groups: list[list[Item]] = [[]]
@@ -70,20 +84,42 @@ def _group(window: list[Item], config: Config) -> list[list[Item]]:
 def _halve(group: list[Item], config: Config) -> int:
     """R4.2."""
     if config.layout is Layout.PACKED:
-        return next(i for i in range(1, len(group)) if 2 * _cost(group[:i], config) >= _cost(group, config))
+        halves = [i for i in range(1, len(group)) if 2 * _cost(group[:i], config) >= _cost(group, config)]
+        return min([*halves, len(group) - 1])
     return -(-len(group) // 2)
+
+
+def _mix(x: int) -> int:
+    """R4.9."""
+    z = (x + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def _order(steps: list[list[Item]], round_: int, config: Config) -> list[list[Item]]:
+    """R4.8."""
+    if config.order is not StepOrder.SHUFFLED:
+        return steps
+    hashes = {_mix(_mix(_mix(config.order_seed) ^ round_) ^ i): i for i in range(len(steps))}
+    filled = sum(map(bool, steps))
+    return [steps[hashes[h]] for h in sorted(hashes) if hashes[h] < filled] + [[]] * (len(steps) - filled)
 
 
 def _align(
     groups: list[list[Item]], target: int, due_before: int, config: Config
 ) -> tuple[list[list[Item]], list[Item]]:
     """R4.1, R4.2."""
+
+    def place(group: list[Item]) -> int:
+        return group[0][0] if config.order is StepOrder.SAMPLER else -_cost(group, config)
+
     if len(groups) > target:
         due = [any(position < due_before for position, _, _ in group) for group in groups]
-        order = sorted(range(len(groups)), key=lambda i: (not due[i], -_cost(groups[i], config), i))
+        order = sorted(range(len(groups)), key=lambda i: (not due[i], place(groups[i]), i))
         steps = [groups[i] for i in order[:target]]
         carried = sorted(item for i in order[target:] for item in groups[i])
-        return sorted(steps, key=lambda group: -_cost(group, config)), carried
+        return sorted(steps, key=place), carried
     made = len(groups)
     heap = [(-_cost(group, config) if len(group) > 1 else 0, i, group) for i, group in enumerate(groups)]
     heapq.heapify(heap)
@@ -93,7 +129,7 @@ def _align(
         for part in (group[:half], group[half:]):
             heapq.heappush(heap, (-_cost(part, config) if len(part) > 1 else 0, made, part))
             made += 1
-    steps = sorted((group for _, _, group in heap), key=lambda group: -_cost(group, config))
+    steps = sorted((group for _, _, group in heap), key=place)
     return steps + [[]] * (target - len(steps)), []
 
 
@@ -185,7 +221,7 @@ def _run(
             ):
                 reached[case] |= bool(holds)
             marks[r] = [*marks[r], read[r]][-config.max_age_rounds :]
-            aligned.append(emitted)
+            aligned.append(_order(emitted, round_, config))
         for j in range(target):
             total = sum(len(emitted[j]) for emitted in aligned)
             if config.quota_samples is not None and planned >= config.quota_samples:
@@ -208,6 +244,7 @@ def _run(
     st.sampled_from(sorted(RULES)),
     st.sampled_from(Mode),
     st.sampled_from(Layout),
+    st.sampled_from(StepOrder),
     st.data(),
 )
 def test_both_make_the_same_batches(
@@ -216,14 +253,17 @@ def test_both_make_the_same_batches(
     rule: str,
     mode: Mode,
     layout: Layout,
+    order: StepOrder,
     data: st.DataObject,
 ) -> None:
-    """Spec: R2, R2.1, R2.3, R2.4, R2.5, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6. Checks: REPLAY."""
+    """Spec: R2, R2.1, R2.3 to R2.6, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9. Checks: REPLAY, ORDER."""
     config = make_config(
         mode=mode,
         rule=RULES[rule],
         budget_tokens=data.draw(st.integers(1, 24)),
         layout=layout,
+        order=order,
+        order_seed=data.draw(st.integers(0, 2**62)),
         limits=limits,
         window_samples=data.draw(st.integers(1, 8)),
         max_age_rounds=data.draw(st.integers(1, 3)),
@@ -320,6 +360,8 @@ def _compare(seed: int, reached: Counter[str]) -> None:
     config = make_config(
         mode=mode,
         layout=Layout.PACKED if seed % 3 == 2 else Layout.PADDED,
+        order=tuple(StepOrder)[seed // 3 % 3],
+        order_seed=seed // 9,
         rule=RULES[draw.choice(("odb", "odb", "paper"))],
         budget_tokens=budget,
         window_samples=draw.choice((draw.randint(1, 4), draw.randint(3, 14))),
@@ -350,7 +392,7 @@ def test_both_make_the_same_batches_in_long_and_wide_worlds() -> None:
 
 def test_both_make_the_same_fingerprint() -> None:
     """Spec: R1.4."""
-    config = make_config(world_size=2, tag="é", mode=Mode.QUOTA, quota_samples=3)
+    config = make_config(world_size=2, tag="é", mode=Mode.QUOTA, quota_samples=3, order=StepOrder.FULLEST)
     text = (
         '{"budget_tokens": 8, "max_age_rounds": 4, "mode": "quota", "quota_samples": 3, "ramp_rounds": 0, "rule": "odb", '
         '"tag": "\\u00e9", "window_samples": 4, "world_size": 2}'
@@ -360,5 +402,8 @@ def test_both_make_the_same_fingerprint() -> None:
     assert config.fingerprint == int.from_bytes(digest, "big")
     limited = hashlib.blake2b(text.replace('"max', '"limits": [9, 7], "max').encode(), digest_size=7).digest()
     packed = hashlib.blake2b(text.replace('"max', '"layout": "packed", "max', 1).encode(), digest_size=7).digest()
+    ordered = text.replace('"quota_s', '"order": "shuffled", "order_seed": 7, "quota_s', 1)
+    shuffled = hashlib.blake2b(ordered.encode(), digest_size=7).digest()
+    assert replace(config, order=StepOrder.SHUFFLED, order_seed=7).fingerprint == int.from_bytes(shuffled, "big")
     assert replace(config, layout=Layout.PACKED).fingerprint == int.from_bytes(packed, "big")
     assert replace(config, limits=(9, 7)).fingerprint == int.from_bytes(limited, "big")

@@ -9,6 +9,7 @@ import pytest
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.world import Space, decode
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.types import Mode
 from tests.tla.same import ACTIONS, Label, label_model_state, label_world
@@ -28,6 +29,7 @@ def _read_bounds(path: Path) -> Bounds:
     return Bounds(
         lengths=tuple((1,) * size for size in sizes),
         budget_tokens=int(value["Cap"]),
+        order=StepOrder.FULLEST,
         window_samples=int(value["Window"]),
         ramp_rounds=int(value["Ramp"]),
         depth_steps=depths[0],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.types import Mode
 from odb_ref.trace.format import Record, TraceWriter
 from tests.helpers.world import World, make_config, make_shards
@@ -28,7 +29,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 def _record(path: Path, name: str, seed: int) -> Path:
     """A run of real machines under a random schedule, in the order in which things happened."""
     config, options = CASES[name]
-    world = World(make_config(**config), make_shards(SHARDS), seed=seed, **options)  # type: ignore[arg-type]
+    world = World(make_config(order=StepOrder.FULLEST, **config), make_shards(SHARDS), seed=seed, **options)  # type: ignore[arg-type]
     with TraceWriter(path, world.nodes[0].machine.config, driver="test") as writer:
         for rank, node in enumerate(world.nodes):
             writer.record(rank, None, node.begun)

@@ -139,6 +139,8 @@ def test_samples_of_different_fields_are_refused() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rows_keep_the_budget_and_hold_every_sample_once(num_workers: int, tmp_path: Path) -> None:
     """Checks: BUDGET, COVER."""
+    # https://github.com/huggingface/trl/issues/3887
+    # https://github.com/huggingface/trl/issues/4554
     path = tmp_path / "trace.ndjson"
     with ODBDataLoader(Texts(0, 40), num_workers=num_workers, trace=path, **SETTINGS) as loader:
         rows = [(batch, info) for batch, info in loader.steps()]
@@ -180,6 +182,7 @@ def test_an_unknown_layout_is_refused() -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_model_sees_every_sample_of_a_row_by_itself(attention: str) -> None:
     """Checks: WEIGHT. Logits, so losses, of every token, and the gradient of their mean."""
+    # https://github.com/google/grain/issues/1000
     model = make_model(attention)
     row = FlattenSamples()(SAMPLES)
     out = model(**row)

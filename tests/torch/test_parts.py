@@ -124,6 +124,7 @@ def test_packing_keeps_tensors_as_they_are(value: torch.Tensor) -> None:
         ({"input_ids": torch.ones(4, 6), "labels": torch.tensor(1)}, 24),
         ({"input_ids": [1, 2], "labels": [1, 2, 3, 4, 5]}, 5),  # an encoder and a decoder
         ({"input_ids": [1, 2], "labels": 7}, 2),
+        ({"input_ids": [], "labels": [1, 2]}, 0),
         ({"prompt_ids": [1, 2], "chosen_ids": [1, 2, 3], "rejected_ids": [1]}, 10),
         ({"chosen_input_ids": torch.ones(3), "rejected_input_ids": torch.ones(4)}, 8),
     ],

@@ -62,7 +62,7 @@ class Spoiled(Numbers):
             case "no_ids":
                 del sample["input_ids"]
             case "labels":
-                sample["labels"] = 7
+                sample["labels"] = {"boxes": [7]}
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
         return sample
@@ -97,7 +97,7 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
         assert causes[0] == "ValueError: bad row 0"
         assert "length of a sample is 0" in causes[1]
         assert "has no input_ids" in causes[2]
-        assert "labels is int" in causes[3]
+        assert "labels is dict" in causes[3]
         assert loader.metrics()["odb/quarantined_samples"] == info.quarantined_samples == len(BAD)
         with pytest.warns(BadSampleWarning, match="epoch 1"):
             assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD

@@ -114,6 +114,7 @@ def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
 
     Nothing lost, nothing twice; the same ranks repeat the rest exactly.
     """
+    # https://github.com/Lightning-AI/litData/issues/878
     limits = {world: list(range(len(saved[0][1]))) for world, saved in saved_by_world.items()}
     assert all(len(steps) >= 6 for steps in limits.values())
     check_continuations(saved_by_world, limits, world_size, shard=shard)

@@ -107,6 +107,7 @@ def train_all(rank: int, sizes: list[int], kind: str) -> Any:
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_the_gradient_of_uneven_shards_is_that_of_the_union(kind: str) -> None:
+    # https://github.com/pytorch/pytorch/issues/33148
     sizes = [30, 9, 4]
     results = run_ranks(3, train_all, sizes, kind, timeout_s=120)
     assert not any(result.error for result in results), results
@@ -215,6 +216,7 @@ def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exac
     masked: list[str], options: dict[str, Any]
 ) -> None:
     """Checks: WEIGHT. Of idle replays and of real batches alike; their mean loss is 0/0."""
+    # https://github.com/instructlab/training/issues/547
     results = run_ranks(2, train_on_prompts, masked, options)
     assert not any(result.error for result in results), results
     steps = list(zip(*(result.value for result in results), strict=True))

@@ -31,6 +31,8 @@ def make_settings(limits: tuple[int, ...]) -> Settings:
     return Settings(
         budget_tokens=100,
         is_packed=False,
+        order="fullest",
+        order_seed=0,
         limits=limits,
         world_size=2,
         shared_samples=None,

@@ -10,6 +10,7 @@ import pytest
 
 import odb_ref.core.machine as machine_module
 import odb_ref.core.rounds as rounds_module
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
@@ -21,6 +22,8 @@ SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank i
 JOIN: dict[str, Any] = {"max_age_rounds": 3}
 LIMITS: dict[str, Any] = {"limits": (20, 5)}
 SHARED: dict[str, Any] = {"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 3}
+SAMPLER: dict[str, Any] = {"order": StepOrder.SAMPLER}
+FULLEST: dict[str, Any] = {"order": StepOrder.FULLEST}
 QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
 FAIL = (Fault("fail", 1, 120),)
 STOP = (Fault("stop", 2, 120),)
@@ -349,6 +352,33 @@ def leave_places_out(trace: Tampered) -> None:
     trace.events("samples_read", 2)[1]["is_ended"] = True
 
 
+def exchange_two_steps(trace: Tampered) -> None:
+    """On one rank, one fuller than the other, with their counts; both as long as before."""
+    samples = {row[1]: row for event in trace.events("samples_read", 0) for row in event["samples"]}
+
+    def compute_padded(step: dict[str, Any]) -> int:
+        return len(step["positions"]) * max((samples[position][2] for position in step["positions"]), default=0)
+
+    for counted, collate in zip(trace.effects("post_counts", 0), trace.effects("collate", 0), strict=True):
+        rows, steps = counted["counts"], collate["steps"]
+        tokens = [compute_padded(step) for step in steps]
+        if 0 < min(tokens) < max(tokens):
+            i, j = tokens.index(min(tokens)), tokens.index(max(tokens))
+            rows[i], rows[j] = rows[j], rows[i]
+            steps[i]["positions"], steps[j]["positions"] = steps[j]["positions"], steps[i]["positions"]
+            trace.sum_again()
+            return
+    raise AssertionError("this trace does not fit the lie")
+
+
+def leave_the_order_of_the_sampler(trace: Tampered) -> None:
+    exchange_two_steps(trace)
+
+
+def let_the_fullest_wait(trace: Tampered) -> None:
+    exchange_two_steps(trace)
+
+
 LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
     (tell_one_rank_another_agreement, "EXCHANGE", JOIN, ()),
     (tell_one_rank_another_report, "EXCHANGE", JOIN, FAIL),
@@ -363,6 +393,9 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (read_more_than_asked_for, "CONSERVE REPLAY", JOIN, ()),
     (read_a_sample_again, "ONCE REPLAY", JOIN, ()),
     (emit_a_sample_again, "ONCE", JOIN, ()),
+    (exchange_two_steps, "ORDER", JOIN, ()),
+    (leave_the_order_of_the_sampler, "ORDER", SAMPLER, ()),
+    (let_the_fullest_wait, "ORDER", FULLEST, ()),
     (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
     (do_not_end_the_source, "COVER FEWEST RELEASE REPLAY", JOIN, ()),
     (want_another_number, "DEAL", SHARED, ()),
@@ -394,7 +427,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (leave_before_the_last_steps, "STOP", JOIN, STOP),
     (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
     (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
-    (put_two_groups_into_one, "BUDGET", JOIN, ()),
+    (put_two_groups_into_one, "BUDGET ORDER", JOIN, ()),
     (lower_a_limit, "BUDGET FEWEST", LIMITS, ()),
     (use_more_of_a_resource, "BUDGET FEWEST", LIMITS, ()),
     (leave_a_cost_out, "BUDGET FEWEST", LIMITS, ()),
@@ -497,7 +530,6 @@ def test_a_round_with_an_empty_step_violates_term(monkeypatch: pytest.MonkeyPatc
 
 
 def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine_module, "compute_due_before", lambda config, state: 0)
     monkeypatch.setattr(rounds_module, "compute_due_before", lambda config, state: 0)
     monkeypatch.setattr(machine_module, "check_transition", lambda *transition: None)
     path = tmp_path / "t"

@@ -219,7 +219,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (fail_without_a_failure, "ABORT EXCHANGE", JOIN, ()),
     (offer_samples_beyond_the_quota, "QUOTA", QUOTA, ()),
     (ask_for_more_than_the_window, "RELEASE REPLAY", JOIN, ()),
-    (lengthen_a_sample, "BUDGET WEIGHT", JOIN, ()),
+    (lengthen_a_sample, "BUDGET ORDER WEIGHT", JOIN, ()),
     (supervise_less, "WEIGHT", JOIN, ()),
     (use_less_of_a_resource, "FEWEST", LIMITS, ()),
     (begin_again, "EXCHANGE", JOIN, ()),

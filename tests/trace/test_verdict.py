@@ -149,6 +149,8 @@ def test_the_settings_of_a_header_are_read() -> None:
     assert decode(tag="x") == Settings(
         budget_tokens=9,
         is_packed=False,
+        order="fullest",
+        order_seed=0,
         limits=(3,),
         world_size=2,
         shared_samples=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
@@ -13,17 +13,11 @@ from torch.utils.data import DataLoader
 
 from odb_ref.compat.config import LossScalingMode
 from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
-from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
+from odb_ref.compat.integrations.bridge import Bridge, BridgeState
+from odb_ref.compat.step_info import ODBStepInfo
 from odb_ref.torch import UsageError
 
-
-@dataclass(slots=True)
-class ODBAccelerateBridgeState:
-    """How far a loop has come."""
-
-    emitted_samples: int = 0
-    optimizer_steps: int = 0
-    last_step_info: ODBStepInfo | None = None
+ODBAccelerateBridgeState = BridgeState
 
 
 class OnDevice:
@@ -37,47 +31,16 @@ class OnDevice:
             yield send_to_device(batch, self._accelerator.device)
 
 
-@dataclass(slots=True)
-class ODBAccelerateBridge:
+@dataclass(slots=True, kw_only=True)
+class ODBAccelerateBridge(Bridge):
     """What a loop asks: `consume_batch` before the model sees a batch, `backward` in place of the Accelerator's."""
 
     accelerator: Accelerator
     dataloader: ODBDataLoader[object] | OnDevice
-    handle: ODBHandle
-    sample_budget: int | None = None
-    loss_scaling: LossScalingMode = None
-    state: ODBAccelerateBridgeState = field(default_factory=ODBAccelerateBridgeState)
-
-    def consume_batch(self, batch: object) -> ODBStepInfo:
-        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
-        mode = self.handle.config.loss_scaling if self.loss_scaling is None else self.loss_scaling
-        info = pop_step_info(batch, loss_scaling=mode)
-        self.state.emitted_samples += info.all_samples_this_step
-        self.state.last_step_info = info
-        return info
-
-    def scale_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
-        """Returns the loss, weighed: by ``info``, or by what `consume_batch` has returned last.
-
-        Raises: UsageError when no batch was consumed.
-        """
-        known = self.state.last_step_info if info is None else info
-        if known is None:
-            raise UsageError("scale_loss: call consume_batch(batch) before the model sees it")
-        return known.scale(loss)
 
     def backward(self, loss: Tensor, info: ODBStepInfo | None = None, **kwargs: object) -> None:
         """Does the backward pass of the weighed loss."""
         self.accelerator.backward(self.scale_loss(loss, info), **kwargs)
-
-    def mark_optimizer_step(self) -> None:
-        """Counts an update."""
-        self.state.optimizer_steps += 1
-
-    @property
-    def should_stop(self) -> bool:
-        """True when the sample budget is met, on all ranks at the same step."""
-        return self.sample_budget is not None and self.state.emitted_samples >= self.sample_budget
 
     def join_uneven_inputs(self, joinables: Iterable[object], **kwargs: object) -> AbstractContextManager[None]:
         """Returns a context that does nothing: all ranks take the same number of steps, so nobody has to be waited for."""
@@ -111,4 +74,10 @@ def configure_accelerator(
         handle = ODBHandle(dataloader.odb_config)
     loader: ODBDataLoader[object] = dataloader  # type: ignore[assignment]  # it is one now
     prepared = OnDevice(loader, accelerator) if prepare_dataloader else loader
-    return ODBAccelerateBridge(accelerator, prepared, handle, sample_budget, loss_scaling)
+    return ODBAccelerateBridge(
+        accelerator=accelerator,
+        dataloader=prepared,
+        handle=handle,
+        sample_budget=sample_budget,
+        loss_scaling=loss_scaling,
+    )

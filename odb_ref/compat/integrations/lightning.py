@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -14,55 +14,18 @@ from torch.utils.data import DataLoader
 
 from odb_ref.compat.config import LossScalingMode
 from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, apply
+from odb_ref.compat.integrations.bridge import Bridge, BridgeState
 from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
 from odb_ref.torch import UsageError
 
-
-@dataclass(slots=True)
-class ODBLightningBridgeState:
-    """How far a module has been trained."""
-
-    emitted_samples: int = 0
-    optimizer_steps: int = 0
-    last_step_info: ODBStepInfo | None = None
+ODBLightningBridgeState = BridgeState
 
 
-@dataclass(slots=True)
-class ODBLightningBridge:
+@dataclass(slots=True, kw_only=True)
+class ODBLightningBridge(Bridge):
     """What a training step asks."""
 
     module: LightningModule
-    handle: ODBHandle
-    sample_budget: int | None = None
-    loss_scaling: LossScalingMode = None
-    state: ODBLightningBridgeState = field(default_factory=ODBLightningBridgeState)
-
-    def consume_batch(self, batch: object) -> ODBStepInfo:
-        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
-        mode = self.handle.config.loss_scaling if self.loss_scaling is None else self.loss_scaling
-        info = pop_step_info(batch, loss_scaling=mode)
-        self.state.emitted_samples += info.all_samples_this_step
-        self.state.last_step_info = info
-        return info
-
-    def scale_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
-        """Returns the loss, weighed: by ``info``, or by what `consume_batch` has returned last.
-
-        Raises: UsageError when no batch was consumed.
-        """
-        known = self.state.last_step_info if info is None else info
-        if known is None:
-            raise UsageError("scale_loss: call consume_batch(batch) first")
-        return known.scale(loss)
-
-    def mark_optimizer_step(self) -> None:
-        """Counts an update."""
-        self.state.optimizer_steps += 1
-
-    @property
-    def should_stop(self) -> bool:
-        """True when the sample budget is met, on all ranks at the same step."""
-        return self.sample_budget is not None and self.state.emitted_samples >= self.sample_budget
 
 
 def configure_lightning_module(
@@ -89,7 +52,7 @@ def configure_lightning_module(
         handle = apply(dataloader, loss_scaling=loss_scaling, **apply_kwargs)  # type: ignore[arg-type]
     if handle is None:
         raise UsageError("configure_lightning_module needs a dataloader, or the handle of one that apply has changed")
-    bridge = ODBLightningBridge(module, handle, sample_budget, loss_scaling)
+    bridge = ODBLightningBridge(module=module, handle=handle, sample_budget=sample_budget, loss_scaling=loss_scaling)
     module.odb_bridge = bridge
     if wrap_training_step:
         module.training_step = _wrap(module.training_step, bridge)

@@ -10,6 +10,7 @@ import heapq
 from itertools import chain
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.types import Group
 
 
@@ -19,27 +20,33 @@ def is_due(group: Group, due_before: int) -> bool:
 
 
 def align(
-    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout = Layout.PADDED
+    groups: tuple[Group, ...],
+    target: int,
+    due_before: int,
+    layout: Layout = Layout.PADDED,
+    step_order: StepOrder = StepOrder.FULLEST,
 ) -> tuple[tuple[Group, ...], Group]:
-    """Returns exactly ``target`` groups to emit, fullest first and idle (empty) last, and the samples carried, by position.
+    """Returns exactly ``target`` groups to emit, lined up, idle (empty) ones last, and the samples carried, by position.
 
-    Due groups are emitted before any other, then the fullest (most tokens); ties fall to the order of ``groups``.
+    Due groups are emitted before any other, then the fullest (most tokens) or, in sampler order, the first; ties fall to the
+    order of ``groups``. What is emitted is lined up alike.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
     """
     if len(groups) > target:
         order = sorted(
             range(len(groups)),
-            key=lambda i: (not is_due(groups[i], due_before), -layout.compute_tokens(groups[i]), i),
+            key=lambda i: (not is_due(groups[i], due_before), step_order.compute_rank(groups[i], layout), i),
         )
         chosen = [groups[i] for i in order[:target]]
         carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)
-        return _fullest_first(chosen, layout), tuple(carried)
-    return _fullest_first(_split(groups, target, layout), layout) + ((),) * max(0, target - sum(map(len, groups))), ()
+        return _line_up(chosen, layout, step_order), tuple(carried)
+    steps = _line_up(_split(groups, target, layout), layout, step_order)
+    return steps + ((),) * max(0, target - sum(map(len, groups))), ()
 
 
-def _fullest_first(groups: list[Group], layout: Layout) -> tuple[Group, ...]:
-    # The same order on every rank pairs full groups with full ones, so that a step waits for no straggler.
-    return tuple(sorted(groups, key=layout.compute_tokens, reverse=True))
+def _line_up(groups: list[Group], layout: Layout, step_order: StepOrder) -> tuple[Group, ...]:
+    # Fullest first pairs full groups with full ones on every rank, so that a step waits for no straggler.
+    return tuple(sorted(groups, key=lambda group: step_order.compute_rank(group, layout)))
 
 
 def _split(groups: tuple[Group, ...], target: int, layout: Layout) -> list[Group]:

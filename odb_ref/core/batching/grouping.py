@@ -10,12 +10,14 @@ may use more groups than would do (NP21).
 **Packed.** Laid end to end, samples cost their sum. A sample begins a group only where it fits into none (best fit, longest
 first), so no two groups fit together (ANY-FIT) and there are fewer than twice the fewest; finding the fewest is bin packing,
 which is NP-hard (NP22).
+
+**In sampler order** a group is a run of the window, in either layout: no sample is moved to fill a group better.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter, gt, le, sub
 
 from odb_ref.core.types import Group, Sample
@@ -76,4 +78,34 @@ def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[in
         if limits:
             rests[number] = tuple(map(sub, rests[number], sample.costs))
         insort(rooms, (room - sample.length, number))
+    return tuple(map(tuple, groups))
+
+
+def compute_runs(
+    samples: Iterable[Sample],
+    count_tokens: Callable[[int, int, int], int],
+    budget_tokens: int,
+    limits: tuple[int, ...] = (),
+) -> tuple[Group, ...]:
+    """Returns the samples as groups of neighbours, by position, that fit together: at most ``budget_tokens`` as
+    ``count_tokens`` has them of size, longest and sum, and no more of any resource than ``limits`` say.
+
+    A sample that exceeds one of these by itself is a group of its own.
+
+    Spec: R2.6. Preserves: BUDGET.
+    """
+    groups: list[list[Sample]] = []
+    longest = total = 0
+    rest = limits
+    for sample in sorted(samples, key=attrgetter("position")):
+        longest, total = max(longest, sample.length), total + sample.length
+        fits = bool(groups) and count_tokens(len(groups[-1]) + 1, longest, total) <= budget_tokens
+        if fits and all(map(le, sample.costs, rest)):
+            groups[-1].append(sample)
+        else:
+            groups.append([sample])
+            longest = total = sample.length
+            rest = limits
+        if limits:
+            rest = tuple(map(sub, rest, sample.costs))
     return tuple(map(tuple, groups))

@@ -32,6 +32,14 @@ class Layout(StrEnum):
             case Layout.PACKED:
                 return compute_rows(samples, budget_tokens, limits)
 
+    def count_tokens(self, size: int, longest: int, total: int) -> int:
+        """Returns the tokens of a batch of ``size`` samples, the ``longest`` of so many tokens, all of them of ``total``."""
+        match self:
+            case Layout.PADDED:
+                return size * longest
+            case Layout.PACKED:
+                return total
+
     def compute_tokens(self, group: Group) -> int:
         """Returns the tokens of the collated batch: rows times longest, or the sum of the lengths; 0 for an idle step."""
         match self:
@@ -44,12 +52,12 @@ class Layout(StrEnum):
         """Returns how many samples of a group of two or more its first half has. Spec: R4.2.
 
         Half of a padded group's samples: the longer ones, so that the shorter ones are padded less. Of a packed group the
-        fewest first samples that hold half of the tokens: never all, for the longest come first.
+        fewest first samples that hold half of the tokens, but not all.
         """
         match self:
             case Layout.PADDED:
                 return (len(group) + 1) // 2
             case Layout.PACKED:
                 half = (compute_real_tokens(group) + 1) // 2
-                sums = accumulate(sample.length for sample in group)
-                return next(size for size, tokens in enumerate(sums, 1) if tokens >= half)
+                sums = accumulate(sample.length for sample in group[:-2])
+                return next((size for size, tokens in enumerate(sums, 1) if tokens >= half), len(group) - 1)

@@ -149,6 +149,8 @@ def make_beginning(
             keys=keys,
             progress=progress,
             seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(progress.base)),
+            # Ranks may have seeds of their own where each is given its samples.
+            order_seed=compute_seed(Use.ORDER, order.seed if order.is_auto else 0, epoch),
             read_ahead=read_ahead,
             max_bad=max_bad,
             quota_samples=None if quota is None else max(1, quota - before),

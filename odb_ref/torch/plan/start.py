@@ -26,6 +26,8 @@ class EpochStart:
     is_shared: bool = False
     progress: Progress = START
     seed: int = 0
+    order_seed: int = 0
+    """Of the order of steps: the same on all ranks."""
     read_ahead: int = 1
     max_bad: float = 0
     tag: str = ""
@@ -48,7 +50,13 @@ class EpochStart:
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""
         shared_samples = len(self.keys) if self.is_shared and self.keys is not None else None
-        return replace(base, tag=self.tag, quota_samples=self.quota_samples, shared_samples=shared_samples)
+        return replace(
+            base,
+            tag=self.tag,
+            order_seed=self.order_seed,
+            quota_samples=self.quota_samples,
+            shared_samples=shared_samples,
+        )
 
     def make_quarantine(self) -> Quarantine:
         """Knows what was set aside before."""

@@ -23,6 +23,7 @@ class Use(IntEnum):
     SAMPLE = 1
     STEP = 2
     STREAM = 3
+    ORDER = 4
 
 
 def compute_seed(use: Use, *numbers: int) -> int:

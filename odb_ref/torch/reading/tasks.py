@@ -103,7 +103,9 @@ def measure_rows(sample: object) -> tuple[int, int]:
         return 2, longer
     rows, longest = _measure(value, "input_ids")
     labels = get_field(sample, "labels")
-    return rows, max(longest, _measure(labels, "labels")[1]) if _has_length(labels) else longest
+    if not longest or not _has_length(labels):
+        return rows, longest  # an empty input is nothing to train on, whatever its labels
+    return rows, max(longest, _measure(labels, "labels")[1])
 
 
 def _has_length(labels: object) -> bool:

@@ -237,6 +237,8 @@ class Settings:
     budget_tokens: int
     is_packed: bool
     """True for the packed layout. Spec: R2.4."""
+    order: str
+    order_seed: int
     limits: tuple[int, ...]
     world_size: int
     shared_samples: int | None
@@ -248,6 +250,11 @@ class Settings:
     max_age_rounds: int
     fingerprint: int
     """What every rank with this configuration must offer."""
+
+    def compute_tokens(self, rows: Rows) -> int:
+        """Returns the tokens of a batch of these samples. Spec: R2.4."""
+        lengths = [row[2] for row in rows]
+        return sum(lengths) if self.is_packed else len(lengths) * max(lengths, default=0)
 
     def compute_window_samples(self, round_: int) -> int:
         """Returns the size of the window of ``round_``. Spec: R2.3."""
@@ -275,6 +282,9 @@ def decode_settings(header: Header) -> Settings:
     layout = config.get("layout", "padded")
     if layout not in ("padded", "packed"):
         raise TraceError(f"the header's config has the layout {layout!r:.80}")
+    order = config.get("order", "fullest")
+    if order not in ("shuffled", "sampler", "fullest"):
+        raise TraceError(f"the header's config has the order {order!r:.80}")
     limits = config.get("limits", [])
     if not _is_integers(limits) or min(limits, default=1) < 1:
         raise TraceError(f"the header's config has the limits {shorten(limits)}")
@@ -283,6 +293,8 @@ def decode_settings(header: Header) -> Settings:
     return Settings(
         budget_tokens=_get_setting(config, "budget_tokens"),
         is_packed=layout == "packed",
+        order=str(order),
+        order_seed=_get_setting(config, "order_seed", least=0) if "order_seed" in config else 0,
         limits=tuple(limits),
         world_size=header.world_size,
         shared_samples=None

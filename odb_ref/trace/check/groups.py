@@ -1,4 +1,4 @@
-"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2, R2.5.
+"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2, R2.5, R2.6.
 
 The grouping differs from the core's: where there are no limits it counts padded groups from the longest sample down, and
 forms them only to see which are due; for packed ones it looks at every group's contents, and keeps no books of their rooms.
@@ -66,11 +66,28 @@ def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
         yield group
 
 
+def _list_runs(rows: Rows, settings: Settings) -> list[Rows]:
+    """Returns the groups of neighbours that a window makes in sampler order, in either layout. Spec: R2.6."""
+    groups: list[Rows] = []
+    for row in sorted(rows, key=itemgetter(1)):
+        if groups and not any(list_excesses([*groups[-1], row], settings)):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _list_groups(rows: Rows, settings: Settings) -> list[Rows]:
+    if settings.order == "sampler":
+        return _list_runs(rows, settings)
+    return _list_packed(rows, settings) if settings.is_packed else list(_iterate_groups(rows, settings))
+
+
 def count_groups(rows: Rows, settings: Settings, due_before: int) -> tuple[int, int]:
     """Returns how many groups a window makes, and how many of them hold a sample from before ``due_before``."""
     is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
-    if settings.is_packed or settings.limits or is_due:
-        groups = _list_packed(rows, settings) if settings.is_packed else list(_iterate_groups(rows, settings))
+    if settings.is_packed or settings.limits or is_due or settings.order == "sampler":
+        groups = _list_groups(rows, settings)
         return len(groups), sum(any(row[1] < due_before for row in group) for group in groups)
     return compute_fewest_groups([row[2] for row in rows], settings.budget_tokens), 0
 
@@ -79,8 +96,7 @@ def list_excesses(group: Rows, settings: Settings) -> Iterator[str]:
     """Yields how a group of two samples or more goes beyond the budget and the limits."""
     if len(group) < 2:
         return
-    lengths = [row[2] for row in group]
-    tokens = sum(lengths) if settings.is_packed else len(group) * max(lengths)
+    tokens = settings.compute_tokens(group)
     if tokens > settings.budget_tokens:
         kind = "packed" if settings.is_packed else "padded"
         yield f"{len(group)} samples, {tokens} {kind} tokens, over {settings.budget_tokens}"

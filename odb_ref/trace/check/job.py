@@ -19,7 +19,15 @@ from odb_ref.trace.check.verdict import Findings, JobVerdict, Property, Verdict,
 from odb_ref.trace.format import Record, TraceError
 
 _BY_CONFIGURATION: Final = frozenset(
-    {Property.BUDGET, Property.FEWEST, Property.AGE, Property.QUOTA, Property.CONSERVE, Property.REPLAY}
+    {
+        Property.BUDGET,
+        Property.FEWEST,
+        Property.AGE,
+        Property.ORDER,
+        Property.QUOTA,
+        Property.CONSERVE,
+        Property.REPLAY,
+    }
 )
 """Properties that are judged by the header's configuration, and so cannot be when the ranks have different ones."""
 
@@ -305,6 +313,8 @@ class Job:
             reasons[Property.FEWEST] = "several resources"
         if self._streams[0].settings.is_packed:
             reasons[Property.FEWEST] = "packed layout"
+        if self._streams[0].settings.order == "sampler":
+            reasons[Property.FEWEST] = "sampler order"
         if self._streams[0].settings.is_quota:
             reasons[Property.COVER] = "quota mode"
         else:

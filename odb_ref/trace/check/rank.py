@@ -32,6 +32,7 @@ from odb_ref.trace.check.decode import (
 from odb_ref.trace.check.draws import RankDraws
 from odb_ref.trace.check.exchanges import Exchanges, Kind
 from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
+from odb_ref.trace.check.order import find_disorder
 from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.steps import judge_step
@@ -304,9 +305,7 @@ class RankChecker:
         self._marks[self._first_round + number] = self.read_samples
         self._marks.pop(self._first_round + number - self.settings.max_age_rounds - 2, None)
         self._judge_fingerprint(agreement)
-        if is_broken_off(agreement) or agreement.stop_rank != NONE:
-            return
-        if agreement.ready_min == 1:
+        if not is_broken_off(agreement) and agreement.stop_rank == NONE and agreement.ready_min == 1:
             self._released_steps = self.planned_steps
 
     def _judge_fingerprint(self, agreement: Offer) -> None:
@@ -337,10 +336,9 @@ class RankChecker:
         self.is_ended = self.draws.has_ended or self.is_ended
         self._counted = rows
         self.answered[Kind.COUNTS] += 1
-        for offset, row in enumerate(rows):
+        for step, row in enumerate(rows, self.planned_steps):
             if not row[0]:
-                what = "no rank has a sample in this step"
-                self._violate(Property.TERM, what, self.planned_steps + offset, self.round - 1)
+                self._violate(Property.TERM, "no rank has a sample in this step", step, self.round - 1)
 
     def _collate(self, number: int, steps: list[TracedStep]) -> None:
         what = f"collates round {number}, not round {self.round - 1}, which was counted last"
@@ -349,8 +347,9 @@ class RankChecker:
         self._judge_numbers(number, steps)
         due = number - self.settings.max_age_rounds
         window = list(self.held.values()) if self.draws.is_shared else []
-        for offset, step in enumerate(steps):
-            self._judge_step(number, offset, step, self._marks[due - 1])
+        groups = [self._judge_step(number, offset, step, self._marks[due - 1]) for offset, step in enumerate(steps)]
+        late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
+        self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
         if len(steps) == len(self._posted_counts):  # a round that is cut is the last
             self._judge(self.draws.judge_want(window, list(self.held.values()), number + 1))
         judged = (Property.ONCE, Property.BUDGET, Property.WEIGHT, Property.AGE)
@@ -374,7 +373,7 @@ class RankChecker:
         # One mistake is enough: go on as if the steps were there, so that it is not found again in every later round.
         self.planned_steps = first + max(len(steps), others, 0 if self.settings.is_quota else posted)
 
-    def _judge_step(self, number: int, offset: int, step: TracedStep, due_before: int) -> None:
+    def _judge_step(self, number: int, offset: int, step: TracedStep, due_before: int) -> Rows:
         group: Rows = []
         for position in step.positions:
             row = self.held.pop(position, None)
@@ -390,6 +389,7 @@ class RankChecker:
             self._violate(property_, what, step.number, number)
         if self.settings.is_quota:
             self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
+        return group
 
     # Output --------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ class Property(StrEnum):
     BUDGET = "BUDGET"
     FEWEST = "FEWEST"
     AGE = "AGE"
+    ORDER = "ORDER"
     WEIGHT = "WEIGHT"
     DEAL = "DEAL"
     REPLAY = "REPLAY"

@@ -15,6 +15,7 @@ from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import StepRow, Totals, compute_totals
+from odb_sim.engine.moves import sum_moves
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs, Seconds
@@ -131,6 +132,7 @@ def simulate_plan(
         rows,
         rank_tokens=batches.real[:, :steps].sum(axis=1),
         samples_unique=_count_unique(workload, plans, steps),
+        moved_places=sum(_sum_moves(workload, plan, steps) for plan in plans),
         rounds=0,
         exchange_s=0.0,
     )
@@ -208,6 +210,14 @@ def _add_spans(
             timeline.add(rank, "trainer", "wait for ranks", done, slowest_s)
             timeline.add(rank, "trainer", "collective", slowest_s, end_s)
         before_s = loaded_s[:, step]
+
+
+def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
+    """Returns by how many places a rank's samples are moved from where they stand in the shard they come from."""
+    starts = np.append(plan.starts, len(plan.order))[: steps + 1]
+    order = plan.order[: starts[-1]]
+    shards = np.searchsorted(workload.offsets, order, side="right") - 1
+    return sum_moves(starts[:-1], np.diff(starts), order - workload.offsets[shards])
 
 
 def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:

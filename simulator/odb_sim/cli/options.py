@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
@@ -178,12 +177,11 @@ def build_terms(options: argparse.Namespace) -> Terms:
     given = {item.name: getattr(options, item.name) for item in fields(Terms) if item.name in options}
     if "limit" in options:
         given["limits"] = tuple(parse_limits(options.limit).values())
-    if "layout" in given:
-        given["layout"] = Layout(given["layout"])
-    if "mode" in given:
-        given["mode"] = Mode(given["mode"])
-        if given["quota_samples"] is not None and given["mode"] is not Mode.QUOTA:
-            raise UsageError("--quota needs --mode quota")
+    for item in fields(Terms):
+        if item.name in given and isinstance(item.default, StrEnum):
+            given[item.name] = type(item.default)(given[item.name])
+    if given.get("quota_samples") is not None and given["mode"] is not Mode.QUOTA:
+        raise UsageError("--quota needs --mode quota")
     return Terms(**given)
 
 

@@ -124,6 +124,8 @@ _SHOWN: Final = (
     "efficiency",
     "excess",
     "padding_ratio",
+    "length_autocorrelation",
+    "displacement_samples",
     "idle_steps",
     "oversize_groups",
     "largest_batch_tokens",

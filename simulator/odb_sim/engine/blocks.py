@@ -13,11 +13,13 @@ from itertools import chain
 import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.loading import BlockReader, DrawReader
+from odb_sim.engine.moves import sum_moves
 from odb_sim.engine.twins import (
     HUGE,
     Booleans,
@@ -25,6 +27,7 @@ from odb_sim.engine.twins import (
     Windows,
     accumulate_rows,
     align_windows,
+    arrange_runs,
     compute_block_offer,
     compute_group_bounds,
     compute_ragged,
@@ -34,6 +37,7 @@ from odb_sim.engine.twins import (
     decode_positions,
     encode_samples,
     find_due,
+    line_up_windows,
     pack_windows,
     sort_windows,
 )
@@ -83,10 +87,12 @@ class Block:
 
     __slots__ = (
         "_asked",
+        "_asked_before",
         "_bounds",
         "_config",
         "_costs",
         "_due",
+        "_emitted",
         "_ends",
         "_first",
         "_held",
@@ -98,10 +104,12 @@ class Block:
         "_marks",
         "_reader",
         "_runs",
+        "_runs_read",
         "_seen",
         "_trainer_factors",
         "_windows",
         "_workload",
+        "moved_places",
         "rank_tokens",
         "wants",
     )
@@ -153,6 +161,11 @@ class Block:
         """For how many samples more each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
         """Real tokens that each rank has trained on."""
+        self._asked_before = self._known - offsets
+        self._runs_read = [(offsets, np.zeros_like(offsets))]
+        """Where the last runs begin that each rank has read, and the position of the first of each."""
+        self._emitted = self._asked_before - self._held_counts
+        self.moved_places = 0
 
     def ask(self) -> None:
         """Each rank asks its own shard for as many samples as it wants."""
@@ -163,6 +176,9 @@ class Block:
     def draw(self, firsts: Integers, counts: Integers, drawn: int) -> None:
         """Each rank asks for what it draws of the common order, of which all ranks have ``drawn`` so many by now."""
         self._first, self._asked = firsts, counts
+        # What is older than this is emitted (AGE), but for a rank that draws nothing: its run is the next one's.
+        self._runs_read = [*self._runs_read, (firsts, self._asked_before)][-self._config.max_age_rounds - 3 :]
+        self._asked_before = self._asked_before + counts
         self._known = np.full_like(self._known, drawn)
         self._is_ended = np.full_like(self._is_ended, drawn == self._config.shared_samples)
 
@@ -178,7 +194,10 @@ class Block:
         windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, places), counts))
         self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
         budget_tokens, limits = self._config.budget_tokens, self._config.limits
-        if self._is_packed:
+        if self._config.order is StepOrder.SAMPLER:
+            layout = self._config.layout
+            self._windows, self._bounds = line_up_windows(self._windows, layout, min(budget_tokens, HUGE), limits)
+        elif self._is_packed:
             self._windows, self._bounds = pack_windows(self._windows, budget_tokens, limits)
         else:
             self._bounds = compute_group_bounds(self._windows, budget_tokens, limits)
@@ -213,7 +232,12 @@ class Block:
 
     def align(self, round_: int, target: int) -> Integers:
         """Forms ``target`` steps on each rank, and says how many samples all its ranks have in each."""
-        self._runs = align_windows(self._windows, self._bounds, target, self._due, self._config.layout)
+        config = self._config
+        self._runs = align_windows(
+            self._windows, self._bounds, target, self._due, layout=config.layout, step_order=config.order
+        )
+        if config.order is StepOrder.SHUFFLED:
+            self._runs = arrange_runs(self._runs, config.order_seed, round_)
         self._marks = [*self._marks, self._known][-self._config.max_age_rounds :]
         sizes = self._runs.sizes
         carried = self._windows.counts - sizes.sum(axis=1)
@@ -258,6 +282,14 @@ class Block:
             collate_s=float((collate_s * self._loader_factors).max()),
         )
 
+    def _find_positions(self, ids: Integers, counts: Integers) -> Integers:
+        """Returns the positions of samples, each in its rank's own input: so many of each rank, rank by rank."""
+        positions = np.zeros_like(ids)
+        for firsts, numbers in self._runs_read:
+            first = np.repeat(firsts, counts)
+            positions = np.where(ids >= first, ids - first + np.repeat(numbers, counts), positions)
+        return positions
+
     def _keep_others(self, runs: Runs, sizes: Integers) -> None:
         """Notes what the steps emit; what they do not is held on, in any order: a window is sorted before it is grouped."""
         samples = self._windows.samples.reshape(-1)
@@ -266,8 +298,12 @@ class Block:
         places = compute_ragged(begins.reshape(-1), sizes.reshape(-1))
         is_held = (np.arange(width) < self._windows.counts[:, None]).reshape(-1)
         is_held[places] = False
+        emitted = sizes.sum(axis=1)
         ids = decode_positions(samples[places])
-        self._held, self._held_counts = samples[is_held], self._windows.counts - sizes.sum(axis=1)
+        before = self._emitted[:, None] + accumulate_rows(sizes)[:, :-1]
+        self.moved_places += sum_moves(before.reshape(-1), sizes.reshape(-1), self._find_positions(ids, emitted))
+        self._emitted = self._emitted + emitted
+        self._held, self._held_counts = samples[is_held], self._windows.counts - emitted
         if len(self._held) != self._held_counts.sum() or self._seen[ids].any():
             raise InvariantError("ONCE", "a sample is emitted twice")
         self._seen[ids] = True

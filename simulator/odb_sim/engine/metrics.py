@@ -16,6 +16,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.types import Group
+from odb_sim.engine.moves import compute_autocorrelation, sum_moves
 from odb_sim.inputs.lengths import Integers
 
 SHORT: Final = "short"
@@ -54,6 +55,7 @@ class Settings:
     mode: str
     shards: str
     layout: str
+    order: str
     ranks: int
     window: int
     depth: int
@@ -82,6 +84,8 @@ class Summary(Settings):
     critical_tokens: int
     efficiency: float
     excess: float
+    length_autocorrelation: float
+    displacement_samples: float
     compute_share: float
     data_wait_share: float
     trainer_wait_share: float
@@ -105,7 +109,7 @@ class Summary(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What some ranks train on in one step, as an integer for each, all 0 where it is idle; and the ``ids`` of the samples."""
+    """What some ranks train on in one step, an integer for each, all 0 where it is idle; and the samples' ids and positions."""
 
     samples: Integers
     real: Integers
@@ -114,6 +118,7 @@ class Batches:
     pairs: Integers
     """Squared lengths of the samples, summed."""
     ids: Integers
+    positions: Integers
 
 
 def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Batches:
@@ -122,6 +127,7 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
     samples = list(chain.from_iterable(groups))
     lengths = np.array([sample.length for sample in samples], dtype=np.int64)
     ids = np.array([sample.id for sample in samples], dtype=np.int64)
+    positions = np.array([sample.position for sample in samples], dtype=np.int64)
     real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
     filled = np.flatnonzero(counts)
     if len(filled):
@@ -131,16 +137,29 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
         # The longest is looked for, not assumed first: a wrong grouping must show here.
         longest[filled] = np.maximum.reduceat(lengths, begins)
     padded = real if layout is Layout.PACKED else counts * longest
-    return Batches(counts, real, padded, longest, pairs, ids)
+    return Batches(counts, real, padded, longest, pairs, ids, positions)
 
 
 class Recorder:
     """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
 
-    __slots__ = ("_budget_tokens", "_rank_tokens", "_seen", "exchange_s", "rounds", "rows", "samples_emitted")
+    __slots__ = (
+        "_budget_tokens",
+        "_emitted",
+        "_rank_tokens",
+        "_seen",
+        "exchange_s",
+        "moved_places",
+        "rounds",
+        "rows",
+        "samples_emitted",
+    )
 
-    def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int) -> None:
+    def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int, emitted: Sequence[int] = ()) -> None:
         self._budget_tokens = budget_tokens
+        self._emitted: Integers = np.array(emitted or [0] * ranks)
+        """Samples that each rank has emitted, those before a resumed epoch included."""
+        self.moved_places = 0
         self._rank_tokens: Integers = np.zeros(ranks, dtype=np.int64)
         self._seen = np.zeros(samples_total, dtype=np.bool_)
         self.rows: list[StepRow] = []
@@ -168,6 +187,8 @@ class Recorder:
         samples = len(batches.ids)
         self._rank_tokens[ranks] += batches.real
         self._seen[batches.ids] = True
+        self.moved_places += sum_moves(self._emitted[ranks], batches.samples, batches.positions)
+        self._emitted[ranks] += batches.samples
         self.samples_emitted += samples
         self.rows.append(
             StepRow(
@@ -199,6 +220,7 @@ class Recorder:
             self.rows,
             rank_tokens=self._rank_tokens,
             samples_unique=int(self._seen.sum()),
+            moved_places=self.moved_places,
             rounds=self.rounds,
             exchange_s=self.exchange_s,
         )
@@ -216,6 +238,8 @@ class Totals:
     rounds: int
     samples_emitted: int
     samples_unique: int
+    moved_places: int
+    length_autocorrelation: float
     real_tokens: int
     padded_tokens: int
     critical_tokens: int
@@ -237,6 +261,7 @@ def compute_totals(
     *,
     rank_tokens: Integers,
     samples_unique: int,
+    moved_places: int,
     rounds: int,
     exchange_s: float,
 ) -> Totals:
@@ -247,6 +272,8 @@ def compute_totals(
         rounds=rounds,
         samples_emitted=sum(row.samples for row in rows),
         samples_unique=samples_unique,
+        moved_places=moved_places,
+        length_autocorrelation=compute_autocorrelation([row.real_tokens / row.samples for row in rows if row.samples]),
         real_tokens=sum(row.real_tokens for row in rows),
         padded_tokens=sum(row.padded_tokens for row in rows),
         critical_tokens=sum(row.critical_tokens for row in rows),
@@ -302,6 +329,8 @@ def compute_summary(
         critical_tokens=totals.critical_tokens,
         efficiency=_ratio(totals.real_tokens, totals.ranks * totals.critical_tokens),
         excess=_ratio(totals.critical_tokens - totals.largest_rank_tokens, totals.largest_rank_tokens),
+        length_autocorrelation=totals.length_autocorrelation,
+        displacement_samples=_ratio(totals.moved_places, totals.samples_emitted),
         compute_share=_ratio(totals.compute_s, rank_seconds),
         data_wait_share=_ratio(totals.data_wait_s, rank_seconds),
         trainer_wait_share=_ratio(totals.sync_wait_s, rank_seconds),

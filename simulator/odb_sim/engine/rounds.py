@@ -162,6 +162,7 @@ def simulate_rounds(
         rows,
         rank_tokens=np.concatenate([block.rank_tokens for block in blocks]),
         samples_unique=int(ids.sum()),
+        moved_places=sum(block.moved_places for block in blocks),
         rounds=len(rounds),
         exchange_s=exchange_s,
     )

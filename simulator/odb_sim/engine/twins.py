@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.offer import NONE, Offer
 from odb_sim.inputs.lengths import Integers
@@ -59,9 +60,10 @@ def compute_ragged(begins: Integers, counts: Integers) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of some ranks, each row sorted; of row r the first ``counts[r]`` places hold samples.
+    """Windows of some ranks; of row r the first ``counts[r]`` places hold samples.
 
     ``sums`` holds, before each place of a row, the lengths so far; ``used`` likewise what is used of each further resource.
+    Where rows are not ``is_sorted``, they stand by position.
     """
 
     samples: Integers
@@ -69,6 +71,7 @@ class Windows:
     lengths: Integers
     sums: Integers
     used: tuple[Integers, ...] = ()
+    is_sorted: bool = True
 
     @property
     def tokens(self) -> Integers:
@@ -185,6 +188,43 @@ def _pack_row(
     return groups
 
 
+def line_up_windows(
+    windows: Windows, layout: Layout, budget_tokens: int, limits: tuple[int, ...] = ()
+) -> tuple[Windows, Integers]:
+    """Returns the windows by position, and where groups of neighbours begin and end.
+
+    Twin of `odb_ref.core.batching.grouping.compute_runs`; the bounds are as `compute_group_bounds` has them.
+    """
+    ranks, width = windows.samples.shape
+    is_held = np.arange(width) < windows.counts[:, None]
+    order = np.argsort(np.where(is_held, windows.positions, HUGE), axis=1)
+    samples = np.take_along_axis(windows.samples, order, axis=1)
+    lengths = samples >> _POSITION_BITS
+    uses = [np.take_along_axis(np.diff(used, axis=1), order, axis=1) for used in windows.used]
+    used = tuple(map(accumulate_rows, uses))
+    lined = Windows(samples, windows.counts, lengths, accumulate_rows(lengths), used, is_sorted=False)
+    begins_group = np.zeros((ranks, width), dtype=np.bool_)
+    begins = np.zeros(ranks, dtype=np.int64)
+    longest = np.zeros(ranks, dtype=np.int64)
+    for place in range(width):
+        longest = np.maximum(longest, lengths[:, place])
+        tokens = (place + 1 - begins) * longest
+        if layout is Layout.PACKED:
+            tokens = lined.sums[:, place + 1] - np.take_along_axis(lined.sums, begins[:, None], axis=1)[:, 0]
+        is_over = tokens > budget_tokens
+        for amounts, limit in zip(used, limits, strict=True):
+            is_over |= amounts[:, place + 1] - np.take_along_axis(amounts, begins[:, None], axis=1)[:, 0] > limit
+        is_over |= place == 0
+        begins_group[:, place] = is_over & is_held[:, place]
+        begins = np.where(is_over, place, begins)
+        longest = np.where(is_over, lengths[:, place], longest)
+    counts = begins_group.sum(axis=1)
+    bounds = np.repeat(windows.counts[:, None], int(counts.max(initial=0)) + 1, axis=1)
+    rows, places = np.nonzero(begins_group)
+    bounds[rows, compute_ragged(np.zeros_like(counts), counts)] = places
+    return lined, bounds
+
+
 def count_groups(bounds: Integers) -> Integers:
     """Returns how many groups each row has."""
     counts: Integers = (bounds[:, 1:] > bounds[:, :-1]).sum(axis=1)
@@ -264,12 +304,23 @@ class Runs:
 
     def compute_longest(self, windows: Windows) -> Integers:
         """Returns the longest sample of each step, 0 where it is idle."""
-        last = np.take_along_axis(windows.lengths, np.maximum(0, self.ends - 1), axis=1)
-        return np.where(self.ends > self.begins, last, 0)
+        if windows.is_sorted:
+            longest = np.take_along_axis(windows.lengths, np.maximum(0, self.ends - 1), axis=1)
+        else:
+            firsts = np.arange(len(self.begins))[:, None] * windows.lengths.shape[1]
+            ends = np.stack([self.begins + firsts, self.ends + firsts], axis=2).reshape(-1)
+            longest = np.maximum.reduceat(np.append(windows.lengths, 0), ends)[::2].reshape(self.begins.shape)
+        return np.where(self.ends > self.begins, longest, 0)
 
 
 def align_windows(
-    windows: Windows, bounds: Integers, target: int, due: Booleans, layout: Layout = Layout.PADDED
+    windows: Windows,
+    bounds: Integers,
+    target: int,
+    due: Booleans,
+    *,
+    layout: Layout = Layout.PADDED,
+    step_order: StepOrder = StepOrder.FULLEST,
 ) -> Runs:
     """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
 
@@ -277,57 +328,83 @@ def align_windows(
     """
     groups = Runs(bounds[:, :-1], bounds[:, 1:])
     count = count_groups(bounds)
-    tokens = groups.compute_tokens(windows, layout)
+    is_by_position = step_order is StepOrder.SAMPLER
+    # What leaves first has the least rank; where there is no group, the greatest.
+    ranks = groups.begins if is_by_position else -groups.compute_tokens(windows, layout)
+    ranks = np.where(groups.sizes > 0, ranks, HUGE)
     # A sort of many columns at once keeps the order of what is equal, as the core's sorts do.
-    chosen = np.lexsort((-tokens, ~due), axis=-1)[:, :target]
-    chosen_tokens = np.take_along_axis(tokens, chosen, axis=1)
-    order = np.argsort(-chosen_tokens, axis=1, kind="stable")
-    chosen_tokens = np.take_along_axis(chosen_tokens, order, axis=1)
+    chosen = np.lexsort((ranks, ~due), axis=-1)[:, :target]
+    chosen_ranks = np.take_along_axis(ranks, chosen, axis=1)
+    order = np.argsort(chosen_ranks, axis=1, kind="stable")
+    chosen_ranks = np.take_along_axis(chosen_ranks, order, axis=1)
     chosen = np.take_along_axis(chosen, order, axis=1)
     shape = (len(bounds), target)
     runs = Runs(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
     runs.begins[:, : chosen.shape[1]] = np.take_along_axis(groups.begins, chosen, axis=1)
     runs.ends[:, : chosen.shape[1]] = np.take_along_axis(groups.ends, chosen, axis=1)
     # Where nothing is carried, groups stand in the order of a heap: it shows where groups are split, or equally full.
-    is_tied = ((chosen_tokens[:, 1:] == chosen_tokens[:, :-1]) & (chosen_tokens[:, 1:] > 0)).any(axis=1)
+    is_tied = ((chosen_ranks[:, 1:] == chosen_ranks[:, :-1]) & (chosen_ranks[:, 1:] < HUGE)).any(axis=1)
     is_split = (count < target) & (count < windows.counts)
     for row in np.flatnonzero((count <= target) & (is_tied | is_split)).tolist():
-        split = split_runs(bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target, layout)
+        split = split_runs(
+            bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target, layout, step_order
+        )
         runs.begins[row, : len(split)] = [begin for begin, _ in split]
         runs.ends[row, : len(split)] = [end for _, end in split]
     return runs
 
 
-def split_runs(
-    bounds: list[int], lengths: list[int], target: int, layout: Layout = Layout.PADDED
-) -> list[tuple[int, int]]:
-    """Returns the groups of a window, split until there are ``target`` or only singles, fullest first. Spec: R4.2.
+def arrange_runs(runs: Runs, seed: int, round_: int) -> Runs:
+    """Returns the steps in the order in which they leave when they are shuffled.
 
-    A group lies in the window the other way round: its first half is the end of its run.
+    Twin of `odb_ref.core.batching.order.StepOrder.arrange`.
+    """
+    order = np.array(permute(runs.begins.shape[1], seed, round_))
+    begins, ends = runs.begins[:, order], runs.ends[:, order]
+    is_idle = begins == ends
+    if is_idle.any():
+        last = np.argsort(is_idle, axis=1, kind="stable")
+        begins, ends = np.take_along_axis(begins, last, axis=1), np.take_along_axis(ends, last, axis=1)
+    return Runs(begins, ends)
+
+
+def split_runs(
+    bounds: list[int],
+    lengths: list[int],
+    target: int,
+    layout: Layout = Layout.PADDED,
+    step_order: StepOrder = StepOrder.FULLEST,
+) -> list[tuple[int, int]]:
+    """Returns the groups of a window, split until there are ``target`` or only singles, lined up. Spec: R4.2.
+
+    But in sampler order a group lies in the window the other way round: its first half is the end of its run.
     """
 
-    is_packed = layout is Layout.PACKED
+    is_packed, is_by_position = layout is Layout.PACKED, step_order is StepOrder.SAMPLER
 
     def compute_tokens(begin: int, end: int) -> int:
-        return sum(lengths[begin:end]) if is_packed else (end - begin) * lengths[end - 1]
+        return sum(lengths[begin:end]) if is_packed else (end - begin) * max(lengths[begin:end])
 
     def compute_key(begin: int, end: int) -> int:
         return -compute_tokens(begin, end) if end - begin > 1 else 0
 
-    def find_middle(begin: int, end: int) -> int:
+    def count_first(begin: int, end: int) -> int:
         if not is_packed:
-            return end - (end - begin + 1) // 2
+            return (end - begin + 1) // 2
         half = compute_tokens(begin, end) - compute_tokens(begin, end) // 2
-        return end - next(size for size, held in enumerate(accumulate(lengths[begin:end][::-1]), 1) if held >= half)
+        held = accumulate(lengths[begin : end - 1] if is_by_position else lengths[begin + 1 : end][::-1])
+        return min(end - begin - 1, 1 + sum(tokens < half for tokens in held))
 
     heap = [(compute_key(begin, end), order, begin, end) for order, (begin, end) in enumerate(pairwise(bounds))]
     heapq.heapify(heap)
     order = len(heap)
     while heap and len(heap) < target and heap[0][0]:
         _, _, begin, end = heapq.heappop(heap)
-        middle = find_middle(begin, end)
-        heapq.heappush(heap, (compute_key(middle, end), order, middle, end))
-        heapq.heappush(heap, (compute_key(begin, middle), order + 1, begin, middle))
+        size = count_first(begin, end)
+        middle = begin + size if is_by_position else end - size
+        first, rest = ((begin, middle), (middle, end)) if is_by_position else ((middle, end), (begin, middle))
+        heapq.heappush(heap, (compute_key(*first), order, *first))
+        heapq.heappush(heap, (compute_key(*rest), order + 1, *rest))
         order += 2
     runs = [(begin, end) for _, _, begin, end in heap]
-    return sorted(runs, key=lambda run: compute_tokens(*run), reverse=True)
+    return sorted(runs) if is_by_position else sorted(runs, key=lambda run: compute_tokens(*run), reverse=True)

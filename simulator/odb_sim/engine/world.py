@@ -70,6 +70,7 @@ class World:
             ranks=workload.ranks,
             samples_total=workload.samples_total,
             budget_tokens=config.budget_tokens,
+            emitted=[start.read_samples - len(start.carried) for start in starts],
         )
         self.stage = Stage(
             workload,

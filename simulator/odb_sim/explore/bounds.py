@@ -43,16 +43,16 @@ class Bounds(Terms):
     failures: int = 0
     stops: int = 0
     losses: int = 0
-    lost_loaders: int = field(default=0, metadata={"is_optional": True})
+    lost_loaders: int = field(default=0, metadata={"absent": 0})
     is_single_reads: bool = False
     is_eager_end: bool = False
     is_urged_freely: bool = False
     is_left_inside: bool = False
-    is_inline: bool = field(default=False, metadata={"is_optional": True})
-    window_bytes: int = field(default=0, metadata={"is_optional": True})
+    is_inline: bool = field(default=False, metadata={"absent": False})
+    window_bytes: int = field(default=0, metadata={"absent": 0})
     is_uneven_depth: bool = False
     odd_rank: int | None = None
-    is_shared: bool = field(default=False, metadata={"is_optional": True})
+    is_shared: bool = field(default=False, metadata={"absent": False})
 
     def __post_init__(self) -> None:
         if not self.lengths:

@@ -9,11 +9,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations
+from itertools import combinations, groupby
 from operator import gt
 from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.offer import NONE
@@ -106,6 +107,7 @@ class RankChecks:
             self._check_step(config, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
         self._check_age(config, rank, steps)
         self._check_fewest(config, rank)
+        self._check_order(config, rank, steps)
 
     def _check_handed_out(self, config: Config, rank: Rank) -> None:
         for number, step in enumerate((*rank.taken, *rank.queue)):
@@ -132,6 +134,8 @@ class RankChecks:
 
     def _check_fewest(self, config: Config, rank: Rank) -> None:
         groups = rank.state.groups
+        if config.order == StepOrder.SAMPLER:
+            return
         if config.layout == Layout.PACKED:
             for pair in combinations(groups, 2):
                 both = pair[0] + pair[1]
@@ -145,6 +149,26 @@ class RankChecks:
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, config.budget_tokens):
             raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
+
+    def _check_order(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+        if config.order == StepOrder.SAMPLER:
+            emitted = [position for step in steps for position in sorted(sample.position for sample in step.group)]
+            if emitted != list(range(len(emitted))):
+                raise Violation("ORDER", f"rank {config.rank}: the steps hold positions {emitted}")
+        elif config.quota_samples is None:  # a quota may cut a round, and then not all of it is seen
+            for round_, grouped in groupby(steps, key=lambda step: step.round):
+                self._check_fullness(config, round_, list(grouped))
+
+    def _check_fullness(self, config: Config, round_: int, steps: Sequence[Step]) -> None:
+        """Checks that the steps of a round, taken back into the order fullest, are that."""
+        tokens = [_compute_tokens(config, [sample.length for sample in step.group]) for step in steps]
+        filled = len(tokens) - tokens.count(0)
+        places = permute(len(steps), config.order_seed, round_) if config.order == StepOrder.SHUFFLED else range(filled)
+        lined = sorted(zip([place for place in places if place < filled], tokens, strict=False))
+        fullness = [count for _, count in lined]
+        if not all(tokens[:filled]) or fullness != sorted(fullness, reverse=True):
+            detail = f"{tokens} tokens a step, {fullness} in the order of places"
+            raise Violation("ORDER", f"rank {config.rank} round {round_}: {detail}")
 
     def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
         for step in steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds, compute_lengths
@@ -38,6 +39,18 @@ SMALL: Final[dict[str, Bounds]] = {
     ),
     "packed": Bounds(
         lengths=compute_lengths((6, 3), _MIXED), layout=Layout.PACKED, window_samples=4, failures=1, stops=1
+    ),
+    "shuffled": Bounds(lengths=((5, 4, 3, 2) * 2, (5, 4, 3)), budget_tokens=5, window_samples=4),
+    "sampler order": Bounds(
+        lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4, failures=1, stops=1
+    ),
+    "packed, sampler order": Bounds(
+        lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)),
+        layout=Layout.PACKED,
+        order=StepOrder.SAMPLER,
+        window_samples=4,
+        max_age_rounds=1,
+        rule=PaperRule(),
     ),
     "packed, several resources": Bounds(
         lengths=compute_lengths((5, 3), _MIXED),

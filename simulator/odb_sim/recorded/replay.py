@@ -142,6 +142,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         depth_steps=config.depth_steps,
         costs=costs or Costs(),
         sharding=Sharding.EVEN if config.shared_samples is None else Sharding.SHARED,
+        order_seed=config.order_seed,
         starts=recorded.starts,
         full_reads=recorded.full_reads,
     )

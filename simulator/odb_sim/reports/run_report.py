@@ -44,6 +44,8 @@ _KEY_FIGURES: Final = (
     "padding_ratio",
     "efficiency",
     "excess",
+    "length_autocorrelation",
+    "displacement_samples",
     "compute_share",
     "data_wait_share",
     "trainer_wait_share",

@@ -69,6 +69,8 @@ class Run(Terms):
     depth_steps: int = DEPTH_STEPS
     sharding: Sharding = Sharding.EVEN
     seed: int = 0
+    order_seed: int | None = None
+    """How steps are shuffled, in a job that is replayed; None: as ``seed`` says."""
     costs: Costs = field(default_factory=Costs)
     conditions: Conditions = STEADY
     rule: TargetRule | None = None
@@ -132,6 +134,7 @@ class Run(Terms):
             window_samples=self.window_samples,
             depth_steps=self.depth_steps,
             rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
+            order_seed=self.seed if self.order_seed is None else self.order_seed,
             tag=f"seed={self.seed}",
         )
         shared_samples = self.workload.samples_total if self.sharding is Sharding.SHARED else None
@@ -140,6 +143,9 @@ class Run(Terms):
 
 PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
 """The layouts of baselines that do not pad."""
+
+PLANNED_ORDER: Final = "planned"
+"""The order of a baseline's steps is its own."""
 
 JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
@@ -233,6 +239,7 @@ def run(
         mode=str(what.mode),
         shards=str(what.sharding if what.is_protocol else what.sharding.of_baselines),
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
+        order=str(what.order) if what.is_protocol else PLANNED_ORDER,
         ranks=what.workload.ranks,
         window=what.window_samples,
         depth=what.depth_steps,

@@ -1,0 +1,58 @@
+"""What the bridges of loops and of modules have in common: they take out what belongs to a batch, count, and weigh losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from odb_ref.compat.config import LossScalingMode
+from odb_ref.compat.dataloader import ODBHandle
+from odb_ref.compat.step_info import ODBStepInfo, pop_step_info
+from odb_ref.torch import UsageError
+
+
+@dataclass(slots=True)
+class BridgeState:
+    """How far training has come."""
+
+    emitted_samples: int = 0
+    optimizer_steps: int = 0
+    last_step_info: ODBStepInfo | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Bridge:
+    """What a training step asks: `consume_batch` before the model sees a batch, `scale_loss` before its backward pass."""
+
+    handle: ODBHandle
+    sample_budget: int | None = None
+    loss_scaling: LossScalingMode = None
+    state: BridgeState = field(default_factory=BridgeState)
+
+    def consume_batch(self, batch: object) -> ODBStepInfo:
+        """Returns what belongs to a batch, takes it out of it, and counts its samples."""
+        mode = self.handle.config.loss_scaling if self.loss_scaling is None else self.loss_scaling
+        info = pop_step_info(batch, loss_scaling=mode)
+        self.state.emitted_samples += info.all_samples_this_step
+        self.state.last_step_info = info
+        return info
+
+    def scale_loss(self, loss: Tensor, info: ODBStepInfo | None = None) -> Tensor:
+        """Returns the loss, weighed: by ``info``, or by what `consume_batch` has returned last.
+
+        Raises: UsageError when no batch was consumed.
+        """
+        known = self.state.last_step_info if info is None else info
+        if known is None:
+            raise UsageError("scale_loss: call consume_batch(batch) before the model sees it")
+        return known.scale(loss)
+
+    def mark_optimizer_step(self) -> None:
+        """Counts an update."""
+        self.state.optimizer_steps += 1
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the sample budget is met, on all ranks at the same step."""
+        return self.sample_budget is not None and self.state.emitted_samples >= self.sample_budget

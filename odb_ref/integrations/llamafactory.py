@@ -1,0 +1,114 @@
+"""LLaMA-Factory: its own configuration files, with an `ODBDataLoader` under its trainers.
+
+::
+
+    torchrun --nproc-per-node 8 -m odb_ref.integrations.llamafactory train.yaml odb_token_budget=16384
+
+in place of ``llamafactory-cli train train.yaml``, for the stages ``pt``, ``sft`` and ``dpo``. Settings that begin with ``odb_``
+are taken out of the file or the command line: ``odb_token_budget``, ``odb_updates_per_epoch``, ``odb_max_samples``, and by the
+same pattern any argument of `ODBDataLoader` (``odb_window``, ``odb_max_patches``, ``odb_layout`` ...). The rest is
+LLaMA-Factory's:
+
+===============================  =======================================================================================
+``per_device_train_batch_size``  times ``cutoff_len`` (twice that for pairs): the token budget, if none is given
+``packing``, ``neat_packing``    refused: rows would be filled before training; stage ``pt`` packs unless ``packing: false``
+``disable_shuffling``            the order of the data set
+``streaming``                    each rank reads what LLaMA-Factory gives it
+===============================  =======================================================================================
+
+What its collators pad rows to (a multiple of 8) is counted. Pairs are units.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Final
+
+from transformers import Trainer, TrainerCallback
+
+from odb_ref.integrations.hf import ODBTrainer, enable
+from odb_ref.integrations.hf_steps import ODBOptions
+from odb_ref.torch import UsageError
+
+_PREFIX: Final = "odb_"
+_OF_TRAINER: Final = ("token_budget", "updates_per_epoch", "max_samples", "follows_samples", "evaluation")
+_TRAINERS: Final = {"pt": "CustomTrainer", "sft": "CustomSeq2SeqTrainer", "dpo": "CustomDPOTrainer"}
+"""The class that each stage's ``workflow`` module makes a trainer of."""
+_CUTOFF: Final = 2048
+"""LLaMA-Factory's own ``cutoff_len``."""
+
+
+def run_exp(args: Mapping[str, object] | None = None, callbacks: list[TrainerCallback] | None = None) -> None:
+    """Trains as ``llamafactory.train.tuner.run_exp`` does, on batches formed online; without ``args`` those of the command
+    line.
+
+    Raises: UsageError when the settings do not fit together, and as LLaMA-Factory.
+    """
+    tuner = importlib.import_module("llamafactory.train.tuner")
+    found: object = importlib.import_module("llamafactory.hparams").read_args(None if args is None else dict(args))
+    if not isinstance(found, MutableMapping):
+        raise UsageError("say the settings in a file: python -m odb_ref.integrations.llamafactory train.yaml")
+    own = {key: found.pop(key) for key in [*found] if key.startswith(_PREFIX)}
+    stage = str(found.get("stage", "sft"))
+    settings = make_settings(stage, found, {key.removeprefix(_PREFIX): value for key, value in own.items()})
+    with _replacing(stage, settings):
+        tuner.run_exp(found, callbacks)
+
+
+def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """Returns what `configure_trainer` is told, for LLaMA-Factory's settings and those of this library.
+
+    Raises: UsageError when the stage is not known here, or packs beforehand.
+    """
+    if stage not in _TRAINERS:
+        raise UsageError(f"stage {stage!r} is not run here: {', '.join(_TRAINERS)} are")
+    if args.get("neat_packing") or args.get("packing", stage == "pt"):
+        raise UsageError(
+            "packing fills rows before training: say packing: false, and batches are filled here, of whole samples"
+        )
+    settings = dict(own)
+    if "token_budget" not in settings:
+        rows, length = args.get("per_device_train_batch_size", 8), args.get("cutoff_len", _CUTOFF)
+        settings["token_budget"] = int(str(rows)) * int(str(length)) * (2 if stage == "dpo" else 1)
+    return settings
+
+
+def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
+    """Returns a trainer of LLaMA-Factory, an `ODBTrainer` from now on.
+
+    ``token_budget`` and the other arguments of `ODBOptions` are taken as such, the rest as arguments of `ODBDataLoader`.
+
+    Raises: UsageError as these.
+    """
+    options = {name: settings.pop(name) for name in _OF_TRAINER if name in settings}
+    loader: dict[str, object] = {}
+    if getattr(getattr(trainer, "finetuning_args", None), "disable_shuffling", False):
+        loader["shuffle"] = False
+    return enable(trainer, ODBOptions(loader=loader | settings, **options))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _replacing(stage: str, settings: Mapping[str, object]) -> Iterator[None]:
+    """Has the workflow of a stage make trainers that are configured; some import the class only when they run."""
+    name = _TRAINERS[stage]
+    trainer = importlib.import_module(f"llamafactory.train.{stage}.trainer")
+    workflow = importlib.import_module(f"llamafactory.train.{stage}.workflow")
+    kind: type[Trainer] = getattr(trainer, name)
+
+    def make(*args: object, **kwargs: object) -> ODBTrainer:
+        return configure_trainer(kind(*args, **kwargs), **settings)
+
+    modules = [module for module in (trainer, workflow) if hasattr(module, name)]
+    for module in modules:
+        setattr(module, name, make)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, name, kind)
+
+
+if __name__ == "__main__":
+    run_exp()

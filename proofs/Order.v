@@ -1,0 +1,123 @@
+(** The order of a round's steps, odb_ref/core/batching/order.py: shuffled, by a permutation that all ranks compute alike.
+    Spec: R4.8, R4.9.
+
+    [before k i j] says whether, in round [k], place [i] comes before place [j]. Shipped is the comparison of their hashes; what is
+    proved holds for any comparison. Fullest first is that of the numbers themselves. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment.
+Import ListNotations.
+
+Definition permutation (before : nat -> nat -> nat -> bool) (k t : nat) : list nat := sort_by (before k) (seq 0 t).
+
+Definition is_filled (g : group) : bool := match g with [] => false | _ => true end.
+
+(** The steps at the places that [p] lists, idle ones last. *)
+Definition arrange (p : list nat) (steps : list group) : list group :=
+  let filled := filter is_filled (map (fun i => nth i steps []) p) in
+  filled ++ repeat [] (length steps - length filled).
+
+Definition shuffle (before : nat -> nat -> nat -> bool) (k : nat) (gs : list group) (t due : nat) : list group * list sample :=
+  let (steps, carried) := align gs t due in (arrange (permutation before k t) steps, carried).
+
+Lemma shuffle_fst : forall before k gs t d, fst (shuffle before k gs t d) = arrange (permutation before k t) (fst (align gs t d)).
+Proof. intros. unfold shuffle. destruct (align gs t d). reflexivity. Qed.
+
+Lemma shuffle_snd : forall before k gs t d, snd (shuffle before k gs t d) = snd (align gs t d).
+Proof. intros. unfold shuffle. destruct (align gs t d). reflexivity. Qed.
+
+Theorem a_permutation_has_each_place_once : forall before k t, Permutation (permutation before k t) (seq 0 t).
+Proof. intros. apply sort_by_perm. Qed.
+
+Lemma places_of_all : forall steps : list group, map (fun i => nth i steps []) (seq 0 (length steps)) = steps.
+Proof.
+  induction steps as [|g steps IH]; simpl; [reflexivity|]. f_equal. rewrite <- seq_shift, map_map. exact IH.
+Qed.
+
+Lemma places_perm : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Permutation (map (fun i => nth i steps []) p) steps.
+Proof. intros p steps P. rewrite (Permutation_map _ P), places_of_all. reflexivity. Qed.
+
+Lemma concat_filled : forall l : list group, concat (filter is_filled l) = concat l.
+Proof. induction l as [|[|x g] l IH]; simpl; [reflexivity|exact IH|]. rewrite IH. reflexivity. Qed.
+
+Lemma length_filled : forall l : list group, length (filter is_filled l) <= length l.
+Proof. induction l as [|g l IH]; simpl; [lia|]. destruct (is_filled g); simpl; lia. Qed.
+
+Lemma all_filled : forall l : list group, Forall (fun g => g <> []) l -> filter is_filled l = l.
+Proof. induction 1 as [|[|x g] l E F IH]; simpl; [reflexivity|easy|]. rewrite IH. reflexivity. Qed.
+
+Lemma arrange_length : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> length (arrange p steps) = length steps.
+Proof.
+  intros p steps P. unfold arrange. rewrite app_length, repeat_length.
+  pose proof (length_filled (map (fun i => nth i steps []) p)) as L. rewrite (Permutation_length (places_perm p steps P)) in L. lia.
+Qed.
+
+Lemma arrange_perm : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Permutation (concat (arrange p steps)) (concat steps).
+Proof.
+  intros p steps P. unfold arrange. rewrite concat_app, concat_repeat_nil, app_nil_r, concat_filled. apply concat_perm, places_perm, P.
+Qed.
+
+Lemma arrange_keeps : forall (Q : group -> Prop) p (steps : list group), Permutation p (seq 0 (length steps)) -> Q [] ->
+  Forall Q steps -> Forall Q (arrange p steps).
+Proof.
+  intros Q p steps P E F. apply Forall_app. split.
+  - rewrite Forall_forall in *. intros g Hg. apply filter_In in Hg as [Hg _]. apply F.
+    eapply Permutation_in; [apply places_perm, P|exact Hg].
+  - apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
+Qed.
+
+(** Where no step is idle, the steps are those of the alignment at the places that the permutation lists. *)
+Lemma arrange_all : forall p (steps : list group), Permutation p (seq 0 (length steps)) -> Forall (fun g => g <> []) steps ->
+  arrange p steps = map (fun i => nth i steps []) p.
+Proof.
+  intros p steps P F.
+  assert (A : Forall (fun g => g <> []) (map (fun i => nth i steps []) p)).
+  { rewrite Forall_forall in *. intros g Hg. apply F. eapply Permutation_in; [apply places_perm, P|exact Hg]. }
+  unfold arrange. rewrite (all_filled _ A), (Permutation_length (places_perm p steps P)), Nat.sub_diag. apply app_nil_r.
+Qed.
+
+Lemma permutation_fits : forall before k gs t d, Permutation (permutation before k t) (seq 0 (length (fst (align gs t d)))).
+Proof.
+  intros. rewrite an_alignment_has_exactly_the_target_number_of_steps. apply a_permutation_has_each_place_once.
+Qed.
+
+(** ** What an alignment keeps, shuffled *)
+
+Theorem shuffling_keeps_the_number_of_steps : forall before k gs t d, length (fst (shuffle before k gs t d)) = t.
+Proof.
+  intros. rewrite shuffle_fst, arrange_length by apply permutation_fits. apply an_alignment_has_exactly_the_target_number_of_steps.
+Qed.
+
+Theorem shuffling_keeps_exactly_the_groups : forall before k gs t d,
+  Permutation (concat (fst (shuffle before k gs t d)) ++ snd (shuffle before k gs t d)) (concat gs).
+Proof.
+  intros. rewrite shuffle_fst, shuffle_snd, (arrange_perm _ _ (permutation_fits before k gs t d)).
+  apply an_alignment_emits_and_carries_exactly_its_groups.
+Qed.
+
+Lemma shuffling_leaves_no_step_idle : forall before k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
+  Forall (fun g => g <> []) (fst (shuffle before k gs t d)).
+Proof.
+  intros before k gs t d F L. pose proof (a_rank_idles_only_when_it_has_fewer_samples_than_steps gs t d F L) as A.
+  rewrite shuffle_fst, (arrange_all _ _ (permutation_fits before k gs t d) A).
+  rewrite Forall_forall in *. intros g Hg. apply A. eapply Permutation_in; [apply places_perm, permutation_fits|exact Hg].
+Qed.
+
+Theorem shuffling_keeps_the_budget : forall before k budget limits gs t d,
+  Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (shuffle before k gs t d)).
+Proof.
+  intros. rewrite shuffle_fst. apply arrange_keeps; [apply permutation_fits|left; simpl; lia|].
+  apply an_alignment_keeps_the_budget. assumption.
+Qed.
+
+(** ORDER: one permutation, in which no rank is named, says which of its aligned groups each rank has in which step. *)
+Theorem shuffled_steps_are_the_aligned_ones_by_one_permutation : forall before k gs t d,
+  Forall (fun g => g <> []) (fst (align gs t d)) ->
+  fst (shuffle before k gs t d) = map (fun i => nth i (fst (align gs t d)) []) (permutation before k t).
+Proof. intros. rewrite shuffle_fst. apply arrange_all; [apply permutation_fits|assumption]. Qed.
+
+Theorem shuffled_idle_steps_come_last : forall before k gs t d, exists filled n,
+  fst (shuffle before k gs t d) = filled ++ repeat [] n /\ Forall (fun g => g <> []) filled.
+Proof.
+  intros. rewrite shuffle_fst. eexists _, _. split; [reflexivity|]. apply Forall_forall. intros g Hg.
+  apply filter_In in Hg as [_ Hg]. destruct g; easy.
+Qed.

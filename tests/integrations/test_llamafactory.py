@@ -1,0 +1,53 @@
+"""LLaMA-Factory's own stages, started from its own settings, on one and two ranks.
+
+``ODB_LLAMAFACTORY_PYTHON`` names the Python of an environment with it: ``python -m venv lf && lf/bin/pip install ...``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.environments.run import run_script
+
+pytestmark = pytest.mark.torch
+
+
+def run(folder: Path, stage: str, ranks: int, **settings: Any) -> list[Any]:
+    environment = {"ODB_STAGE": stage, "ODB_SETTINGS": json.dumps(settings)}
+    script = "train_llamafactory.py"
+    return run_script("ODB_LLAMAFACTORY_PYTHON", "llamafactory", script, folder, ranks, **environment)
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "budget", "settings"),
+    [
+        ("sft", 2, 4 * 24, {"gradient_accumulation_steps": 2}),
+        ("sft", 1, 64, {"odb_token_budget": 64, "disable_shuffling": True}),
+        ("pt", 1, 4 * 24, {"packing": False}),
+        ("dpo", 1, 2 * 4 * 24, {}),
+        ("dpo", 2, 2 * 4 * 24, {"pref_loss": "orpo"}),
+    ],
+)
+def test_a_stage_trains_on_whole_samples_with_the_loss_of_one_process(
+    tmp_path: Path, stage: str, ranks: int, budget: int, settings: dict[str, Any]
+) -> None:
+    """Checks: WEIGHT, COVER, BUDGET. What its collators pad to is counted; a pair is two rows."""
+    found = run(tmp_path, stage, ranks, **settings)
+    seen = [sample for run in found for batch in run["batches"] for sample in batch]
+    assert sorted(seen) == found[0]["samples"]
+    assert len(seen) == 31
+    for rank in found:
+        assert max(rank["rows"]) <= budget
+        assert rank["error"] < 1e-4
+        assert rank["epoch"] == 1.0
+
+
+def test_what_packs_beforehand_and_what_is_not_known_is_refused(tmp_path: Path) -> None:
+    ((packing, pretraining, stage),) = run(tmp_path, "refused", 1)
+    assert packing == pretraining
+    assert "say packing: false" in packing
+    assert stage == "stage 'rm' is not run here: pt, sft, dpo are"

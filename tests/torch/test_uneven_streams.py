@@ -1,0 +1,65 @@
+"""Iterable data sets that are filtered as they are read: nobody knows how many samples a rank will have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.torch.data import collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT, RANKS = 60, 3
+KEPT = {0: 1, 1: 4, 2: 100}
+"""Of its share a rank keeps every so many samples; the last keeps one."""
+
+
+class Filtered(IterableDataset[Any]):
+    """Every third sample of a stream, of which some are kept."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number in list_kept(self.rank)[first::step]:
+            yield make_sample(number)
+
+
+def list_kept(rank: int) -> list[int]:
+    return list(range(rank, COUNT, RANKS))[:: KEPT[rank]]
+
+
+def train(rank: int, num_workers: int) -> tuple[int, list[int]]:
+    model = DistributedDataParallel(torch.nn.Embedding(32, 3))
+    numbers: list[int] = []
+    steps = 0
+    options = {"token_budget": 60, "window": 8, "timeout_s": 20, "num_workers": num_workers}
+    with ODBDataLoader(Filtered(rank), collate_fn=collate, **options) as loader:  # type: ignore[arg-type]
+        for batch, info in loader.steps():
+            info.scale(model(batch["input_ids"]).mean()).backward()  # a collective of all ranks
+            numbers += [] if info.is_idle else batch["numbers"]
+            steps += 1
+    return steps, numbers
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_filtered_streams_of_any_length_end_together(num_workers: int) -> None:
+    """Checks: ALIGN, COVER. What each rank has kept, and no more, in as many steps on each."""
+    # https://github.com/huggingface/datasets/issues/6594
+    # https://github.com/huggingface/datasets/issues/6719
+    results = run_ranks(RANKS, train, num_workers, timeout_s=60)
+    assert not any(result.error for result in results), results
+    assert len({steps for steps, _ in (result.value for result in results)}) == 1
+    for rank, (_, numbers) in enumerate(result.value for result in results):
+        assert sorted(numbers) == list_kept(rank)
