@@ -79,9 +79,11 @@ class Config(Terms):
     """What a rank must know before an epoch. All but what ``is_own`` enters the fingerprint that the ranks compare.
 
     ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
-    loader and its consumer. ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal on all
-    ranks (epoch, loss scaling ...).
+    loader and its consumer. ``shared_samples`` is how many samples the common order has that all ranks draw from (R14); None:
+    each rank has a source of its own. ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal
+    on all ranks (epoch, loss scaling ...).
 
+    Spec: R1.4, R14.1.
     Raises: UsageError when a value makes no sense.
     """
 
@@ -90,6 +92,7 @@ class Config(Terms):
     budget_tokens: int = field(metadata={"least": 1})
     window_samples: int = field(metadata={"least": 1})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
+    shared_samples: int | None = field(default=None, metadata={"least": 0, "absent": None})
     rule: TargetRule = field(default_factory=OdbRule)
     order_seed: int = field(default=0, metadata={"least": 0, "absent": 0})
     tag: str = ""

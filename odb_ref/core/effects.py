@@ -13,9 +13,13 @@ from odb_ref.core.values import make_draft
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read ``count`` samples in sampler order, or to the end of the source. Answer: ``SamplesRead``. Spec: R6.1."""
+    """Read ``count`` samples in sampler order, or to the end of the source. Answer: ``SamplesRead``. Spec: R6.1.
+
+    With shared shards, what lies at ``count`` places of the common order from ``first`` on. Spec: R14.4.
+    """
 
     count: int
+    first: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,13 @@ class PostOffer:
 
 @dataclass(frozen=True, slots=True)
 class PostCounts:
-    """Take part in the sum of per-step counts; all ranks post equally many. Answer: ``Counted``. Spec: R6.3."""
+    """Take part in the sum of per-step counts; all ranks post equally many. Answer: ``Counted``. Spec: R6.3.
+
+    With shared shards also in the gathering of what the ranks want, a number each. Spec: R14.2.
+    """
 
     counts: tuple[StepCounts, ...]
+    wanted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

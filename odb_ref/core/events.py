@@ -13,7 +13,8 @@ class SamplesRead:
     """The answer to ``Read``: samples in sampler order, and whether the source has ended. Spec: R5.1.
 
     May answer a read in parts; a part is short of the request only when more follow or ``is_ended`` or ``is_full`` is true,
-    and holds no sample only when one of these is true.
+    and holds no sample only when one of these is true. With shared shards ``is_ended`` speaks of the places drawn: no more
+    comes of them, and what is drawn is read whatever its bytes. Spec: R14.4.
     """
 
     samples: tuple[Sample, ...]
@@ -38,9 +39,13 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer to ``PostCounts``: per step of the round, the sum over all ranks. Spec: R5.4."""
+    """The answer to ``PostCounts``: per step of the round, the sum over all ranks. Spec: R5.4.
+
+    With shared shards also how many samples each rank wants next, by rank; else ``wants`` is empty. Spec: R14.2.
+    """
 
     counts: tuple[StepCounts, ...]
+    wants: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

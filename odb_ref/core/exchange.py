@@ -24,14 +24,15 @@ def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Off
     """Returns what every rank learns of an exchange, given the posts of all ranks in their order.
 
     Raises: InvariantError when the ranks are not in the same exchange, or post the counts of different numbers of steps: in
-    a real job that is a hang or a crash. Spec: R6.2 to R6.4. Preserves: ALIGN.
+    a real job that is a hang or a crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
     """
     offers = [post.offer for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):
         return Agreed(reduce(offers))
-    counts = [post.counts for post in posts if isinstance(post, PostCounts)]
+    counts = [post for post in posts if isinstance(post, PostCounts)]
     if len(counts) == len(posts):
-        return Counted(_sum_counts(counts))
+        wants = tuple(post.wanted for post in counts if post.wanted is not None)
+        return Counted(_sum_counts([post.counts for post in counts]), wants)
     reports = [post.report for post in posts if isinstance(post, PostReport)]
     if len(reports) == len(posts):
         return Reported(tuple(reports))

@@ -1,4 +1,4 @@
-"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I10."""
+"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I11."""
 
 from __future__ import annotations
 
@@ -135,6 +135,14 @@ def _is_queue_bounded(config: Config, _before: State, after: State, _moved: Move
     return len(after.queue) <= config.depth_steps
 
 
+def _is_drawn_in_order(config: Config, before: State, after: State, _moved: Moved) -> bool:
+    draw = after.draw
+    if draw is before.draw or config.shared_samples is None:
+        return draw is before.draw
+    first, end = draw.first, draw.first + draw.count
+    return before.draw.end <= first <= end <= draw.end <= config.shared_samples
+
+
 def _is_phase_consistent(_config: Config, _before: State, after: State, _moved: Moved) -> bool:
     return (
         (after.phase in _ENDING) == (after.outcome is not None)
@@ -154,6 +162,7 @@ INVARIANTS: Final = (
     Invariant("I8", "FREE", "the queue holds at most depth_steps", _is_queue_bounded),
     Invariant("I9", "TERM", "the phase says which fields are in use", _is_phase_consistent),
     Invariant("I10", "ORDER", "the steps of a round follow each other as the order says", _is_in_order),
+    Invariant("I11", "DEAL", "a draw lies behind all draws before it, and in the common order", _is_drawn_in_order),
 )
 
 _LASTING: Final = tuple(invariant for invariant in INVARIANTS if invariant.id in ("I1", "I4", "I8", "I9"))

@@ -70,14 +70,15 @@ from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart, resume
 from odb_ref.core.rounds import (
     Transition,
+    ask_for_samples,
     compute_round_target,
-    compute_wanted_samples,
     count_planned_steps,
+    draw_samples,
     form_steps,
     post_when_ready,
 )
 from odb_ref.core.state import Phase, State, replace
-from odb_ref.core.types import Group, Step, StepCounts, compute_counts, make_step
+from odb_ref.core.types import Group, Step, compute_counts, make_step
 
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 
@@ -103,7 +104,7 @@ def transition(config: Config, state: State, event: Event) -> Transition:
         case Agreed():
             return _agree(config, state, event.agreement)
         case Counted():
-            return _count(config, state, event.counts)
+            return _count(config, state, event)
         case Reported():
             return _report(config, state, event.reports)
         case ConsumerStopped():
@@ -128,13 +129,16 @@ def transition(config: Config, state: State, event: Event) -> Transition:
 def _read(config: Config, state: State, event: SamplesRead) -> State:
     """Spec: R5.1."""
     samples = event.samples
+    is_ended = event.is_ended if config.shared_samples is None else state.is_ended
     if not state.wanted_samples:
         raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
-    if not samples and not event.is_ended and not event.is_full:
+    if not samples and not event.is_full and not (event.is_ended and (is_ended or state.window)):
         raise UsageError("SamplesRead holds no sample, and the source has not ended: an answer must say something")
     if len(samples) > state.wanted_samples:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
-    if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not (samples or state.window)):
+    is_drawn = config.shared_samples is not None  # what was drawn is read, whatever its bytes: nobody else will
+    is_held = bool(samples or state.window)
+    if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not is_held or is_drawn):
         raise UsageError(
             "SamplesRead is full, but nothing is left out, or nothing is held: a round without a sample is none"
         )
@@ -145,7 +149,7 @@ def _read(config: Config, state: State, event: SamplesRead) -> State:
     return replace(
         state,
         read_samples=state.read_samples + len(samples),
-        is_ended=event.is_ended,
+        is_ended=is_ended,
         wanted_samples=0 if event.is_ended or event.is_full else state.wanted_samples - len(samples),
         window=state.window + samples,
     )
@@ -182,22 +186,23 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     if target == 0:
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
     aligned, carried = form_steps(config, state, target)
-    wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)
+    asked, told = ask_for_samples(config, released, carried)
     counting = replace(
         released,
         phase=Phase.COUNT,
-        wanted_samples=wanted,
+        wanted_samples=asked,
         window=carried,
         marks=(*released.marks, released.read_samples)[-config.max_age_rounds :],
         aligned=aligned,
     )
     counting, delivered = _deliver(config, counting)
-    reads = (Read(wanted),) if wanted else ()
-    return counting, (*delivered, *reads, PostCounts(tuple(map(compute_counts, aligned))))
+    reads = (Read(asked),) if asked else ()
+    return counting, (*delivered, *reads, PostCounts(tuple(map(compute_counts, aligned)), told))
 
 
-def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Transition:
-    """Spec: R5.4, R4.5, R4.6."""
+def _count(config: Config, state: State, event: Counted) -> Transition:
+    """Spec: R5.4, R4.5, R4.6, R14.3."""
+    counts = event.counts
     if state.phase is not Phase.COUNT:
         raise UsageError(f"Counted in phase {state.phase}: no counts are open")
     if len(counts) != len(state.aligned):
@@ -217,8 +222,9 @@ def _count(config: Config, state: State, counts: tuple[StepCounts, ...]) -> Tran
         planned_steps=state.planned_steps + steps,
         global_samples=totals[steps],
     )
+    filling, reads = draw_samples(config, filling, event.wants)
     filling, posted = post_when_ready(config, filling)
-    return filling, (Collate(state.round, plan), *posted)
+    return filling, (*reads, Collate(state.round, plan), *posted)
 
 
 def _return_samples(window: Group, groups: tuple[Group, ...]) -> Group:

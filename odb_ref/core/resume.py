@@ -8,13 +8,14 @@ those steps are skipped. Samples that were read ahead, collated or queued need n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
-from odb_ref.core.rounds import Transition, compute_wanted_samples, post_when_ready
-from odb_ref.core.state import State
+from odb_ref.core.rounds import Transition, compute_wanted_samples, draw_samples, post_when_ready, read_draw
+from odb_ref.core.state import State, replace
 from odb_ref.core.types import Sample
 
 
@@ -29,6 +30,8 @@ class RoundStart:
     marks: tuple[int, ...] = ()
     planned_steps: int = 0
     global_samples: int = 0
+    draw: Draw = field(default=NOTHING_DRAWN, metadata={"absent": NOTHING_DRAWN})
+    """With shared shards: what the rank has drawn for the round's window. Spec: R14.6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,12 @@ def compute_round_start(state: State) -> RoundStart:
     return RoundStart(
         round=state.round,
         read_samples=read_samples,
-        is_ended=state.is_ended and state.read_samples == read_samples,
+        is_ended=state.is_ended and state.read_samples == read_samples and not state.wanted_samples,
         carried=tuple(sample.position for sample in state.window if sample.position < read_samples),
         marks=state.marks,
         planned_steps=state.planned_steps,
         global_samples=state.global_samples,
+        draw=state.draw,
     )
 
 
@@ -82,12 +86,10 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
     if tuple(sample.position for sample in carried) != start.carried:
         raise UsageError(f"resume: expected the samples at positions {start.carried}")
     config.check_samples(carried)
-    wanted = compute_wanted_samples(config, start.round, len(carried), is_ended=start.is_ended)
     state = State(
         round=start.round,
         read_samples=start.read_samples,
         is_ended=start.is_ended,
-        wanted_samples=wanted,
         window=carried,
         marks=start.marks,
         planned_steps=start.planned_steps,
@@ -95,7 +97,18 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
         taken_samples=start.read_samples - len(carried),
         global_samples=start.global_samples,
     )
-    return (state, (Read(wanted),)) if wanted else post_when_ready(config, state)
+    state, reads = _read_first(config, state, start)
+    return (state, reads) if reads else post_when_ready(config, state)
+
+
+def _read_first(config: Config, state: State, start: RoundStart) -> tuple[State, tuple[Read, ...]]:
+    """Spec: R2.3, R10.2, R14.2, R14.6."""
+    wanted = compute_wanted_samples(config, start.round, len(state.window), is_ended=start.is_ended)
+    if config.shared_samples is None:
+        return replace(state, wanted_samples=wanted), ((Read(wanted),) if wanted else ())
+    if start.draw.end:
+        return read_draw(config, state, start.draw)
+    return draw_samples(config, state, (wanted,) * config.world_size)  # all begin with a window to fill, and know it
 
 
 class Ledger:

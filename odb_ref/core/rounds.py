@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.rules import compute_checked_target
+from odb_ref.core.batching.shards import Draw, compute_draw, compute_want
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Effect, PostOffer
+from odb_ref.core.effects import Effect, PostOffer, Read
+from odb_ref.core.errors import PeerError
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State, replace
-from odb_ref.core.types import Group, Mode
+from odb_ref.core.types import Group, Mode, compute_real_tokens
 
 Transition = tuple[State, tuple[Effect, ...]]
 
@@ -81,6 +83,43 @@ def is_quota_met(config: Config, state: State) -> bool:
 def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ended: bool) -> int:
     """Returns how many samples fill the window of ``round_``, into which ``carried`` are carried. Spec: R2.3."""
     return 0 if is_ended else max(0, config.compute_window_samples(round_) - carried)
+
+
+def ask_for_samples(config: Config, state: State, carried: Group) -> tuple[int, int | None]:
+    """Returns for how many samples to ask a source of one's own now, and what to tell all ranks that one wants of a shared one.
+
+    Either is for the next window, into which ``carried`` are carried. Spec: R2.3, R14.2.
+    """
+    round_, is_ended = state.round + 1, state.is_ended
+    if config.shared_samples is None:
+        return compute_wanted_samples(config, round_, len(carried), is_ended=is_ended), None
+    if is_ended:
+        return 0, 0
+    tokens, carried_tokens = compute_real_tokens(state.window), compute_real_tokens(carried)
+    size = config.compute_window_samples(round_)
+    return 0, compute_want(size, samples=len(state.window), tokens=tokens, carried_tokens=carried_tokens)
+
+
+def draw_samples(config: Config, state: State, wants: Sequence[int]) -> tuple[State, tuple[Read, ...]]:
+    """Returns the state of a rank that has drawn its part of what all ranks want, and its read.
+
+    With a source of its own it has asked for that already: nothing changes.
+
+    Spec: R14.3, R14.5. Preserves: DEAL.
+    Raises: PeerError when there is not one number of samples for each rank.
+    """
+    if config.shared_samples is None or state.is_ended:
+        return state, ()
+    if len(wants) != config.world_size or min(wants) < 0:
+        raise PeerError(f"counts of round {state.round - 1}, field wants: {wants}, of {config.world_size} ranks")
+    return read_draw(config, state, compute_draw(config.rank, wants, state.draw.end, config.shared_samples))
+
+
+def read_draw(config: Config, state: State, draw: Draw) -> tuple[State, tuple[Read, ...]]:
+    """Returns the state of a rank that reads what it has drawn, and its read, if it has drawn anything. Spec: R14.4, R14.5."""
+    is_ended = draw.end == config.shared_samples
+    drawn = replace(state, draw=draw, wanted_samples=draw.count, is_ended=is_ended)
+    return drawn, ((Read(draw.count, draw.first),) if draw.count else ())
 
 
 def count_fitting(nbytes: Iterable[int], room: int, *, is_empty: bool) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import NONE
 from odb_ref.core.types import Group, Step
@@ -35,6 +36,8 @@ class State:
     is_ended: bool = False
     wanted_samples: int = 0
     """Samples asked for and not yet read."""
+    draw: Draw = NOTHING_DRAWN
+    """With shared shards: what this rank has drawn for the window, and how far the common order is drawn by all (DEAL)."""
     window: Group = ()
     """Samples held and in no step, by position."""
     marks: tuple[int, ...] = ()

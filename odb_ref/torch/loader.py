@@ -65,10 +65,10 @@ class ODBDataLoader(Epochs[Batch]):
 
     **What a rank reads.** Of a map-style data set its own shard (``shard="auto"``: every world_size-th index of a permutation
     shared by seed and epoch, nothing padded or dropped), or with ``shard="given"``, a ``sampler`` or an iterable data set
-    whatever it is given: shards may be of any sizes, also empty. A sampler is listed when an epoch begins, so it must end; a
-    stream without an end is an iterable data set. ``generator`` seeds the shuffling in place of ``seed``, by one number drawn
-    from it now, and must then be in the same state on every rank; if not, the first epoch ends with an error that says so.
-    With ``mode="quota"`` all ranks stop together, at ``quota`` samples or when one runs dry.
+    whatever it is given: shards may be of any sizes, also empty. With ``shard="shared"`` all ranks draw from the permutation,
+    as their windows have room, and end together (R14). A sampler is listed when an epoch begins, so it must end; a stream
+    without an end is an iterable data set. ``generator`` seeds the shuffling in place of ``seed``, by one number drawn from it
+    now, on every rank the same. With ``mode="quota"`` all ranks stop together, at ``quota`` samples or when one runs dry.
 
     **Processes.** With ``num_workers`` above 0 a process of its own reads (by as many workers), forms groups and collates, so
     that none of it holds the interpreter lock of the process that trains; with 0 the thread that asks for a batch does, as
@@ -197,6 +197,8 @@ class ODBDataLoader(Epochs[Batch]):
         self._depth = max(check_integer(depth, "depth", 1), accumulation_steps + 1)
         check_skipping(self._on_idle, accumulation_steps)
         self._order = make_order(dataset, sampler=sampler, shuffle=shuffle, shard=shard, seed=seed, generator=generator)
+        if self._order.is_shared and window_bytes is not None:
+            raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
         self._len_bound = check_len_bound(len_bound, self._order)
         if process_group is not None and device_mesh is not None:
             raise UsageError("process_group and device_mesh exclude each other")

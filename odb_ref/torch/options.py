@@ -50,8 +50,12 @@ def make_order(
     Raises: UsageError when the options exclude each other.
     """
     is_iterable = isinstance(dataset, IterableDataset)
-    if shard not in ("auto", "given"):
-        raise UsageError(f"shard must be 'auto' or 'given', got {shard!r}")
+    if shard not in ("auto", "shared", "given"):
+        raise UsageError(f"shard must be 'auto', 'shared' or 'given', got {shard!r}")
+    if shard == "shared" and (is_iterable or sampler is not None):
+        raise UsageError(
+            "shard='shared' needs a map-style data set, and no sampler: all ranks draw from one order of it"
+        )
     if is_iterable and (sampler is not None or shuffle):
         raise UsageError("an iterable data set takes neither sampler nor shuffle")
     if sampler is not None and shuffle:
@@ -66,7 +70,8 @@ def make_order(
         dataset=dataset,
         sampler=sampler,
         is_iterable=is_iterable,
-        is_auto=shard == "auto" and sampler is None and not is_iterable,
+        is_auto=shard != "given" and sampler is None and not is_iterable,
+        is_shared=shard == "shared",
         is_shuffled=shuffle,
         seed=seed if generator is None else draw_seed(generator),
         seed_source="" if generator is None else " drawn from generator,",

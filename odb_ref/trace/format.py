@@ -21,6 +21,7 @@ from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
@@ -72,11 +73,21 @@ def _encode_step(step: Step) -> Json:
     }
 
 
+def encode_start(start: RoundStart) -> dict[str, Json]:
+    """Returns the start of a round as JSON; without a draw where there is none (R14.6)."""
+    data: dict[str, Json] = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(start).items()
+    }
+    if start.draw == NOTHING_DRAWN:
+        del data["draw"]
+    return data
+
+
 def encode_event(event: Event | Resumed) -> JsonObject:
     """Returns the event as JSON. Spec: R9.2, R9.4."""
     match event:
         case Resumed():
-            return {"kind": RESUMED, "start": asdict(event.start), "samples": _encode_samples(event.samples)}
+            return {"kind": RESUMED, "start": encode_start(event.start), "samples": _encode_samples(event.samples)}
         case SamplesRead():
             samples = _encode_samples(event.samples)
             full = {"is_full": True} if event.is_full else {}  # left out where it is not, as older traces do
@@ -86,7 +97,8 @@ def encode_event(event: Event | Resumed) -> JsonObject:
         case Agreed():
             return {"kind": "agreed", "agreement": asdict(event.agreement)}
         case Counted():
-            return {"kind": "counted", "counts": _encode_counts(event.counts)}
+            counted: JsonObject = {"kind": "counted", "counts": _encode_counts(event.counts)}
+            return {**counted, "wants": event.wants} if event.wants else counted
         case Reported():
             return {"kind": "reported", "reports": [asdict(report) for report in event.reports]}
         case StepTaken():
@@ -110,11 +122,13 @@ def encode_effect(effect: Effect) -> JsonObject:
     """
     match effect:
         case Read():
-            return {"kind": "read", "count": effect.count}
+            read: JsonObject = {"kind": "read", "count": effect.count}
+            return read if effect.first is None else {**read, "first": effect.first}
         case PostOffer():
             return {"kind": "post_offer", "offer": asdict(effect.offer)}
         case PostCounts():
-            return {"kind": "post_counts", "counts": _encode_counts(effect.counts)}
+            posted: JsonObject = {"kind": "post_counts", "counts": _encode_counts(effect.counts)}
+            return posted if effect.wanted is None else {**posted, "wanted": effect.wanted}
         case PostReport():
             return {"kind": "post_report", "report": asdict(effect.report)}
         case Collate():
@@ -190,9 +204,19 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
     tuple[int, ...]: lambda data, key: _integers(data.get(key)),
     Mode: _choice(Mode),
     Layout: _choice(Layout),
+    Draw: lambda data, key: decode_draw(data.get(key)),
     StepOrder: _choice(StepOrder),
 }
 """How a field is read, by its declared type: a new field needs a line here only if its type is new."""
+
+
+def decode_draw(value: Json) -> Draw:
+    """Returns a draw.
+
+    Raises: TraceError when the value is malformed.
+    """
+    data = _object(value)
+    return Draw(_integer(data, "first"), _integer(data, "count"), _integer(data, "end"))
 
 
 def decode_fields(kind: type[_Made], data: JsonObject, **given: object) -> _Made:
@@ -258,7 +282,7 @@ def decode_event(data: JsonObject) -> Event:
         case "agreed":
             return Agreed(decode_offer(data.get("agreement")))
         case "counted":
-            return Counted(decode_counts(data.get("counts")))
+            return Counted(decode_counts(data.get("counts")), _integers(data.get("wants", ())))
         case "reported":
             reports = data.get("reports")
             return Reported(tuple(map(_decode_report, reports if isinstance(reports, list) else ())))

@@ -210,6 +210,7 @@ let answer = function
   | "rest" ->
       let base = list (fun () -> list checkpoint) in
       print_endline (show_list show_int (rest_of base (list int)))
+  | "shares" -> let wants = list int in print_endline (show_list show_int (shares wants (int ())))
   | "groups" ->
       let budget = int () in let limits = list int in
       print_endline (show_list show_group (compute_groups budget limits (list sample)))

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,6 +89,14 @@ class Node:
     events: list[tuple[Event, tuple[Effect, ...]]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     begun: tuple[Effect, ...] = ()
+    drawn: list[range] = field(default_factory=list)
+    """With shared shards: the places of the common order that were drawn, a range for each read."""
+
+    def draw(self, order: Shard, places: range) -> None:
+        """Appends what lies at ``places`` of the common ``order`` to the rank's input."""
+        self.drawn.append(places)
+        read = len(self.shard)
+        self.shard += tuple(replace(order[place], position=i) for i, place in enumerate(places, read))
 
     @property
     def collating(self) -> Collate | None:
@@ -205,8 +213,9 @@ class ByArrival(Schedule):
 
 class World:
     """W ranks of one epoch. ``stops[r]`` is after how many steps the consumer of rank r leaves; ``fails[r]`` which ("read" or
-    "collate", round) fails there. ``config`` is that of all ranks, or one for each. A window may hold ``window_bytes``,
-    where that is not 0, and a token has one.
+    "collate", round) fails there. ``config`` is that of all ranks, or one for each. With shared shards, ``order`` holds all
+    samples, and ``shards`` what each rank has drawn of it before. A window may hold ``window_bytes``, where that is not 0,
+    and a token has one.
     """
 
     paths: Sequence[Path] = ()
@@ -217,6 +226,7 @@ class World:
         config: Config | Sequence[Config],
         shards: Sequence[Shard],
         *,
+        order: Shard = (),
         seed: int = 0,
         schedule: Schedule | None = None,
         stops: dict[int, int] | None = None,
@@ -228,6 +238,7 @@ class World:
     ) -> None:
         self.window_bytes = window_bytes
         self.schedule = schedule or AnyOrder(seed)
+        self.order = order
         self.stops = stops or {}
         self.fails = fails or {}
         self.is_urging = is_urging
@@ -254,6 +265,8 @@ class World:
         for effect in effects:
             match effect:
                 case Read() | Collate():
+                    if isinstance(effect, Read) and effect.first is not None:
+                        node.draw(self.order, range(effect.first, effect.first + effect.count))
                     node.waiting.append(effect)
                 case PostOffer() | PostCounts() | PostReport():
                     self._post(rank, effect)
@@ -467,7 +480,8 @@ def run_by_arrival(
     driver: str = "test",
     machine_class: type[Machine] = Machine,
 ) -> World:
-    """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised.
+    """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised. With shared shards the
+    ranks draw from all of them, rank by rank.
 
     Raises: Deadlock when it gets stuck before every living rank has finished.
     """
@@ -487,7 +501,10 @@ def run_by_arrival(
         def make_machine(config: Config) -> Machine:
             return machine_class(config, writers[config.rank % len(writers)].record if writers else None)
 
-        world = World(configs, shards, schedule=ByArrival(seed, faults), make_machine=make_machine)
+        order: Shard = ()
+        if configs[0].shared_samples is not None:
+            order, shards = tuple(chain.from_iterable(shards)), [()] * len(shards)
+        world = World(configs, shards, order=order, schedule=ByArrival(seed, faults), make_machine=make_machine)
         world.paths = paths
         world.run()
     for rank, node in enumerate(world.nodes):

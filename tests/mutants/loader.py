@@ -26,6 +26,7 @@ REBUILT = (
     "batching.order",
     "batching.alignment",
     "batching.rules",
+    "batching.shards",
     "rounds",
     "resume",
     "machine",

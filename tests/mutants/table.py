@@ -52,6 +52,8 @@ ROWS = Bounds(lengths=((3, 1, 2, 2, 1, 3), (2, 3)), layout=Layout.PACKED, window
 ROW_LIMITS = Bounds(lengths=((5, 1, 6), (1, 2)), budget_tokens=8, layout=Layout.PACKED, limits=(2,), window_samples=3)
 LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
+SHARED = Bounds(lengths=compute_lengths((5, 2), (3, 1, 2)), is_shared=True)
+SHARED_PARTS = replace(SHARED, is_single_reads=True, is_eager_end=True)
 # Neighbours of unlike length, of which a short one would fill a group further back.
 NEIGHBOURS = Bounds(lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4)
 # Four steps of a window, none as full as another.
@@ -455,23 +457,23 @@ def align(
     Mutant(
         name="the window is not filled again",
         module="machine",
-        old="wanted = compute_wanted_samples(config, released.round + 1, len(carried), is_ended=released.is_ended)",
-        new="wanted = 0",
+        old="asked, told = ask_for_samples(config, released, carried)",
+        new="asked, told = 0, None",
         property="COVER",
         bounds=PLAIN,
     ),
     Mutant(
         name="a rank reads on after the end of its source",
-        module="machine",
-        old="len(carried), is_ended=released.is_ended)",
-        new="len(carried), is_ended=False)",
+        module="rounds",
+        old="len(carried), is_ended=is_ended), None",
+        new="len(carried), is_ended=False), None",
         property="TERM",
         bounds=PLAIN,
     ),
     Mutant(
         name="a rank forgets that its source has ended",
         module="machine",
-        old="is_ended=event.is_ended,",
+        old="is_ended=is_ended,",
         new="is_ended=False,",
         property="RULE-BOUNDS",
         bounds=PLAIN,
@@ -495,7 +497,7 @@ def align(
     Mutant(
         name="a window that is full ends the source",
         module="machine",
-        old="is_ended=event.is_ended,",
+        old="is_ended=is_ended,",
         new="is_ended=event.is_ended or event.is_full,",
         property="COVER",
         bounds=FULL,
@@ -527,8 +529,8 @@ def align(
     Mutant(
         name="idle steps are not counted",
         module="machine",
-        old="PostCounts(tuple(map(compute_counts, aligned)))",
-        new="PostCounts(tuple(compute_counts(group) for group in aligned if group))",
+        old="PostCounts(tuple(map(compute_counts, aligned)), told)",
+        new="PostCounts(tuple(compute_counts(group) for group in aligned if group), told)",
         property="ALIGN",
         bounds=PLAIN,
     ),
@@ -867,6 +869,71 @@ def align(
         new="",
         property="TERM",
         bounds=LOADER,
+    ),
+    # Shared shards.
+    Mutant(
+        name="all ranks draw the same places",
+        module="batching.shards",
+        old="return Draw(drawn + sum(shares[:rank]),",
+        new="return Draw(drawn,",
+        property="DEAL",
+        bounds=SHARED,
+    ),
+    Mutant(
+        name="a rank leaves the places of the others out",
+        module="batching.shards",
+        old="drawn + sum(shares))",
+        new="drawn + shares[rank])",
+        property="DEAL",
+        bounds=SHARED,
+    ),
+    Mutant(
+        name="a rank draws what it wants, whatever is left",
+        module="batching.shards",
+        old="if sum(wants) <= left:",
+        new="if left:",
+        property="DEAL",
+        bounds=SHARED,
+    ),
+    Mutant(
+        name="the last places are given to each rank",
+        module="batching.shards",
+        old="        spare -= more\n",
+        new="",
+        property="DEAL",
+        bounds=replace(SHARED, lengths=((1, 1, 1), (1, 1)), budget_tokens=1),
+    ),
+    Mutant(
+        name="each round draws from the beginning of the order",
+        module="rounds",
+        old="compute_draw(config.rank, wants, state.draw.end, config.shared_samples)",
+        new="compute_draw(config.rank, wants, 0, config.shared_samples)",
+        property="DEAL",
+        bounds=SHARED,
+    ),
+    Mutant(
+        name="what is drawn is not read",
+        module="rounds",
+        old="return drawn, ((Read(draw.count, draw.first),) if draw.count else ())",
+        new="return drawn, ((Read(draw.count, draw.first),) if state.round == 0 else ())",
+        property="FREE",
+        bounds=SHARED,
+    ),
+    Mutant(
+        name="the end of a read is taken for the end of the order",
+        module="machine",
+        old="is_ended = event.is_ended if config.shared_samples is None else state.is_ended",
+        new="is_ended = event.is_ended",
+        property="DEAL",
+        bounds=SHARED_PARTS,
+    ),
+    Mutant(
+        name="a rank asks for what it wants before it is drawn",
+        module="rounds",
+        old="    if config.shared_samples is None:\n        return compute_wanted_samples",
+        new="    if True:\n        return compute_wanted_samples",
+        property="DEAL",
+        bounds=SHARED,
     ),
 )
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from odb_sim.explore import rank
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Violation
 from odb_sim.explore.scenario import compute_scenario, replay
 from odb_sim.explore.search import Exploration, explore
+from odb_sim.explore.violation import Violation
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Event, LocalFailed

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.measure import compute_bound
-from odb_sim.explore.rank import ACTS, Act, Core, Violation
+from odb_sim.explore.rank import ACTS, Act, Core
 from odb_sim.explore.scenario import Scenario, encode_scenario
 from odb_sim.explore.search import make_space
+from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.batching.rules import RULES

@@ -97,7 +97,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 
 FLOORS = (
     {"values", "errors", "types", "offer"},
-    {f"batching.{name}" for name in ("grouping", "layouts", "order", "alignment", "rules", "known_lengths")},
+    {f"batching.{name}" for name in ("grouping", "layouts", "order", "alignment", "rules", "shards", "known_lengths")},
 )
 """The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
 

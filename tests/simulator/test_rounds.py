@@ -145,6 +145,7 @@ def draw_run(draw: st.DrawFn) -> Run:
         limits=limits,
         window_samples=draw(st.integers(1, 24)),
         depth_steps=draw(st.integers(1, 9)),
+        sharding=draw(st.sampled_from([Sharding.EVEN, Sharding.SHARED])),  # the drawn shards are of any sizes
         mode=mode,
         quota_samples=draw(st.none() | st.integers(1, 100)) if mode is Mode.QUOTA else None,
         max_age_rounds=draw(st.integers(1, 4)),
@@ -218,7 +219,7 @@ class Starts:
 
 
 @settings(max_examples=60, deadline=None)
-@given(draw_run(), st.data())
+@given(draw_run().filter(lambda what: what.sharding is not Sharding.SHARED), st.data())
 def test_the_rest_of_an_epoch_is_the_same_either_way(what: Run, data: st.DataObject) -> None:
     seen = Starts(what)
     run(what, observer=seen)

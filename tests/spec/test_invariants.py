@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from odb_ref.core.batching.shards import Draw
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Event
 from odb_ref.core.invariants import INVARIANTS, check_transition
@@ -100,10 +101,22 @@ CHANGES: dict[str, tuple[Change, Callable[[State, State], bool]]] = {
 
 
 def test_every_invariant_holds_in_a_run() -> None:
-    """Spec: I1 to I10."""
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11."""
     for before, after in PAIRS:
         check_transition(CONFIG, before, after)
-    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 11)]
+    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 12)]
+
+
+@pytest.mark.parametrize("draw", [Draw(4, 3, 7), Draw(6, 3, 8), Draw(6, 2, 13), Draw(7, -1, 8)])
+def test_a_draw_of_what_is_drawn_or_is_not_there_breaks_i11(draw: Draw) -> None:
+    """Spec: I11. Checks: DEAL."""
+    config = make_config(shared_samples=12)
+    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I11")
+    before = State(draw=Draw(0, 3, 6))
+    assert invariant.holds(config, before, State(draw=Draw(8, 4, 12)))
+    assert invariant.holds(config, before, before)
+    assert not invariant.holds(config, before, State(draw=draw))
+    assert not invariant.holds(make_config(), before, State(draw=Draw(8, 4, 12)))
 
 
 def test_a_group_over_a_limit_breaks_i6() -> None:

@@ -80,7 +80,7 @@ def test_the_fingerprint_covers_everything_shared() -> None:
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=7).digest()
     assert base.fingerprint == int.from_bytes(digest, "big") < 2**56
     names = {field.name for field in dataclasses.fields(Config) if field.init}
-    assert names - set(shared) == {"rank", "depth_steps", "layout", "limits", "order_seed"}
+    assert names - set(shared) == {"rank", "depth_steps", "layout", "limits", "order_seed", "shared_samples"}
     assert json.loads(make_config(limits=(3, 5)).shared_json)["limits"] == [3, 5]
     assert make_config(world_size=2, limits=(3,)).fingerprint != base.fingerprint
     assert make_config(world_size=2, layout=Layout.PACKED).fingerprint != base.fingerprint

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 import random
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,6 +133,19 @@ def _align(
     return steps + [[]] * (target - len(steps)), []
 
 
+def _sum(items: list[Item]) -> int:
+    return sum(length for _, length, _ in items)
+
+
+def _deal(wants: list[int], left: int) -> list[int]:
+    """R14.3, one place at a time: the rank that wants most still, of equal ones the lowest, but in the order of the page."""
+    given = [0] * len(wants)
+    for _ in range(min(left, sum(wants))):
+        r = max(range(len(wants)), key=lambda r: (wants[r] - given[r], -r))
+        given[r] += 1
+    return given
+
+
 def _weigh(window: list[Item]) -> int:
     """R2.3: here a token has a byte."""
     return sum(length for _, length, _ in window)
@@ -150,16 +165,29 @@ def _run(
     ended = [False] * len(shards)
     steps: list[list[tuple[int, list[int], int]]] = [[] for _ in ranks]
     planned = round_ = 0
+    common, shards = (list(shards[0]), [[] for _ in ranks]) if config.shared_samples is not None else ([], shards)
+    counted = [0] * len(shards)
     while True:
         size = max(1, config.window_samples // 2 ** max(0, config.ramp_rounds - round_))
+        if config.shared_samples is not None:
+            dealt = _deal([max(0, size - counted[r]) for r in ranks], len(common))
+            reached["dealt out"] |= common != [] and sum(dealt) == len(common)
+            reached["dealt unevenly"] |= len(set(dealt)) > 1
+            for r in ranks:
+                shards[r] += common[: dealt[r]]
+                del common[: dealt[r]]
         for r in ranks:
             wanted = 0 if ended[r] else max(0, size - len(windows[r]))
+            if config.shared_samples is not None:
+                wanted = len(shards[r]) - read[r]
             new = [(i, *item) for i, item in enumerate(shards[r])][read[r] : read[r] + wanted]
             ended[r] = ended[r] or len(new) < wanted
             while window_bytes and len(windows[r] + new) > 1 and new and _weigh(windows[r] + new) > window_bytes:
                 new.pop()
                 ended[r] = False
                 reached["full"] = 1
+            if config.shared_samples is not None:
+                ended[r] = not common
             windows[r] += new
             read[r] += len(new)
         groups = [_group(windows[r], config) for r in ranks]
@@ -177,7 +205,10 @@ def _run(
             target = min(target, *held)
         aligned = []
         for r in ranks:
+            whole = windows[r]
             emitted, windows[r] = _align(groups[r], target, before[r], config)
+            if whole:
+                counted[r] = math.ceil(Fraction(len(whole) * _sum(windows[r]), _sum(whole)))
             is_due = any(p < before[r] for group in groups[r] for p, _, _ in group)
             for case, holds in (
                 ("carried", windows[r]),
@@ -250,6 +281,62 @@ def test_both_make_the_same_batches(
         for node in world.nodes
     ]
     assert taken == _run(config, shards, window_bytes=window_bytes)
+
+
+@given(
+    st.lists(st.integers(1, 10), max_size=40),
+    st.integers(1, 5),
+    st.sampled_from(sorted(RULES)),
+    st.sampled_from(Mode),
+    st.sampled_from(Layout),
+    st.data(),
+)
+def test_both_make_the_same_batches_of_a_common_order(
+    lengths: list[int], ranks: int, rule: str, mode: Mode, layout: Layout, data: st.DataObject
+) -> None:
+    """Spec: R14, R14.1, R14.2, R14.3, R14.4, R14.5. Checks: REPLAY, DEAL."""
+    config = make_config(
+        mode=mode,
+        rule=RULES[rule],
+        budget_tokens=data.draw(st.integers(1, 24)),
+        layout=layout,
+        shared_samples=len(lengths),
+        window_samples=data.draw(st.integers(1, 8)),
+        max_age_rounds=data.draw(st.integers(1, 3)),
+        ramp_rounds=data.draw(st.integers(0, 2)),
+        quota_samples=data.draw(st.none() | st.integers(1, 30)) if mode is Mode.QUOTA else None,
+    )
+    _compare_shared(config, lengths, ranks, data.draw(st.integers(0, 99)), Counter())
+
+
+def _compare_shared(config: Config, lengths: list[int], ranks: int, seed: int, reached: Counter[str]) -> None:
+    world = World(config, [()] * ranks, order=make_shards([lengths])[0], seed=seed).run()
+    taken = [
+        [(step.round, [s.position for s in step.group], step.global_counts.samples) for step in node.taken]
+        for node in world.nodes
+    ]
+    assert taken == _run(config, [[(length, ()) for length in lengths], *([] for _ in range(ranks - 1))], reached)
+
+
+def test_both_make_the_same_batches_of_a_long_common_order() -> None:
+    """Spec: R14.2, R14.3. Checks: REPLAY, DEAL. Fails when shares are always the same."""
+    reached = Counter[str]()
+    for seed in range(40):
+        draw = random.Random(seed)
+        lengths = [draw.choice((draw.randint(1, 9), draw.randint(1, 90))) for _ in range(draw.randint(1, 300))]
+        config = make_config(
+            layout=Layout.PACKED if seed % 2 else Layout.PADDED,
+            shared_samples=len(lengths),
+            budget_tokens=draw.randint(20, 120),
+            window_samples=draw.randint(1, 30),
+            max_age_rounds=draw.randint(1, 3),
+            ramp_rounds=draw.randint(0, 2),
+        )
+        found = Counter[str]()
+        _compare_shared(config, lengths, draw.randint(2, 6), seed, found)
+        reached += found
+    assert reached["dealt out"] >= 30
+    assert reached["dealt unevenly"] >= 25
 
 
 LEAST = {

@@ -96,27 +96,35 @@ def check_continuations(
             assert after == [rows[limit:] for rows, _ in saved], (world, limit)
 
 
+@pytest.fixture(scope="module", params=["auto", "shared"])
+def shard(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def saved_by_world() -> dict[int, Saved]:
-    return {world_size: save(world_size, {}) for world_size in WORLDS}
+def saved_by_world(shard: str) -> dict[int, Saved]:
+    return {world_size: save(world_size, {"shard": shard}) for world_size in WORLDS}
 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_any_number_of_ranks_goes_on_after_any_step_of_any_other(
-    saved_by_world: dict[int, Saved], world_size: int
+    saved_by_world: dict[int, Saved], shard: str, world_size: int
 ) -> None:
-    """Checks: RESUME, ONCE, COVER, REPLAY, ALIGN. Nothing lost, nothing twice; the same ranks repeat the rest exactly."""
+    """Spec: R10.3, R14.6. Checks: RESUME, ONCE, COVER, REPLAY, ALIGN, DEAL.
+
+    Nothing lost, nothing twice; the same ranks repeat the rest exactly.
+    """
     # https://github.com/Lightning-AI/litData/issues/878
     limits = {world: list(range(len(saved[0][1]))) for world, saved in saved_by_world.items()}
     assert all(len(steps) >= 6 for steps in limits.values())
-    check_continuations(saved_by_world, limits, world_size)
+    check_continuations(saved_by_world, limits, world_size, shard=shard)
 
 
-def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good() -> None:
+def test_states_saved_with_workers_and_prefetch_in_flight_are_as_good(shard: str) -> None:
     """Checks: RESUME, REPLAY. Saved with workers and without them are the same states, and either goes on from them."""
-    options = {"num_workers": 2, "prefetch_factor": 2}
+    options = {"num_workers": 2, "prefetch_factor": 2, "shard": shard}
     saved = save(2, options)
-    assert saved == save(2, {})
+    assert saved == save(2, {"shard": shard})
     limits = {2: [0, 3, len(saved[0][0]) - 1]}
     for world_size in (2, 3):
         check_continuations({2: saved}, limits, world_size, **options)

@@ -22,6 +22,7 @@ SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank i
 TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
     "join": ({}, ()),
     "join with limits": ({"limits": (20, 5)}, ()),
+    "shared shards": ({"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 2}, ()),
     "quota": ({"mode": Mode.QUOTA, "quota_samples": 30}, ()),
     "quota without a number": ({"mode": Mode.QUOTA}, ()),
     "a failure": ({}, (Fault("fail", 1, 60),)),

@@ -213,6 +213,7 @@ def test_what_does_not_apply_is_not_passed(tmp_path: Path) -> None:
         Property.COVER: "the epoch was not completed",
         Property.QUOTA: "the epoch was not completed",
         Property.STOP: "no consumer left",
+        Property.DEAL: "each rank has its own source",
         Property.REPLAY: "not asked for (--replay)",
     }
     assert job.get_status(Property.ABORT) is Status.HOLDS

@@ -34,6 +34,8 @@ def make_settings(limits: tuple[int, ...]) -> Settings:
         order="fullest",
         order_seed=0,
         limits=limits,
+        world_size=2,
+        shared_samples=None,
         window_samples=4,
         ramp_rounds=0,
         is_quota=False,
@@ -116,11 +118,12 @@ def test_each_number_of_the_counts_is_summed(place: int) -> None:
     """Spec: R4.5. Checks: WEIGHT."""
     exchanges = Exchanges(2, Findings())
     for rank in range(2):
-        exchanges.post_counts(rank, 0, [[5, 2**40, 7]])
+        exchanges.post_counts(rank, 0, [[5, 2**40, 7]], rank + 3)
     right = [10, 2**41, 14]
     wrong = [value + (i == place) for i, value in enumerate(right)]
-    assert not exchanges.answer_counts(0, 0, [wrong])
-    assert exchanges.answer_counts(0, 0, [right])
+    assert not exchanges.answer_counts(0, 0, [wrong], [3, 4])
+    assert not exchanges.answer_counts(0, 0, [right], [4, 3])
+    assert exchanges.answer_counts(0, 0, [right], [3, 4])
 
 
 def test_an_answer_before_the_last_rank_has_posted_is_refused() -> None:

@@ -21,6 +21,7 @@ from tests.trace.said import read_page
 SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank in range(3)]
 JOIN: dict[str, Any] = {"max_age_rounds": 3}
 LIMITS: dict[str, Any] = {"limits": (20, 5)}
+SHARED: dict[str, Any] = {"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 3}
 SAMPLER: dict[str, Any] = {"order": StepOrder.SAMPLER}
 FULLEST: dict[str, Any] = {"order": StepOrder.FULLEST}
 QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
@@ -326,6 +327,31 @@ def swap_two_like_samples(trace: Tampered) -> None:
     raise AssertionError("this trace does not fit the lie")
 
 
+def want_another_number(trace: Tampered) -> None:
+    trace.effects("post_counts", 1)[1]["wanted"] -= 1
+    for rank in trace.ranks:
+        trace.events("counted", rank)[1]["wants"][1] -= 1
+
+
+def tell_one_rank_other_wants(trace: Tampered) -> None:
+    wants = trace.events("counted", 0)[1]["wants"]
+    wants[1], wants[2] = wants[2] + 1, wants[1]
+
+
+def read_from_another_place(trace: Tampered) -> None:
+    trace.effects("read", 1)[1]["first"] -= 1
+
+
+def read_from_a_source_of_ones_own(trace: Tampered) -> None:
+    del trace.effects("read", 1)[1]["first"]
+
+
+def leave_places_out(trace: Tampered) -> None:
+    """Consistently: a rank draws one sample fewer in the round before the last, and what it reads it has not drawn."""
+    trace.effects("read", 2)[1]["count"] -= 1
+    trace.events("samples_read", 2)[1]["is_ended"] = True
+
+
 def exchange_two_steps(trace: Tampered) -> None:
     """On one rank, one fuller than the other, with their counts; both as long as before."""
     samples = {row[1]: row for event in trace.events("samples_read", 0) for row in event["samples"]}
@@ -372,6 +398,11 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (let_the_fullest_wait, "ORDER", FULLEST, ()),
     (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
     (do_not_end_the_source, "COVER FEWEST RELEASE REPLAY", JOIN, ()),
+    (want_another_number, "DEAL", SHARED, ()),
+    (tell_one_rank_other_wants, "DEAL WEIGHT", SHARED, ()),
+    (read_from_another_place, "COVER DEAL ONCE", SHARED, ()),
+    (read_from_a_source_of_ones_own, "COVER DEAL", SHARED, ()),
+    (leave_places_out, "CONSERVE COVER DEAL", SHARED, ()),
     (lower_the_quota, "QUOTA", QUOTA, ()),
     (raise_the_quota, "QUOTA REPLAY", QUOTA, ()),
     (call_a_join_a_quota, "QUOTA", JOIN, ()),

@@ -152,6 +152,8 @@ def test_the_settings_of_a_header_are_read() -> None:
         order="fullest",
         order_seed=0,
         limits=(3,),
+        world_size=2,
+        shared_samples=None,
         window_samples=12,
         ramp_rounds=2,
         is_quota=True,

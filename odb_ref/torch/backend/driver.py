@@ -22,7 +22,7 @@ from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCou
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Resumed, RoundStart, compute_round_start
+from odb_ref.core.resume import Resumed, compute_round_start
 from odb_ref.core.summary import StateSummary, compute_summary, make_stand_in
 from odb_ref.core.types import Group, Sample, Step
 from odb_ref.torch.backend.inbox import Inbox
@@ -72,7 +72,7 @@ class Driver:
         self._has_failed = False
         self._is_finished = False
         self._at_s: float | None = None
-        self._round_start = RoundStart() if start.checkpoint is None else start.checkpoint.start
+        self._round_start = start.get_round_start(config)
         self._summary: StateSummary | None = None
 
     def begin(self, pipeline: ReadPipeline) -> None:
@@ -109,10 +109,18 @@ class Driver:
         is_empty = is_ended and not items and not self._machine.state.read_samples and not self._start.progress.base
         if is_empty and (fault := self._quarantine.find_emptiness()):
             self.on_error(fault, QuarantineError(fault))
+        elif self._inbox.is_open and not items and self._is_window_empty():
+            fault = f"each sample of a window is bad; the last, {self._quarantine.describe_last()}"
+            self.on_error(fault, QuarantineError(fault))
         elif self._inbox.is_open:
             self._inbox.add(_Entry(SamplesRead(samples, is_ended, is_full)))
         else:
             self._inbox.open(_Entry(_Begin(samples)))
+
+    def _is_window_empty(self) -> bool:
+        """Returns True when nothing is held while the ranks still draw: the epoch cannot go on so. Spec: R14.5."""
+        state = self._machine.state
+        return self._start.is_shared and not state.window and not state.is_ended
 
     def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
         position = self._quarantine.get_position(place)
@@ -191,8 +199,18 @@ class Driver:
         begun, self._round_start = self._round_start, compute_round_start(self._machine.state)
         with self._lock:
             known_places = self._quarantine.get_known(self._round_start.read_samples, begun.is_ended)
+            # With a shard of its own the positions say it.
+            carried = self._round_start.carried if self._start.is_shared else ()
+            places = tuple(map(self._quarantine.get_place, carried))
         layout, resources = self._config.layout, len(self._config.limits)
-        return make_round_note(steps, self._round_start, layout=layout, resources=resources, known_places=known_places)
+        return make_round_note(
+            steps,
+            self._round_start,
+            layout=layout,
+            resources=resources,
+            known_places=known_places,
+            carried_places=places,
+        )
 
     # Effects ---------------------------------------------------------------------------------------------------------
 
@@ -202,8 +220,10 @@ class Driver:
         was_finished = self._is_finished
         for effect in effects:
             match effect:
-                case Read(count):
-                    if self._pipeline is not None:
+                case Read(count, first):
+                    if first is not None:
+                        self._draw(range(first, first + count))
+                    elif self._pipeline is not None:
                         self._pipeline.read(count, self._get_places(self._machine.state.window))
                 case Collate(round_, steps):
                     if self._pipeline is not None:
@@ -221,6 +241,15 @@ class Driver:
         is_finished = self._is_finished and not was_finished
         if is_answer or post is not None or planned is not None or self._summary != before:
             self._listener.on_update(Update(self._summary, post, planned, is_answer, is_finished))
+
+    def _draw(self, places: range) -> None:
+        """Reads what lies at ``places`` of the common order, but for what was set aside before. Spec: R14.4, R14.6."""
+        bad = frozenset(self._start.progress.bad)
+        with self._lock:
+            self._quarantine.places.draw(places)
+        if self._pipeline is not None:
+            items = [(place, self._start.get_key(place)) for place in places if place not in bad]
+            self._pipeline.draw(items, is_last=self._machine.state.is_ended)
 
     def _make_order(self, step: Step) -> BatchOrder:
         return BatchOrder(step.number, self._get_places(step.group), step.number >= self._start.progress.steps)

@@ -52,6 +52,8 @@ class RoundNote:
     """For each step: where its positions begin, the counts of this rank and of all ranks, padded tokens, further costs."""
     digest: str
     """Of all that the machine knows of its samples."""
+    carried_places: tuple[int, ...] = ()
+    """With shared shards: the places of what is carried into the next round."""
 
     def get(self, number: int) -> StepNote:
         """Returns a step by its number."""
@@ -81,6 +83,7 @@ def make_round_note(
     layout: Layout = Layout.PADDED,
     resources: int = 0,
     known_places: int = 0,
+    carried_places: tuple[int, ...] = (),
 ) -> RoundNote:
     """Returns what the trainer's side needs to know of a round; ``resources`` counts the further costs of each sample."""
     first = next_start.planned_steps - len(steps)
@@ -92,7 +95,8 @@ def make_round_note(
         rows.extend(compute_costs(step.group) or (0,) * resources)
         positions.extend(sample.position for sample in step.group)
     numbers = range(first, first + len(steps))
-    return RoundNote(steps[0].round, numbers, next_start, known_places, positions, rows, _compute_digest(steps))
+    digest = _compute_digest(steps)
+    return RoundNote(steps[0].round, numbers, next_start, known_places, positions, rows, digest, carried_places)
 
 
 def _compute_digest(steps: Sequence[Step]) -> str:

@@ -168,13 +168,22 @@ class Exchange:
             self._end_all(end)
             self._give_up(end)
 
+    def _count(self, transport: Transport, counts: tuple[StepCounts, ...], wanted: int | None) -> Counted:
+        """Returns the sums of all ranks' counts; what they want goes with them, each rank's in a place of its own."""
+        own = [] if wanted is None else [0] * transport.world_size
+        if wanted is not None:
+            own[transport.rank] = wanted
+        sums = transport.reduce_sum([*flatten(counts), *own])
+        rows = iter(sums[: len(sums) - len(own)])
+        wants = tuple(sums[len(sums) - len(own) :])
+        return Counted(tuple(StepCounts(*row) for row in zip(rows, rows, rows, strict=True)), wants)
+
     def _exchange(self, transport: Transport) -> None:
         post = self._wait_for_post()
         began = time.monotonic()
         match post:
-            case PostCounts(counts):
-                sums = iter(transport.reduce_sum(flatten(counts)))
-                answer: Event = Counted(tuple(StepCounts(*row) for row in zip(sums, sums, sums, strict=True)))
+            case PostCounts(counts, wanted):
+                answer: Event = self._count(transport, counts, wanted)
             case PostReport(report):
                 answer = Reported(transport.gather(report))
             case PostOffer() | None:

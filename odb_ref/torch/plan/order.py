@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import START, EpochState, Generation, Progress, compute_digest, join_states
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
-from odb_ref.torch.reading.source import ReadPlan
+from odb_ref.torch.reading.source import DrawFeed, ReadPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class Order:
     is_shuffled: bool
     seed: int
     seed_source: str = ""
+    is_shared: bool = False
+    """True when the ranks draw from one order, which is that of ``is_auto``. Spec: R14."""
 
     @property
     def settings(self) -> dict[str, object]:
@@ -32,14 +35,23 @@ class Order:
         if not self.is_auto:
             return {"shard": "given"}
         seed = f"seed{self.seed_source.removesuffix(',')}"
-        return {"shard": "auto", "shuffle": self.is_shuffled, seed: self.seed, "samples": self.count_samples()}
+        return {"shard": self.shard, "shuffle": self.is_shuffled, seed: self.seed, "samples": self.count_samples()}
 
     @property
     def description(self) -> str:
         """What decides the order, in words: must be equal on all ranks, and in a saved state."""
         if not self.is_auto:
             return "given"
-        return f"auto shuffle={self.is_shuffled} seed={self.seed}{self.seed_source} samples={self.count_samples()}"
+        return (
+            f"{self.shard} shuffle={self.is_shuffled} seed={self.seed}{self.seed_source} samples={self.count_samples()}"
+        )
+
+    @property
+    def shard(self) -> str:
+        """How the ranks share the data set, as the user names it."""
+        if not self.is_auto:
+            return "given"
+        return "shared" if self.is_shared else "auto"
 
     def count_samples(self) -> int:
         """Returns the samples of the data set.
@@ -76,7 +88,9 @@ class Order:
         for generation in base:
             order = generation.compute_rest(order)
             bad += sum(len(part.bad) for part in generation.parts)
-        return order[rank::world_size], total, total - len(order) - bad
+        # All are sent to the process that reads: as plain numbers, which is a quarter of what a list of them takes.
+        shard = array("q", order) if self.is_shared else order[rank::world_size]
+        return shard, total, total - len(order) - bad
 
     def _compute_order(self, epoch: int) -> list[int]:
         return ShardSampler(self._get_sized(), 0, 1, self.is_shuffled, self.seed, epoch).compute_order()
@@ -141,6 +155,7 @@ def make_beginning(
             max_bad=max_bad,
             quota_samples=None if quota is None else max(1, quota - before),
             epoch=epoch,
+            is_shared=order.is_shared,
         ),
         total_samples=total,
         emitted_before=before,
@@ -172,7 +187,10 @@ def _describe_keys(keys: str) -> str:
 
 
 def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
-    """Returns what is left to read of the epoch: first what was carried into the round it resumes in, then what follows."""
+    """Returns what is left to read of the epoch: first what was carried into the round it resumes in, then what follows.
+
+    With shared shards what follows is drawn later, round by round.
+    """
     keys, progress = start.keys, start.progress
     round_start = None if progress.checkpoint is None else progress.checkpoint.start
     carried = () if round_start is None else tuple(map(quarantine.get_place, round_start.carried))
@@ -181,6 +199,8 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     bad = frozenset(progress.bad)
     if keys is None:
         return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
+    if start.is_shared:
+        return ReadPlan(keys=[keys[p] for p in carried], places=carried, seed=start.seed, draws=DrawFeed())
     places = (*carried, *(p for p in range(first, len(keys)) if p not in bad))
     return ReadPlan(keys=[keys[p] for p in places], places=places, seed=start.seed)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from odb_ref.core.config import Config
-from odb_ref.core.resume import Checkpoint
+from odb_ref.core.machine import start as begin_epoch
+from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
 from odb_ref.torch.plan.state import START, Progress
-from odb_ref.torch.reading.quarantine import Quarantine
+from odb_ref.torch.reading.quarantine import Places, Quarantine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,11 @@ class EpochStart:
     """Where an epoch begins on this rank, and what is particular to it."""
 
     keys: Sequence[object] | None
-    """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set."""
+    """The rank's samples of the whole epoch, as its sampler names them in order; None for an iterable data set.
+
+    With shared shards those of all ranks, of which it draws some.
+    """
+    is_shared: bool = False
     progress: Progress = START
     seed: int = 0
     order_seed: int = 0
@@ -36,18 +41,38 @@ class EpochStart:
         """None at the very beginning of an epoch."""
         return self.progress.checkpoint
 
+    def get_round_start(self, config: Config) -> RoundStart:
+        """Returns where the first round begins, on a rank of this configuration."""
+        if self.checkpoint is not None:
+            return self.checkpoint.start
+        return compute_round_start(begin_epoch(config)[0])
+
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""
-        return replace(base, tag=self.tag, order_seed=self.order_seed, quota_samples=self.quota_samples)
+        shared_samples = len(self.keys) if self.is_shared and self.keys is not None else None
+        return replace(
+            base,
+            tag=self.tag,
+            order_seed=self.order_seed,
+            quota_samples=self.quota_samples,
+            shared_samples=shared_samples,
+        )
 
     def make_quarantine(self) -> Quarantine:
         """Knows what was set aside before."""
+        places = Places()
+        if self.is_shared:
+            places = Places(())
+            if self.checkpoint is not None:
+                places.resume(self.checkpoint.start, self.progress.places)
         return Quarantine(
             self.get_key,
             max_bad=self.max_bad,
             total_samples=None if self.keys is None else len(self.keys),
             bad=self.progress.bad,
             known_places=self.progress.known,
+            places=places,
+            begin=0 if self.checkpoint is None or not self.is_shared else self.checkpoint.start.draw.first,
         )
 
     def get_key(self, place: int) -> object:

@@ -13,10 +13,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
@@ -32,6 +34,19 @@ class Part:
 
     checkpoint: Checkpoint
     bad: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
+    """With shared shards: where the samples carried stood in the order of all ranks."""
+
+    def list_drawn(self) -> tuple[list[int], list[int]]:
+        """Returns the places that a rank had drawn by the round saved and not taken before it, and those of them it had taken.
+
+        Spec: R14.6.
+        """
+        draw, bad = self.checkpoint.start.draw, frozenset(self.bad)
+        good = [place for place in range(draw.first, draw.first + draw.count) if place not in bad]
+        held = dict(zip(self.checkpoint.start.carried, self.places, strict=True))
+        held |= dict(enumerate(good, self.checkpoint.start.read_samples))
+        return list(held.values()), [held[position] for position in self.checkpoint.taken]
 
     def compute_rest(self, places: range) -> list[int]:
         """Returns those of ``places`` that were neither taken nor set aside; positions count places that were not set aside."""
@@ -50,7 +65,16 @@ class Generation:
     parts: tuple[Part, ...]
 
     def compute_rest(self, order: Sequence[int]) -> list[int]:
-        """Returns the part of ``order`` that is left, still in order. Place p of rank r was item ``r + p * len(parts)``."""
+        """Returns the part of ``order`` that is left, still in order.
+
+        Place p of rank r was item ``r + p * len(parts)``; or the ranks shared the order.
+        """
+        drawn = max(part.checkpoint.start.draw.end for part in self.parts)
+        if drawn:
+            held, taken = (
+                set(chain(*places)) for places in zip(*(part.list_drawn() for part in self.parts), strict=True)
+            )
+            return [order[place] for place in (*sorted(held - taken), *range(drawn, len(order)))]
         world_size = len(self.parts)
         rest: list[int] = []
         for rank, part in enumerate(self.parts):
@@ -73,6 +97,8 @@ class Progress:
     """Of the positions and measures of all samples in the round of the last taken step: read again, they must be the same."""
     base: tuple[Generation, ...] = ()
     """What earlier ranks had taken."""
+    places: tuple[int, ...] = ()
+    """With shared shards: the places of the samples that were carried into the checkpoint's round. Spec: R14.6."""
 
     @property
     def steps(self) -> int:
@@ -115,6 +141,7 @@ class EpochState:
             "known": self.progress.known,
             "digest": self.progress.digest,
             "base": [[_encode_part(part) for part in generation.parts] for generation in self.progress.base],
+            **_encode_places(self.progress.places),
         }
 
     @classmethod
@@ -154,6 +181,7 @@ class EpochState:
                         known=known,
                         digest=digest,
                         base=tuple(map(_decode_generation, base)),
+                        places=_decode_places(data.get("places", ())),
                     ),
                 )
         raise _make_error()
@@ -163,14 +191,23 @@ def _encode_checkpoint(place: Checkpoint) -> StateDict:
     start: StateDict = {
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(place.start).items()
     }
+    if place.start.draw == NOTHING_DRAWN:
+        del start["draw"]
     return {"start": start, "taken_steps": place.taken_steps, "taken": list(place.taken)}
 
 
 def _encode_part(part: Part) -> StateDict:
-    return _encode_checkpoint(part.checkpoint) | {"bad": list(part.bad)}
+    return _encode_checkpoint(part.checkpoint) | {"bad": list(part.bad), **_encode_places(part.places)}
 
 
-def _decode_places(values: Sequence[object]) -> tuple[int, ...]:
+def _encode_places(places: tuple[int, ...]) -> StateDict:
+    """Returns the places as a part of a state; nothing where there are none."""
+    return {"places": list(places)} if places else {}
+
+
+def _decode_places(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple):
+        raise _make_error()
     places = tuple(value for value in values if type(value) is int)
     if len(places) != len(values):
         raise _make_error()
@@ -185,8 +222,8 @@ def _decode_generation(data: object) -> Generation:
 
 def _decode_part(data: object) -> Part:
     match data:
-        case {"bad": [*bad]}:
-            return Part(_decode_checkpoint(data), _decode_places(bad))
+        case {"bad": [*bad], **more}:
+            return Part(_decode_checkpoint(data), _decode_places(bad), _decode_places(more.get("places", ())))
     raise _make_error()
 
 
@@ -201,6 +238,7 @@ def _decode_checkpoint(data: object) -> Checkpoint:
                 "marks": [*marks],
                 "planned_steps": int(planned_steps),
                 "global_samples": int(global_samples),
+                **more,
             },
             "taken_steps": int(taken_steps),
             "taken": [*taken],
@@ -213,8 +251,18 @@ def _decode_checkpoint(data: object) -> Checkpoint:
                 marks=tuple(marks),
                 planned_steps=planned_steps,
                 global_samples=global_samples,
+                draw=_decode_draw(more.get("draw")),
             )
             return Checkpoint(start=start, taken_steps=taken_steps, taken=tuple(taken))
+    raise _make_error()
+
+
+def _decode_draw(data: object) -> Draw:
+    match data:
+        case None:
+            return NOTHING_DRAWN
+        case {"first": int(first), "count": int(count), "end": int(end)}:
+            return Draw(first, count, end)
     raise _make_error()
 
 
@@ -266,7 +314,7 @@ def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
                 f"{state.progress.steps}"
             )
     base = first.progress.base
-    checkpoints = [(state.progress.checkpoint, state.progress.bad) for state in states]
-    parts = tuple(Part(checkpoint, bad) for checkpoint, bad in checkpoints if checkpoint is not None)
+    saved = [state.progress for state in states]
+    parts = tuple(Part(one.checkpoint, one.bad, one.places) for one in saved if one.checkpoint is not None)
     # Before the first step none has a checkpoint that says more than the base does.
     return (*base, Generation(parts)) if len(parts) == len(states) else base

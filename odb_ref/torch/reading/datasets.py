@@ -97,6 +97,8 @@ class SeededDataset(Dataset[object]):
 
     def __getitems__(self, keys: Sequence[SampleKey]) -> Sequence[object]:
         """Returns the samples of several keys; at once, with the seed of the first, where the data set offers that."""
+        if not keys:
+            return []
         read_all = getattr(self._wrapped, "__getitems__", None)
         if not callable(read_all):
             return [self[key] for key in keys]

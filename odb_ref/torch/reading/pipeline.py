@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
@@ -28,7 +28,7 @@ from odb_ref.torch.reading.quarantine import (
 from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
-from odb_ref.torch.reading.source import LoaderOptions, Reader, ReadPlan, Room, Source
+from odb_ref.torch.reading.source import DrawFeed, DrawReader, LoaderOptions, Reader, ReadPlan, Room, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
@@ -63,6 +63,7 @@ class ReadPipeline:
         self._is_pinned = spec.options.is_pinned
         self._is_inline = is_inline
         self._epoch: _Epoch | None = None
+        self._draws: DrawFeed | None = None
         self._left: tuple[threading.Thread, ...] = ()
         """Threads of earlier epochs that were in the user's code when theirs ended."""
 
@@ -80,7 +81,8 @@ class ReadPipeline:
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
         read_ahead = 0 if self._is_inline else read_ahead
         most = self._spec.window_bytes
-        reader = Reader(
+        self._draws = plan.draws
+        reader = (Reader if plan.draws is None else DrawReader)(
             self._source,
             self._collator,
             plan,
@@ -102,6 +104,14 @@ class ReadPipeline:
             if held is not None and self._spec.window_bytes is not None:
                 room = Room(nbytes=self._spec.window_bytes - self._collator.count_bytes(held), is_empty=not held)
             self._epoch.read(count, room)
+
+    def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
+        """Asks for the samples of an order that is drawn as an epoch goes: places and keys. They may be the last of it."""
+        if self._epoch is not None and self._draws is not None:
+            self._draws.add(items)
+            if is_last:
+                self._draws.close()
+            self._epoch.read(len(items), None)
 
     def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
         """Asks for the batches of a round; does not wait."""

@@ -16,6 +16,7 @@ from typing import Final
 from torch.utils.data import Dataset
 
 from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.core.resume import RoundStart
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
 
@@ -142,6 +143,43 @@ class Quarantined:
     cause: str
 
 
+class Places:
+    """The places of a rank's samples, which are numbered from 0 as it reads them, those set aside included.
+
+    With a shard of its own the numbers are the places. With shared shards (``drawn=()``) what it draws are runs of both.
+    """
+
+    def __init__(self, drawn: Sequence[range] | None = None) -> None:
+        self._numbers, self._firsts = ([0], [0]) if drawn is None else ([], [])
+        """Where each run begins."""
+        self._count = 0
+        for places in drawn or ():
+            self.draw(places)
+
+    def resume(self, start: RoundStart, carried: Sequence[int]) -> None:
+        """Begins where a round did: with the places of what was ``carried`` into it, and those drawn for it. Spec: R14.6."""
+        self._numbers, self._firsts = list(start.carried), list(carried)
+        self._count = start.read_samples
+        self.draw(range(start.draw.first, start.draw.first + start.draw.count))
+
+    def draw(self, places: range) -> None:
+        """Appends what was drawn; again, it is what it was."""
+        if len(places) and (not self._firsts or self._firsts[-1] < places.start):
+            self._numbers.append(self._count)
+            self._firsts.append(places.start)
+            self._count += len(places)
+
+    def get_place(self, number: int) -> int:
+        """Returns where sample ``number`` stands, as far as is known."""
+        run = bisect_right(self._numbers, number) - 1
+        return self._firsts[run] + number - self._numbers[run]
+
+    def get_number(self, place: int) -> int:
+        """Returns which sample stands at ``place``."""
+        run = bisect_right(self._firsts, place) - 1
+        return self._numbers[run] + place - self._firsts[run]
+
+
 class Quarantine:
     """What one rank has set aside in one epoch. Not safe to change from two threads."""
 
@@ -153,13 +191,18 @@ class Quarantine:
         total_samples: int | None,
         bad: Iterable[int] = (),
         known_places: int = 0,
+        places: Places | None = None,
+        begin: int = 0,
     ) -> None:
         self._get_key = get_key
         self._max_bad = max_bad
         self._total_samples = total_samples
+        self.places = Places() if places is None else places
+        """Where the samples stand, by number: those before ``begin`` are not numbered if they were set aside."""
         self._bad = list(bad)
-        # The place of position p is p plus the number of bad places that lie at or before it: those with gap <= p.
-        self._gaps = [place - index for index, place in enumerate(self._bad)]
+        self._bad_numbers = [self.places.get_number(place) for place in self._bad if place >= begin]
+        # The number of position p is p plus how many bad ones lie at or before it: those with gap <= p.
+        self._gaps = [number - index for index, number in enumerate(self._bad_numbers)]
         self._known_places = known_places
         self._last = Quarantined(get_key(self._bad[-1]), SAVED_CAUSE) if self._bad else None
 
@@ -185,10 +228,12 @@ class Quarantine:
         Spec: R11.1, R11.2. Preserves: REPLAY.
         """
         key = self._get_key(place)
-        self._gaps.append(place - len(self._bad))
+        number = self.places.get_number(place)
+        self._gaps.append(number - len(self._gaps))
+        self._bad_numbers.append(number)
         self._bad.append(place)
         self._last = Quarantined(key, cause)
-        limit = self._compute_limit(place + 1)
+        limit = self._compute_limit(number + 1)
         if len(self._bad) <= limit:
             return ""
         return (
@@ -202,6 +247,10 @@ class Quarantine:
         known = read_samples if self._total_samples is None else self._total_samples
         return max(SHARE_FLOOR, int(self._max_bad * known))
 
+    def describe_last(self) -> str:
+        """Returns the last sample that was set aside, and why."""
+        return "" if self._last is None else f"{self._last.index!r}: {self._last.cause}"
+
     def find_emptiness(self) -> str:
         """Returns what is wrong when the data end here without one good sample; or empty. Spec: R11.2."""
         if self._last is None or len(self._bad) < 2:
@@ -210,11 +259,12 @@ class Quarantine:
 
     def get_place(self, position: int) -> int:
         """Returns where the sampler names the good sample number ``position``, as far as is known."""
-        return position + bisect_right(self._gaps, position)
+        return self.places.get_place(position + bisect_right(self._gaps, position))
 
     def get_position(self, place: int) -> int:
         """Returns the number of the good sample at ``place``."""
-        return place - bisect_left(self._bad, place)
+        number = self.places.get_number(place)
+        return number - bisect_left(self._bad_numbers, number)
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first so many good samples; those behind the last included if these are all

@@ -67,17 +67,54 @@ class ReadPlan:
     kept: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
     seed: int = 0
+    draws: DrawFeed | None = None
+    """With shared shards: what is to be read behind that, as it is drawn."""
 
 
-class KeyFeed(Sampler[SampleKey]):
-    """The sampler of the inner DataLoader: the keys of the epoch that is being read."""
+class DrawFeed:
+    """The samples that a rank draws in the course of an epoch, in chunks. One thread adds, another takes."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[list[tuple[int, object]]] = deque()
+        self._is_closed = False
+        self.places: list[int] = []
+        """The places of all that was taken."""
+
+    def add(self, items: Sequence[tuple[int, object]]) -> None:
+        """Adds places and keys."""
+        self._chunks.extend(list(items[i : i + CHUNK_SAMPLES]) for i in range(0, len(items), CHUNK_SAMPLES))
+
+    def close(self) -> None:
+        """Nothing more is added."""
+        self._is_closed = True
+
+    def take(self) -> list[tuple[int, object]] | None:
+        """Returns the next chunk, an empty one while nothing is drawn; None when nothing more comes."""
+        is_closed = self._is_closed  # first: what was added before it was closed is not lost
+        if not self._chunks:
+            return None if is_closed else []
+        chunk = self._chunks.popleft()
+        self.places.extend(place for place, _ in chunk)
+        return chunk
+
+
+class KeyFeed(Sampler[list[SampleKey]]):
+    """The batch sampler of the inner DataLoader: the keys of the epoch that is being read, in chunks.
+
+    A DataLoader asks for chunks ahead of time, and cannot be told to wait. Where nothing is drawn yet it is given chunks of
+    nothing, which come back at once.
+    """
 
     def __init__(self) -> None:
         self.plan = ReadPlan(keys=())
 
-    def __iter__(self) -> Iterator[SampleKey]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         plan = self.plan
-        return ((plan.seed, place, key) for place, key in zip(plan.places, plan.keys or (), strict=True))
+        items = zip(plan.places, plan.keys or (), strict=True)
+        while chunk := [(plan.seed, place, key) for place, key in islice(items, CHUNK_SAMPLES)]:
+            yield chunk
+        while plan.draws is not None and (drawn := plan.draws.take()) is not None:
+            yield [(plan.seed, place, key) for place, key in drawn]
 
 
 class Source:
@@ -95,7 +132,6 @@ class Source:
         # A DataLoader has ways of its own with data pipes.
         is_pipe = isinstance(dataset, IterDataPipe)
         arguments: dict[str, object] = {
-            "batch_size": CHUNK_SAMPLES,
             "collate_fn": Contained(measure, "the measure of a sample"),
             "num_workers": options.num_workers,
             "worker_init_fn": options.worker_init_fn if is_pipe else WorkerInit(dataset, options.worker_init_fn),
@@ -108,8 +144,10 @@ class Source:
             arguments["prefetch_factor"] = options.prefetch_factor
         if not isinstance(dataset, IterableDataset):
             dataset = GuardedDataset(SeededDataset(dataset)) if is_guarded else SeededDataset(dataset)
-            arguments["sampler"] = self._feed
-        elif not is_pipe:
+            arguments["batch_sampler"] = self._feed
+        else:
+            arguments["batch_size"] = CHUNK_SAMPLES
+        if isinstance(dataset, IterableDataset) and not is_pipe:
             if options.persistent_workers:
                 self._epoch_seed.share_memory_()  # type: ignore[no-untyped-call]
             dataset = SeededStream(dataset, self._epoch_seed)
@@ -134,7 +172,9 @@ class Source:
     ) -> Iterator[tuple[int, object]]:
         is_shared_out = plan.keys is None and self._loader.num_workers > 1
         items = _flatten(_compare(chunks, warn) if is_shared_out else chunks)
-        if plan.keys is not None:
+        if plan.draws is not None:
+            yield from _name_drawn(items, plan)
+        elif plan.keys is not None:
             yield from _name(items, plan.places)
         else:
             for place, item in enumerate(items):
@@ -244,6 +284,32 @@ class Reader:
                 raise OdbError(f"unexpected answer of the measure: {item!r}")
 
 
+class DrawReader(Reader):
+    """Reads what was drawn, and nothing ahead of that; answers when it has seen all of a draw, good or set aside."""
+
+    _answered_samples = 0
+
+    def count_work(self) -> int:
+        """Returns how many times `work` finds something to do."""
+        return self._wanted[0][0] - self._seen + 1 if self._wanted else 0
+
+    @property
+    def _seen(self) -> int:
+        return self._read_samples - self._answered_samples
+
+    def _has_enough(self, count: int, room: Room | None) -> bool:
+        if self._is_ended and self._seen < count:
+            raise DataSetError(f"the data set ended {count - self._seen} samples before those it was asked for")
+        return self._seen >= count
+
+    def _answer(self, count: int, room: Room | None) -> None:
+        self._answered_samples += count
+        items = [item for item, _ in self._buffer]
+        self._buffer.clear()
+        self._buffer_bytes = 0
+        self.listener.on_read(items, is_ended=True, is_full=False)
+
+
 def _flatten(chunks: Iterator[object]) -> Iterator[object]:
     for chunk in chunks:
         if not isinstance(chunk, list):
@@ -269,6 +335,16 @@ def _identify(item: object) -> object:
             return length, supervised, data
         case _:
             return item
+
+
+def _name_drawn(items: Iterator[object], plan: ReadPlan) -> Iterator[tuple[int, object]]:
+    """Yields each item with its place, of those that have been handed out by then. Spec: R11.4, R14.4. Preserves: COVER."""
+    drawn = [] if plan.draws is None else plan.draws.places
+    first = len(plan.places)
+    for count, item in enumerate(items):
+        if count >= first + len(drawn):
+            raise DataSetError(f"the data set gave more than the {first + len(drawn)} samples it was asked for")
+        yield plan.places[count] if count < first else drawn[count - first], item
 
 
 def _name(items: Iterator[object], places: Sequence[int]) -> Iterator[tuple[int, object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from odb_ref.core.config import Config
 from odb_ref.core.resume import Ledger
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
 from odb_ref.torch.backend.notes import RoundNote, StepNote
@@ -15,11 +16,14 @@ from odb_ref.torch.trainer.bad_samples import BadSampleLog
 class Position:
     """Follows the steps of one rank. Its owner holds a lock around each call."""
 
-    def __init__(self, start: EpochStart, accumulation_steps: int) -> None:
+    def __init__(self, config: Config, start: EpochStart, accumulation_steps: int) -> None:
         saved = None if start.checkpoint is None else start.checkpoint.start
+        begun = start.get_round_start(config)
         self._start = start.progress
         self._accumulation_steps = accumulation_steps
-        self._ledger = Ledger(saved)
+        self._ledger = Ledger(begun)
+        self._carried = {begun.round: start.progress.places}
+        """With shared shards: the places of what was carried into a round, from that of the last taken step on."""
         self._rounds: deque[RoundNote] = deque()
         """From the one that the last taken step or the accumulation window lies in."""
         self.first_step = start.progress.steps
@@ -44,6 +48,7 @@ class Position:
         """Adds a planned round."""
         self._rounds.append(note)
         self._ledger.note_round(note.next_start)
+        self._carried[note.next_start.round] = note.carried_places
 
     def advance(self) -> StepNote:
         """Moves past the next step, which must be planned, and returns it."""
@@ -52,6 +57,7 @@ class Position:
         self._ledger.note_taken(step.number, step.positions)
         while self._rounds[0].numbers.stop < self.compute_window(self.next_step).start:
             self._rounds.popleft()
+        self._carried = {round_: places for round_, places in self._carried.items() if round_ >= step.round}
         self.emitted_samples += step.global_counts.samples
         return step
 
@@ -88,4 +94,5 @@ class Position:
             known=known,
             digest="" if note is None else note.digest,
             base=self._start.base,
+            places=self._carried[checkpoint.start.round],
         )

@@ -92,7 +92,7 @@ class TrainerSide:
         self._substitute: threading.Thread | None = None
         """Does the consumer's work for it, if that is reading and collating, and the consumer does not come."""
         self._machine = RemoteMachine(config, backend.submit)
-        self._position = Position(start, accumulation_steps)
+        self._position = Position(config, start, accumulation_steps)
         self._queue = StepQueue(self._position.first_step)
         self._ending = Ending()
         self.bad_samples = BadSampleLog(start)

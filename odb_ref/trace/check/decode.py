@@ -50,6 +50,14 @@ def get_integer(data: JsonObject, key: str) -> int:
     raise TraceError(f"expected an integer in {key!r}, got {shorten(value)}")
 
 
+def get_optional(data: JsonObject, key: str) -> int | None:
+    """Returns the integer at ``key``, None when nothing is there.
+
+    Raises: TraceError when it is something else.
+    """
+    return get_integer(data, key) if key in data else None
+
+
 def get_flag(data: JsonObject, key: str) -> bool:
     """Returns the truth value at ``key``.
 
@@ -92,6 +100,17 @@ def get_counts(data: JsonObject) -> Rows:
     if _is_rows(value) and set(map(len, value)) <= {3}:
         return value
     raise TraceError("expected counts, lists of three integers")
+
+
+def get_wants(data: JsonObject) -> list[int]:
+    """Returns what the ranks want, by rank; nothing where they have their own sources. Spec: R14.2.
+
+    Raises: TraceError when malformed.
+    """
+    value = data.get("wants", [])
+    if _is_integers(value):
+        return value
+    raise TraceError(f"expected wants, a list of integers, got {shorten(value)}")
 
 
 def get_samples(data: JsonObject) -> Rows:
@@ -221,6 +240,9 @@ class Settings:
     order: str
     order_seed: int
     limits: tuple[int, ...]
+    world_size: int
+    shared_samples: int | None
+    """How many samples the ranks share, None when each has a source of its own. Spec: R14.1."""
     window_samples: int
     ramp_rounds: int
     is_quota: bool
@@ -274,6 +296,10 @@ def decode_settings(header: Header) -> Settings:
         order=str(order),
         order_seed=_get_setting(config, "order_seed", least=0) if "order_seed" in config else 0,
         limits=tuple(limits),
+        world_size=header.world_size,
+        shared_samples=None
+        if config.get("shared_samples") is None
+        else _get_setting(config, "shared_samples", least=0),
         window_samples=_get_setting(config, "window_samples"),
         ramp_rounds=_get_setting(config, "ramp_rounds", least=0),
         is_quota=mode == Mode.QUOTA,

@@ -29,7 +29,7 @@ ANSWERS: Final = {"agreed": Kind.OFFER, "counted": Kind.COUNTS, "reported": Kind
 class Exchange:
     """One exchange: who has posted, and what every rank must be answered."""
 
-    __slots__ = ("answer", "answered", "is_broken", "posted", "rows", "wire")
+    __slots__ = ("answer", "answered", "is_broken", "posted", "rows", "wants", "wire")
 
     def __init__(self) -> None:
         self.posted: dict[int, bytes] = {}
@@ -41,6 +41,7 @@ class Exchange:
         """The first answer; once it is known to be right, the others need only be equal to it."""
         self.wire: tuple[int, ...] = ()
         self.rows: Rows = []
+        self.wants: dict[int, int] = {}
 
 
 _EMPTY: Final = Exchange()
@@ -74,9 +75,11 @@ class Exchanges:
         wire = offer.to_wire()
         exchange.wire = tuple(map(max, exchange.wire, wire)) if exchange.wire else wire
 
-    def post_counts(self, rank: int, number: int, rows: Rows) -> None:
+    def post_counts(self, rank: int, number: int, rows: Rows, wanted: int | None) -> None:
         """Takes part in the sum of counts. ALIGN: all ranks post equally many."""
         exchange = self._post(Kind.COUNTS, rank, number)
+        if wanted is not None:
+            exchange.wants[rank] = wanted
         if len(exchange.posted) == 1:
             exchange.rows = [list(row) for row in rows]
             return
@@ -102,9 +105,12 @@ class Exchanges:
         is_right = self._answer(Kind.OFFER, rank, number, agreement, lambda it: agreement.to_wire() == it.wire)
         return agreement, is_right
 
-    def answer_counts(self, rank: int, number: int, rows: Rows) -> bool:
-        """Returns True when ``rows`` is the sum of the counts of all ranks."""
-        return self._answer(Kind.COUNTS, rank, number, rows, lambda it: rows == it.rows)
+    def answer_counts(self, rank: int, number: int, rows: Rows, wants: list[int]) -> bool:
+        """Returns True when ``rows`` is the sum of the counts of all ranks, and ``wants`` what they want, by rank."""
+        answer = [*rows, wants]
+        return self._answer(
+            Kind.COUNTS, rank, number, answer, lambda it: rows == it.rows and wants == _list_by_rank(it.wants)
+        )
 
     def answer_reports(self, rank: int, reports: list[TracedReport]) -> bool:
         """Returns True when ``reports`` are the reports of all ranks, by rank."""
@@ -157,6 +163,10 @@ class Exchanges:
             return False
         exchange.answer = raw
         return True
+
+
+def _list_by_rank(wants: dict[int, int]) -> list[int]:
+    return [want for _, want in sorted(wants.items())]
 
 
 def _digest(report: TracedReport) -> bytes:

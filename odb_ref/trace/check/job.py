@@ -126,7 +126,7 @@ class Job:
                 raise stream.locate(error) from error
             self.records += 1
             self._remembered += rank.size - before
-            if self._remembered > self._most:
+            if self._remembered + len(self._rounds.places) > self._most:
                 raise stream.locate(f"the ranks hold more than {self._most} samples and steps: too many to check")
 
     def judge(self, *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
@@ -140,6 +140,7 @@ class Job:
         for rank, finish in finishes:
             self._judge_finish(rank, finish, fewest_left)
         self._judge_rounds(ranks)
+        self._judge_draws(ranks)
         not_applicable = self._compute_not_applicable(ranks, finishes)
         if not is_replayed:
             not_applicable[Property.REPLAY] = "not asked for (--replay)"
@@ -287,6 +288,18 @@ class Job:
             what = f"closes at {self._rounds.total_samples} samples: no quota is reached and no rank has run dry"
             self._findings.violate(Property.QUOTA, what, round_=self._rounds.count)
 
+    def _judge_draws(self, ranks: Sequence[RankChecker]) -> None:
+        """Judges COVER of the job: where all ranks draw from one order, each place of it was drawn."""
+        settings = self._streams[0].settings
+        total, complete = settings.shared_samples, [rank for rank in ranks if rank.is_complete]
+        if total is None or settings.is_quota or len(complete) < self._header.world_size:
+            return
+        missing = self._rounds.places.find_missing(min(rank.draws.first for rank in ranks), total)
+        if missing is None:
+            self._findings.checked[Property.COVER] += 1
+        else:
+            self._findings.violate(Property.COVER, f"closes, and no rank has read place {missing} of the common order")
+
     def _compute_not_applicable(
         self, ranks: Sequence[RankChecker], finishes: Sequence[tuple[RankChecker, TracedFinish]]
     ) -> dict[Property, str]:
@@ -306,6 +319,8 @@ class Job:
             reasons[Property.COVER] = "quota mode"
         else:
             reasons[Property.QUOTA] = "join mode"
+        if self._streams[0].settings.shared_samples is None:
+            reasons[Property.DEAL] = "each rank has its own source"
         if not is_complete:
             reasons[Property.COVER] = reasons[Property.QUOTA] = "the epoch was not completed"
         if kinds <= {OutcomeKind.COMPLETE}:

@@ -53,12 +53,15 @@ def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgem
         yield Property.STOP, "" if is_said else "its offer and what its consumer did differ"
 
 
-def compare_window(held: int, new: int, asked: int, size: int, *, is_ended: bool, is_full: bool = False) -> str:
+def compare_window(held: int, new: int, asked: int, size: int | None, *, is_ended: bool, is_full: bool = False) -> str:
     """Returns how a window differs from R2.3; empty when it does not.
 
-    Of the ``held`` samples ``new`` were read, and ``asked`` were asked for; ``size`` is the window's by the configuration.
+    Of the ``held`` samples ``new`` were read, and ``asked`` were asked for; ``size`` is the window's by the configuration, None
+    where what is asked for is what was drawn (R14.3).
     One that is full of bytes is smaller, and not empty; a trace does not say how many bytes a sample has.
     """
+    if size is None:
+        return ""
     carried = held - new
     wanted = max(0, size - carried)
     # A source that ended in a round before is not asked again.

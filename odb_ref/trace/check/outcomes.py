@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.trace.check.decode import TracedFinish
+from odb_ref.trace.check.decode import TracedFinish, TracedReport, compute_fingerprint
 from odb_ref.trace.check.verdict import Judgement, Property
 
 
@@ -22,6 +22,14 @@ def is_broken_off(agreement: Offer) -> bool:
 def is_ended_by(agreement: Offer | None) -> bool:
     """Returns True when the agreement ends the epoch otherwise than by its completion."""
     return agreement is not None and (is_broken_off(agreement) or agreement.stop_rank != NONE)
+
+
+def judge_report(report: TracedReport, own: tuple[int, str, int], fingerprint: int) -> Iterator[Judgement]:
+    """Yields what is judged of a report: it must be of its ``own`` rank, failure and round, and of the offered fingerprint."""
+    is_own = (report.rank, report.cause, report.round) == own
+    yield Property.ABORT, "" if is_own else "its report differs from what happened to it"
+    is_same = compute_fingerprint(report.config) == fingerprint
+    yield Property.ABORT, "" if is_same else "reports a configuration of another fingerprint than it offered"
 
 
 def judge_outcome(finish: TracedFinish, agreement: Offer | None, lost_peers: Set[int | None]) -> Iterator[Judgement]:

@@ -5,6 +5,9 @@ The checker's own bookkeeping, from what the rank did; nothing here knows what t
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check.decode import (
@@ -13,25 +16,27 @@ from odb_ref.trace.check.decode import (
     TracedFinish,
     TracedReport,
     TracedStep,
-    compute_fingerprint,
     decode_finish,
     get_counts,
     get_flag,
     get_integer,
     get_kind,
     get_offer,
+    get_optional,
     get_report,
     get_reports,
     get_samples,
+    get_wants,
     iterate_steps,
 )
+from odb_ref.trace.check.draws import RankDraws
 from odb_ref.trace.check.exchanges import Exchanges, Kind
-from odb_ref.trace.check.groups import list_excesses
 from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
 from odb_ref.trace.check.order import find_disorder
-from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome
+from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
 from odb_ref.trace.check.rounds import Rounds
-from odb_ref.trace.check.verdict import Findings, Property
+from odb_ref.trace.check.steps import judge_step
+from odb_ref.trace.check.verdict import Findings, Judgement, Property
 from odb_ref.trace.format import RESUMED, JsonObject, Record, TraceError, decode_resumed
 
 
@@ -54,12 +59,13 @@ class RankChecker:
         self._wanted_samples = 0
         self.held: dict[int, list[int]] = {}
         """Samples read and in no step yet, by position, oldest first."""
+        self.draws = RankDraws(rank, settings, rounds.places)
         self._skipped: list[range] = []
         """Positions left out by the reads: none, in a right trace."""
         self._new_samples = self._asked_samples = 0
         """Samples read and asked for since the offer before."""
-        self._marks: dict[int, int] = {}
-        """``read_samples`` at the agreement of each round, as far back as the trace says."""
+        self._marks = Counter[int]()
+        """``read_samples`` at the agreement of each round, 0 where the trace does not say."""
         # Exchanges: how many of each kind have been posted and answered.
         self.posted = dict.fromkeys(Kind, 0)
         self.answered = dict.fromkeys(Kind, 0)
@@ -129,12 +135,18 @@ class RankChecker:
         else:
             self._violate(property_, what, step)
 
+    def _judge(self, judgements: Iterable[Judgement]) -> None:
+        for property_, what in judgements:
+            self._expect(not what, property_, what)
+
     def _begin(self, event: JsonObject | None) -> None:
         self._has_begun = True
         if event is not None and get_kind(event) == RESUMED:
             self._resume(event)
             return
         self._rounds.begin(0, 0, 0)
+        self.draws.begin()
+        self.is_ended = self.draws.has_ended
         if event is not None:
             self._handle_event(event)
 
@@ -148,10 +160,11 @@ class RankChecker:
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
-        self.read_samples, self.is_ended = start.read_samples, start.is_ended
+        self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end))
+        self.read_samples, self.is_ended = start.read_samples, start.is_ended or self.draws.has_ended
         self.seen_samples = len(rows)
         self.held = {row[1]: row for row in rows}
-        self._marks = dict(enumerate(start.marks, start.round - len(start.marks)))
+        self._marks = Counter(dict(enumerate(start.marks, start.round - len(start.marks))))
         self._collated_round = start.round - 1
         self.planned_steps = self._released_steps = self.delivered_steps = self.taken_steps = start.planned_steps
         is_same = self._rounds.begin(start.round, start.planned_steps, start.global_samples)
@@ -174,7 +187,7 @@ class RankChecker:
             case "agreed":
                 self._agree(event)
             case "counted":
-                self._count(get_counts(event))
+                self._count(get_counts(event), get_wants(event))
             case "reported":
                 is_right = self._exchanges.answer_reports(self.rank, get_reports(event))
                 self._expect(is_right, Property.EXCHANGE, "is told other reports than the ranks have posted")
@@ -191,9 +204,7 @@ class RankChecker:
                     self.failure = cause if isinstance(cause, str) and cause else "unknown failure"
             case "peer_lost":
                 self.lost_peers.add(None if event.get("rank") is None else get_integer(event, "rank"))
-            case "urged":
-                pass
-            case kind:
+            case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
 
     def _handle_effect(self, effect: JsonObject) -> None:
@@ -202,12 +213,13 @@ class RankChecker:
                 self._deliver(get_integer(effect, "number"))
             case "read":
                 self._wanted_samples = self._asked_samples = get_integer(effect, "count")
+                self._judge(self.draws.note_read(self._wanted_samples, get_optional(effect, "first")))
             case "collate":
                 self._collate(get_integer(effect, "round"), list(iterate_steps(effect)))
             case "post_offer":
                 self._post_offer(get_offer(effect, "offer"))
             case "post_counts":
-                self._post_counts(get_counts(effect))
+                self._post_counts(get_counts(effect), get_optional(effect, "wanted"))
             case "post_report":
                 self._post_report(get_report(effect.get("report")))
             case "finish":
@@ -231,10 +243,10 @@ class RankChecker:
             self.seen_samples += 1
             self._new_samples += 1
             self.held[position] = row
-        self._wanted_samples -= len(rows)
-        self._expect(self._wanted_samples >= 0, Property.CONSERVE, "reads more samples than it asked for")
-        self.is_ended, self._is_full = is_ended, is_full
-        self._wanted_samples = 0 if is_ended or is_full else self._wanted_samples
+        left = self._wanted_samples - len(rows)
+        self._expect(left >= 0, Property.CONSERVE, "reads more samples than it asked for")
+        self.is_ended, self._is_full = self.draws.has_ended if self.draws.is_shared else is_ended, is_full
+        self._wanted_samples = 0 if is_ended or is_full else left
 
     def _judge_costs(self, rows: Rows) -> None:
         limits = len(self.settings.limits)
@@ -259,17 +271,17 @@ class RankChecker:
         seen = Seen(
             rank=self.rank,
             rows=list(self.held.values()),
-            due_before=self._get_mark(number - self.settings.max_age_rounds),
+            due_before=self._marks[number - self.settings.max_age_rounds],
             is_ended=self.is_ended,
             is_collated=self._collated_round == number - 1,
             wanted_samples=self._wanted_samples,
             has_failed=bool(self.failure),
             stopped_after=self.stopped_after,
         )
-        for property_, what in judge_offer(offer, seen, self.settings):
-            self._expect(not what, property_, what)
+        self._judge(judge_offer(offer, seen, self.settings))
         if not (is_met or self.failure or self.stopped_after is not None):
-            size = self.settings.compute_window_samples(number)
+            self._judge(self.draws.judge_offer(held, self._wanted_samples))
+            size = None if self.draws.is_shared else self.settings.compute_window_samples(number)
             read = (self._new_samples, self._asked_samples, size)
             if what := compare_window(held, *read, is_ended=self.is_ended, is_full=self._is_full):
                 self._violate(Property.REPLAY, what)
@@ -280,10 +292,7 @@ class RankChecker:
         self._exchanges.post_report(self.rank, report)
         self.posted[Kind.REPORT] += 1
         self.reported_cause = report.cause
-        is_own = (report.rank, report.cause, report.round) == (self.rank, self.failure, self.round)
-        self._expect(is_own, Property.ABORT, "its report differs from what happened to it")
-        is_same = compute_fingerprint(report.config) == self._offered_fingerprint
-        self._expect(is_same, Property.ABORT, "reports a configuration of another fingerprint than it offered")
+        self._judge(judge_report(report, (self.rank, self.failure, self.round), self._offered_fingerprint))
 
     # Rounds --------------------------------------------------------------------------------------------------------
 
@@ -307,10 +316,11 @@ class RankChecker:
             what = f"continues with the fingerprint {told}, but its configuration's is {own}"
             self._expect(told == own, Property.ABORT, what)
 
-    def _post_counts(self, rows: Rows) -> None:
+    def _post_counts(self, rows: Rows, wanted: int | None) -> None:
         number = self.posted[Kind.COUNTS]
         self.posted[Kind.COUNTS] += 1
-        self._exchanges.post_counts(self.rank, number, rows)
+        self._exchanges.post_counts(self.rank, number, rows, wanted)
+        self._judge(self.draws.note_want(wanted))
         self._posted_counts = rows
         most = 0 if self._agreement is None else self._agreement.samples_max
         what = f"{len(rows)} steps from at most {most} samples of a rank: not from 1 to that many"
@@ -319,9 +329,11 @@ class RankChecker:
         if len(rows) < due:
             self._violate(Property.AGE, f"{len(rows)} steps for {due} due groups")
 
-    def _count(self, rows: Rows) -> None:
-        is_right = self._exchanges.answer_counts(self.rank, self.answered[Kind.COUNTS], rows)
-        self._expect(is_right, Property.WEIGHT, "is told other counts than the sum over all ranks")
+    def _count(self, rows: Rows, wants: list[int]) -> None:
+        is_right = self._exchanges.answer_counts(self.rank, self.answered[Kind.COUNTS], rows, wants)
+        self._expect(is_right, Property.WEIGHT, "is told other counts than the sum over all ranks, or other wants")
+        self._judge(self.draws.note_wants(wants))
+        self.is_ended = self.draws.has_ended or self.is_ended
         self._counted = rows
         self.answered[Kind.COUNTS] += 1
         for step, row in enumerate(rows, self.planned_steps):
@@ -334,21 +346,19 @@ class RankChecker:
         number = self.round - 1
         self._judge_numbers(number, steps)
         due = number - self.settings.max_age_rounds
-        groups = [self._judge_step(number, offset, step, self._get_mark(due - 1)) for offset, step in enumerate(steps)]
+        window = list(self.held.values()) if self.draws.is_shared else []
+        groups = [self._judge_step(number, offset, step, self._marks[due - 1]) for offset, step in enumerate(steps)]
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
-        checked = self._findings.checked
-        for item in (Property.ONCE, Property.BUDGET, Property.WEIGHT, Property.AGE):
-            checked[item] += len(steps)
+        if len(steps) == len(self._posted_counts):  # a round that is cut is the last
+            self._judge(self.draws.judge_want(window, list(self.held.values()), number + 1))
+        judged = (Property.ONCE, Property.BUDGET, Property.WEIGHT, Property.AGE)
+        self._findings.checked.update(dict.fromkeys(judged, len(steps)))
         if self.held and due >= 0 and not self.settings.is_quota:
             oldest = next(iter(self.held))
-            if oldest < self._get_mark(due):
+            if oldest < self._marks[due]:
                 what = f"position {oldest} is carried for more than {self.settings.max_age_rounds} rounds"
                 self._violate(Property.AGE, what, round_=number)
-
-    def _get_mark(self, number: int) -> int:
-        """Returns the samples read when round ``number`` was agreed on; 0 for a round of which that is not known."""
-        return self._marks.get(number, 0)
 
     def _judge_numbers(self, number: int, steps: list[TracedStep]) -> None:
         first = self.planned_steps
@@ -363,7 +373,7 @@ class RankChecker:
         # One mistake is enough: go on as if the steps were there, so that it is not found again in every later round.
         self.planned_steps = first + max(len(steps), others, 0 if self.settings.is_quota else posted)
 
-    def _judge_step(self, number: int, offset: int, step: TracedStep, due_position: int) -> Rows:
+    def _judge_step(self, number: int, offset: int, step: TracedStep, due_before: int) -> Rows:
         group: Rows = []
         for position in step.positions:
             row = self.held.pop(position, None)
@@ -373,21 +383,12 @@ class RankChecker:
                 self._violate(Property.ONCE, f"position {position} is emitted again", step.number, number)
             else:
                 self._violate(Property.CONSERVE, f"position {position} was never read", step.number, number)
-        if step.positions and min(step.positions) < due_position and len(group) == len(step.positions):
-            what = f"position {min(step.positions)} was carried for more than {self.settings.max_age_rounds} rounds"
-            self._violate(Property.AGE, what, step.number, number)
-        for what in list_excesses(group, self.settings):
-            self._violate(Property.BUDGET, what, step.number, number)
+        rows = (self._posted_counts, self._counted)
+        posted, told = (of_round[offset] if offset < len(of_round) else None for of_round in rows)
+        for property_, what in judge_step(step, group, self.settings, due_before=due_before, counts=(posted, told)):
+            self._violate(property_, what, step.number, number)
         if self.settings.is_quota:
             self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
-        if len(group) == len(step.positions) and offset < len(self._posted_counts):
-            counts = [len(group), sum(row[2] for row in group), sum(row[3] for row in group)]
-            if counts != self._posted_counts[offset]:
-                what = f"holds {counts}, but posted {self._posted_counts[offset]} (samples, tokens, supervised)"
-                self._violate(Property.WEIGHT, what, step.number, number)
-        if offset < len(self._counted) and step.counts != self._counted[offset]:
-            what = f"carries the counts {step.counts}, but was told {self._counted[offset]}"
-            self._violate(Property.WEIGHT, what, step.number, number)
         return group
 
     # Output --------------------------------------------------------------------------------------------------------
@@ -416,5 +417,4 @@ class RankChecker:
             return
         self.finish = finish
         self.is_complete = finish.kind == OutcomeKind.COMPLETE and not is_ended_by(self._agreement)
-        for property_, what in judge_outcome(finish, self._agreement, self.lost_peers):
-            self._expect(not what, property_, what)
+        self._judge(judge_outcome(finish, self._agreement, self.lost_peers))

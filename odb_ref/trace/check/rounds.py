@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from odb_ref.trace.check.decode import Rows
+from odb_ref.trace.check.draws import Places
 from odb_ref.trace.check.verdict import Findings, Property
 
 _KEPT: Final = 32
@@ -25,6 +26,8 @@ class Rounds:
         self.total_steps = 0
         self.samples_before: list[int] = [0]
         """Samples of all ranks planned before each of those rounds, and after the last."""
+        self.places = Places()
+        """What the ranks have drawn of a common order, if they share one."""
 
     def begin(self, first_round: int, planned_steps: int, planned_samples: int) -> bool:
         """Notes where a rank begins, zeros but for a resumed epoch. False when it differs from others in the same round.

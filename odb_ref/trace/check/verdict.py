@@ -27,6 +27,7 @@ class Property(StrEnum):
     AGE = "AGE"
     ORDER = "ORDER"
     WEIGHT = "WEIGHT"
+    DEAL = "DEAL"
     REPLAY = "REPLAY"
 
 

@@ -65,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--leave-inside", action="store_true", help="consumers may leave in the middle of a step, too")
     parser.add_argument("--inline", action="store_true", help="each consumer's own thread reads and collates")
     parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r steps more")
+    parser.add_argument("--shared", action="store_true", help="all ranks draw from one order, of all shards' samples")
     parser.add_argument("--odd-rank", type=int, metavar="R", help="a rank with another configuration")
     parser.add_argument(
         "--reduced",
@@ -137,6 +138,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         is_inline=options.inline,
         is_uneven_depth=options.uneven_depth,
         odd_rank=options.odd_rank,
+        is_shared=options.shared,
     )
     return build_terms(options).apply(bounds)
 

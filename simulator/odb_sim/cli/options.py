@@ -74,7 +74,8 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         "--shards",
         choices=[str(sharding) for sharding in Sharding],
         default=str(Sharding.EVEN),
-        help="even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...",
+        help="even: sizes differ by one at most; uneven: one each and the rest as 1 : 4 : 9 : 16 ...; shared: all ranks draw "
+        "from one order (baselines: as even)",
     )
     parser.add_argument(
         "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"

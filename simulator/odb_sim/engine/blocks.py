@@ -17,9 +17,8 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
-from odb_ref.core.resume import RoundStart, resume
-from odb_ref.core.state import State
-from odb_sim.engine.loading import BlockReader
+from odb_ref.core.resume import RoundStart
+from odb_sim.engine.loading import BlockReader, DrawReader
 from odb_sim.engine.moves import sum_moves
 from odb_sim.engine.twins import (
     HUGE,
@@ -32,6 +31,7 @@ from odb_sim.engine.twins import (
     compute_block_offer,
     compute_group_bounds,
     compute_ragged,
+    compute_shared_wants,
     compute_wanted,
     count_groups,
     decode_positions,
@@ -80,32 +80,38 @@ def merge_figures(parts: Sequence[Figures]) -> Figures:
 
 
 class Block:
-    """The ranks from ``first`` to ``end``. A round is `read`, `compute_offer`, `align`, `emit`, in this order."""
+    """Some of the ranks. A round is `ask` or `draw`, `read`, `compute_offer`, `align`, `emit`; the next asks before `emit`.
+
+    A sample is named by its place in the workload: where a rank has its own shard, the order of places is that of positions.
+    """
 
     __slots__ = (
+        "_asked",
+        "_asked_before",
         "_bounds",
         "_config",
         "_costs",
         "_due",
         "_emitted",
+        "_ends",
+        "_first",
         "_held",
         "_held_counts",
         "_is_ended",
         "_is_packed",
+        "_known",
         "_loader_factors",
         "_marks",
-        "_offsets",
-        "_read",
         "_reader",
         "_runs",
+        "_runs_read",
         "_seen",
-        "_shards",
         "_trainer_factors",
-        "_wanted",
         "_windows",
         "_workload",
         "moved_places",
         "rank_tokens",
+        "wants",
     )
 
     def __init__(
@@ -125,45 +131,67 @@ class Block:
         self._costs = costs
         self._seen = seen
         """Which samples of the whole workload are emitted."""
-        self._offsets = workload.offsets[ranks.start : ranks.stop]
-        self._shards = workload.offsets[ranks.start + 1 : ranks.stop + 1] - self._offsets
+        offsets = workload.offsets[ranks.start : ranks.stop]
+        self._ends = workload.offsets[ranks.start + 1 : ranks.stop + 1]
+        """Where in the workload each rank's own shard ends."""
         self._trainer_factors = _list_factors(conditions.slow_ranks, ranks)
         self._loader_factors = _list_factors(conditions.slow_loaders, ranks)
-        states = [_begin(config, workload, rank, starts) for rank in (ranks if starts else ranks[:1])]
-        states = states if starts else states * len(ranks)
-        self._read = np.array([state.read_samples for state in states])
-        self._is_ended = np.array([state.is_ended for state in states])
-        self._wanted = np.array([min(state.wanted_samples, HUGE) for state in states])
-        self._marks = [np.array(marks) for marks in zip(*(state.marks for state in states), strict=True)]
-        carried = list(chain.from_iterable(state.window for state in states))
-        self._held = encode_samples(
-            np.array([sample.length for sample in carried], dtype=np.int64),
-            np.array([sample.position for sample in carried], dtype=np.int64),
-        )
-        self._held_counts = np.array([len(state.window) for state in states])
-        self._reader = BlockReader(
-            costs.loader,
-            workload.tokens,
-            self._offsets + self._read,
-            self._shards - self._read,
-            window_samples=min(config.window_samples, HUGE),
-            slowness=self._loader_factors,
-        )
+        own = [starts[rank] if starts else RoundStart() for rank in ranks]
+        self._known = offsets + np.array([start.read_samples for start in own])
+        """The place below which each rank has read all that is its own to read. A mark is such a place."""
+        self._is_ended = np.array([start.is_ended for start in own])
+        self._marks = [offsets + np.array(marks) for marks in zip(*(start.marks for start in own), strict=True)]
+        self._held_counts = np.array([len(start.carried) for start in own])
+        carried = np.array(list(chain.from_iterable(start.carried for start in own)), dtype=np.int64)
+        carried += np.repeat(offsets, self._held_counts)
+        self._held = encode_samples(workload.tokens[carried], carried)
+        self._reader: BlockReader | DrawReader
+        if config.shared_samples is None:
+            self._reader = BlockReader(
+                costs.loader,
+                workload.tokens,
+                self._known,
+                self._ends - self._known,
+                window_samples=min(config.window_samples, HUGE),
+                slowness=self._loader_factors,
+            )
+        else:
+            self._reader = DrawReader(costs.loader, workload.tokens, ranks=len(ranks))
+        self.wants = compute_wanted(config, starts[0].round if starts else 0, self._held_counts, self._is_ended)
+        """For how many samples more each rank has room."""
         self.rank_tokens: Integers = np.zeros(len(ranks), dtype=np.int64)
         """Real tokens that each rank has trained on."""
-        self._emitted = self._read - self._held_counts
+        self._asked_before = self._known - offsets
+        self._runs_read = [(offsets, np.zeros_like(offsets))]
+        """Where the last runs begin that each rank has read, and the position of the first of each."""
+        self._emitted = self._asked_before - self._held_counts
         self.moved_places = 0
+
+    def ask(self) -> None:
+        """Each rank asks its own shard for as many samples as it wants."""
+        self._first, self._asked = self._known, np.minimum(self.wants, self._ends - self._known)
+        self._known = self._known + self._asked
+        self._is_ended = self._is_ended | ((self.wants > 0) & (self._known == self._ends))
+
+    def draw(self, firsts: Integers, counts: Integers, drawn: int) -> None:
+        """Each rank asks for what it draws of the common order, of which all ranks have ``drawn`` so many by now."""
+        self._first, self._asked = firsts, counts
+        # What is older than this is emitted (AGE), but for a rank that draws nothing: its run is the next one's.
+        self._runs_read = [*self._runs_read, (firsts, self._asked_before)][-self._config.max_age_rounds - 3 :]
+        self._asked_before = self._asked_before + counts
+        self._known = np.full_like(self._known, drawn)
+        self._is_ended = np.full_like(self._is_ended, drawn == self._config.shared_samples)
 
     def read(self, asked_s: float) -> float:
         """Fills the windows and forms their groups; when the rank that reads longest has done so."""
-        counts = self._count_wanted()
-        answers_s = self._reader.read(counts, asked_s)
-        positions = compute_ragged(self._read, counts)
-        places = positions + np.repeat(self._offsets, counts)
+        counts = self._asked
+        if isinstance(self._reader, DrawReader):
+            answers_s = self._reader.read(self._first, counts, asked_s, self._loader_factors)
+        else:
+            answers_s = self._reader.read(counts, asked_s)
+        places = compute_ragged(self._first, counts)
         tokens = self._workload.tokens[places]
-        self._read = self._read + counts
-        self._is_ended = self._is_ended | ((self._wanted > 0) & (self._read == self._shards))
-        windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, positions), counts))
+        windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, places), counts))
         self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
         budget_tokens, limits = self._config.budget_tokens, self._config.limits
         if self._config.order is StepOrder.SAMPLER:
@@ -175,12 +203,8 @@ class Block:
             self._bounds = compute_group_bounds(self._windows, budget_tokens, limits)
         return float(answers_s.max())
 
-    def _count_wanted(self) -> Integers:
-        counts: Integers = np.minimum(self._wanted, self._shards - self._read)
-        return counts
-
     def _accumulate_resources(self, windows: Windows) -> tuple[Integers, ...]:
-        places = np.minimum(self._offsets[:, None] + windows.positions, self._workload.samples_total - 1)
+        places = np.minimum(windows.positions, self._workload.samples_total - 1)
         return tuple(
             accumulate_rows(self._workload.resources[places, resource]) for resource in range(len(self._config.limits))
         )
@@ -214,11 +238,14 @@ class Block:
         )
         if config.order is StepOrder.SHUFFLED:
             self._runs = arrange_runs(self._runs, config.order_seed, round_)
-        self._marks = [*self._marks, self._read][-self._config.max_age_rounds :]
+        self._marks = [*self._marks, self._known][-self._config.max_age_rounds :]
         sizes = self._runs.sizes
-        self._wanted = compute_wanted(
-            self._config, round_ + 1, self._windows.counts - sizes.sum(axis=1), self._is_ended
-        )
+        carried = self._windows.counts - sizes.sum(axis=1)
+        if self._config.shared_samples is None:
+            self.wants = compute_wanted(self._config, round_ + 1, carried, self._is_ended)
+        else:
+            carried_tokens = self._windows.tokens - self._runs.compute_sums(self._windows.sums).sum(axis=1)
+            self.wants = compute_shared_wants(self._config, round_ + 1, self._windows, carried_tokens, self._is_ended)
         samples: Integers = sizes.sum(axis=0)
         return samples
 
@@ -239,7 +266,7 @@ class Block:
         collate_s = self._costs.loader.compute_collate_s(
             np.full(len(padded), float(steps)),
             padded.sum(axis=1).astype(np.float64),
-            self._count_wanted().astype(np.float64),
+            self._asked.astype(np.float64),
         )
         is_over = padded > self._config.budget_tokens
         return Figures(
@@ -255,6 +282,14 @@ class Block:
             collate_s=float((collate_s * self._loader_factors).max()),
         )
 
+    def _find_positions(self, ids: Integers, counts: Integers) -> Integers:
+        """Returns the positions of samples, each in its rank's own input: so many of each rank, rank by rank."""
+        positions = np.zeros_like(ids)
+        for firsts, numbers in self._runs_read:
+            first = np.repeat(firsts, counts)
+            positions = np.where(ids >= first, ids - first + np.repeat(numbers, counts), positions)
+        return positions
+
     def _keep_others(self, runs: Runs, sizes: Integers) -> None:
         """Notes what the steps emit; what they do not is held on, in any order: a window is sorted before it is grouped."""
         samples = self._windows.samples.reshape(-1)
@@ -264,22 +299,14 @@ class Block:
         is_held = (np.arange(width) < self._windows.counts[:, None]).reshape(-1)
         is_held[places] = False
         emitted = sizes.sum(axis=1)
-        positions = decode_positions(samples[places])
+        ids = decode_positions(samples[places])
         before = self._emitted[:, None] + accumulate_rows(sizes)[:, :-1]
-        self.moved_places += sum_moves(before.reshape(-1), sizes.reshape(-1), positions)
+        self.moved_places += sum_moves(before.reshape(-1), sizes.reshape(-1), self._find_positions(ids, emitted))
         self._emitted = self._emitted + emitted
-        ids = positions + np.repeat(self._offsets, emitted)
         self._held, self._held_counts = samples[is_held], self._windows.counts - emitted
         if len(self._held) != self._held_counts.sum() or self._seen[ids].any():
             raise InvariantError("ONCE", "a sample is emitted twice")
         self._seen[ids] = True
-
-
-def _begin(config: Config, workload: Workload, rank: int, starts: Sequence[RoundStart]) -> State:
-    start = starts[rank] if starts else RoundStart()
-    carried = [workload.read_samples(rank, position, 1) for position in start.carried]
-    state, _ = resume(config, start, tuple(chain.from_iterable(carried)))
-    return state
 
 
 def _list_factors(slow: tuple[tuple[int, float], ...], ranks: range) -> Seconds:

@@ -6,7 +6,8 @@ order. That is `Workers`, and all a plain DataLoader is: its items are batches, 
 
 Ours reads chunks of 16 samples in the same way, under a process of its own: `WindowReader` answers the machine's reads from
 them. A thread of that process takes chunks ahead until half a window lies ready. The process also receives the samples and
-collates the batches: these share one processor, whatever the number of workers.
+collates the batches: these share one processor, whatever the number of workers. What a rank draws of a common order (R14) is
+not known before, so nothing of it is read ahead: `DrawReader`.
 
 Every worker and the loader process have a processor of their own here: more workers than a machine has are not modelled.
 """
@@ -114,24 +115,70 @@ class WindowReader:
         return seconds
 
 
+class BlockWorkers:
+    """`Workers` of many ranks at once, that read chunks."""
+
+    __slots__ = ("_free_s", "_loader", "_taken_s", "_tokens", "count", "last_s", "slowness")
+
+    def __init__(self, loader: LoaderCost, tokens: Integers, slowness: Seconds) -> None:
+        ranks = len(slowness)
+        self._loader = loader
+        self._tokens = tokens
+        self.slowness = slowness
+        """How many times as long each rank's workers take."""
+        self._free_s: Seconds = np.zeros((ranks, loader.workers))
+        self._taken_s: Seconds = np.zeros((ranks, loader.workers * loader.prefetch_factor))
+        self.count: Integers = np.zeros(ranks, dtype=np.int64)
+        """Chunks that each rank has taken."""
+        self.last_s: Seconds = np.zeros(ranks)
+        """When it took the last."""
+
+    def take(
+        self, ranks: Integers, firsts: Integers, sizes: Integers, asked_s: Seconds | float, known_s: float = 0.0
+    ) -> Seconds:
+        """Returns when the next chunk of each of ``ranks`` is there for who asks at ``asked_s``: ``sizes`` samples from
+        ``firsts`` on, which no worker begins before it is ``known_s`` that they are to be read.
+        """
+        worker, place = self.count[ranks] % self._free_s.shape[1], self.count[ranks] % self._taken_s.shape[1]
+        done_s = np.maximum(self._free_s[ranks, worker], np.maximum(self._taken_s[ranks, place], known_s))
+        done_s += self.slowness[ranks] * self._compute_chunks_s(firsts, sizes)
+        taken_s: Seconds = np.maximum(np.maximum(asked_s, done_s), self.last_s[ranks])
+        self._free_s[ranks, worker] = done_s
+        self._taken_s[ranks, place] = self.last_s[ranks] = taken_s
+        self.count[ranks] += 1
+        return taken_s
+
+    def _compute_chunks_s(self, firsts: Integers, sizes: Integers) -> Seconds:
+        places = firsts[:, None] + np.arange(CHUNK_SAMPLES)
+        is_there = np.arange(CHUNK_SAMPLES) < sizes[:, None]
+        tokens = np.where(is_there, self._tokens[np.minimum(places, len(self._tokens) - 1)], 0).sum(axis=1)
+        seconds: Seconds = self._loader.sample_s * sizes + self._loader.per_token_s * tokens
+        return seconds
+
+
+class DrawReader:
+    """Reads what ranks draw of a common order, many ranks at once: nothing is read before it is drawn."""
+
+    __slots__ = ("_workers",)
+
+    def __init__(self, loader: LoaderCost, tokens: Integers, *, ranks: int) -> None:
+        self._workers = BlockWorkers(loader, tokens, np.ones(ranks))
+
+    def read(self, firsts: Integers, counts: Integers, asked_s: float, slowness: Seconds) -> Seconds:
+        """Returns when each rank has what it has drawn at ``asked_s``: so many samples, from its place in ``firsts`` on."""
+        self._workers.slowness = slowness
+        answer_s = np.full(len(counts), asked_s)
+        for begin in range(0, int(counts.max(initial=0)), CHUNK_SAMPLES):
+            ranks = np.flatnonzero(counts > begin)
+            sizes = np.minimum(counts[ranks] - begin, CHUNK_SAMPLES)
+            answer_s[ranks] = self._workers.take(ranks, firsts[ranks] + begin, sizes, asked_s, asked_s)
+        return answer_s
+
+
 class BlockReader:
     """`WindowReader` for many ranks at once: the same sums and comparisons, on arrays; a test holds the two equal."""
 
-    __slots__ = (
-        "_answered",
-        "_answered_s",
-        "_count",
-        "_free_s",
-        "_last_s",
-        "_loader",
-        "_offsets",
-        "_pulled_s",
-        "_read_ahead",
-        "_sizes",
-        "_slowness",
-        "_taken_s",
-        "_tokens",
-    )
+    __slots__ = ("_answered", "_answered_s", "_offsets", "_read_ahead", "_sizes", "_workers")
 
     def __init__(
         self,
@@ -143,19 +190,12 @@ class BlockReader:
         window_samples: int,
         slowness: Seconds,
     ) -> None:
-        ranks = len(offsets)
-        self._loader = loader
-        self._tokens = tokens
+        self._workers = BlockWorkers(loader, tokens, slowness)
         self._offsets, self._sizes = offsets, sizes
         """Where the samples of each rank begin in ``tokens``, and how many there are."""
-        self._slowness = slowness
         self._read_ahead = window_samples // 2
-        self._answered: Integers = np.zeros(ranks, dtype=np.int64)
-        self._answered_s: Seconds = np.zeros(ranks)
-        self._count: Integers = np.zeros(ranks, dtype=np.int64)
-        self._free_s: Seconds = np.zeros((ranks, loader.workers))
-        self._taken_s: Seconds = np.zeros((ranks, loader.workers * loader.prefetch_factor))
-        self._last_s: Seconds = np.zeros(ranks)
+        self._answered: Integers = np.zeros(len(offsets), dtype=np.int64)
+        self._answered_s: Seconds = np.zeros(len(offsets))
 
     def read(self, counts: Integers, asked_s: float) -> Seconds:
         """Returns when each rank has its next samples; a rank with a count of 0 asks for nothing, and has it at once."""
@@ -163,29 +203,17 @@ class BlockReader:
         last = -(-self._sizes // CHUNK_SAMPLES) - 1
         needed = np.minimum((self._answered + counts) // CHUNK_SAMPLES, last)
         ahead = np.minimum((self._answered + self._read_ahead - 1) // CHUNK_SAMPLES, last)
-        end = np.where(is_asking, np.maximum(needed, ahead) + 1, self._count)
-        answer_s = np.maximum(asked_s, self._last_s)
-        while (ranks := np.flatnonzero(self._count < end)).size:
-            chunk = self._count[ranks]
-            worker, place = chunk % self._free_s.shape[1], chunk % self._taken_s.shape[1]
-            done_s = np.maximum(self._free_s[ranks, worker], self._taken_s[ranks, place])
-            done_s += self._compute_chunks_s(ranks, chunk)
+        workers = self._workers
+        end = np.where(is_asking, np.maximum(needed, ahead) + 1, workers.count)
+        answer_s = np.maximum(asked_s, workers.last_s)
+        while (ranks := np.flatnonzero(workers.count < end)).size:
+            chunk = workers.count[ranks]
+            begin = chunk * CHUNK_SAMPLES
+            sizes = np.minimum(self._sizes[ranks] - begin, CHUNK_SAMPLES)
             allowed_s = np.where(chunk <= ahead[ranks], self._answered_s[ranks], asked_s)
-            taken_s = np.maximum(np.maximum(allowed_s, done_s), self._last_s[ranks])
-            self._free_s[ranks, worker] = done_s
-            self._taken_s[ranks, place] = self._last_s[ranks] = taken_s
+            taken_s = workers.take(ranks, self._offsets[ranks] + begin, sizes, allowed_s)
             answer_s[ranks] = np.where(chunk <= needed[ranks], np.maximum(asked_s, taken_s), answer_s[ranks])
-            self._count[ranks] = chunk + 1
         answer_s = np.where(is_asking, answer_s, asked_s)
         self._answered = np.minimum(self._answered + counts, self._sizes)
         self._answered_s = np.where(is_asking, answer_s, self._answered_s)
         return answer_s
-
-    def _compute_chunks_s(self, ranks: Integers, chunk: Integers) -> Seconds:
-        begin = chunk * CHUNK_SAMPLES
-        count = np.minimum(self._sizes[ranks] - begin, CHUNK_SAMPLES)
-        places = self._offsets[ranks, None] + begin[:, None] + np.arange(CHUNK_SAMPLES)
-        is_there = np.arange(CHUNK_SAMPLES) < count[:, None]
-        tokens = np.where(is_there, self._tokens[np.minimum(places, len(self._tokens) - 1)], 0).sum(axis=1)
-        seconds: Seconds = self._slowness[ranks] * (self._loader.sample_s * count + self._loader.per_token_s * tokens)
-        return seconds

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from itertools import chain
 from typing import assert_never
 
+import numpy as np
+
 from odb_ref.core.effects import (
     Collate,
     Deliver,
@@ -24,7 +26,7 @@ from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.types import Step
 from odb_sim.engine.exchange import Process
-from odb_sim.engine.loading import WindowReader
+from odb_sim.engine.loading import DrawReader, WindowReader
 from odb_sim.engine.stage import Stage
 from odb_sim.inputs.conditions import Fault, FaultKind
 
@@ -37,6 +39,7 @@ class Rank:
 
     __slots__ = (
         "_collate_fault",
+        "_draw_reader",
         "_full_reads",
         "_notice",
         "_post",
@@ -71,7 +74,10 @@ class Rank:
         """Samples that are read while the next batches are collated."""
         first = stage.starts[self.number].read_samples if stage.starts else 0
         shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
-        self._reader = WindowReader(stage.costs.loader, stage.workload.tokens[shard], machine.config.window_samples)
+        loader, window = stage.costs.loader, machine.config.window_samples
+        self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
+        self._draw_reader = DrawReader(loader, stage.workload.tokens, ranks=1)
+        """Reads what is drawn of a common order: one of the two is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)
         self.queue: deque[Step] = deque()
@@ -109,12 +115,11 @@ class Rank:
                     self.queue.append(effect.step)
                     self._notice(self.number)
                 case Read():
-                    left = stage.workload.compute_shard_size(self.number) - self._read_samples
                     full = self._full_reads.get(self._reads)
                     self._reads += 1
-                    count = effect.count if full is None else full
-                    self._receiving = min(count, left)
-                    stage.env.process(self._read(count, is_full=full is not None))
+                    span = self._find_places(effect, effect.count if full is None else full)
+                    self._receiving = span.stop - span.start
+                    stage.env.process(self._read(effect, span, is_full=full is not None))
                 case Collate():
                     stage.env.process(self._collate(effect))
                 case PostOffer() | PostCounts() | PostReport():
@@ -129,21 +134,34 @@ class Rank:
                 case _:
                     assert_never(effect)
 
-    def _read(self, count: int, *, is_full: bool) -> Process:
+    def _find_places(self, effect: Read, count: int) -> slice[int, int, None]:
+        """Returns where in the workload lies what is to be read."""
+        if effect.first is not None:
+            return slice(effect.first, effect.first + effect.count)
+        return self._stage.workload.compute_span(self.number, self._read_samples, count)
+
+    def _compute_answer_s(self, effect: Read, count: int) -> float:
+        """Returns when it is there."""
+        now, slowness = self._stage.env.now, self._stage.stretch(self._slowness)
+        if effect.first is None:
+            return self._reader.read(count, now, slowness)
+        firsts, counts = np.array([effect.first]), np.array([effect.count])
+        return float(self._draw_reader.read(firsts, counts, now, np.array([slowness]))[0])
+
+    def _read(self, effect: Read, span: slice[int, int, None], *, is_full: bool) -> Process:
         stage, start_s = self._stage, self._stage.env.now
-        span = stage.workload.compute_span(self.number, self._read_samples, count)
         samples = span.stop - span.start
-        answer_s = self._reader.read(count, start_s, stage.stretch(self._slowness))
+        answer_s = self._compute_answer_s(effect, samples)
         yield stage.env.timeout(answer_s - start_s)
         if stage.timeline is not None:
             stage.timeline.add(self.number, "reader", "fill", start_s, stage.env.now)
         if self._read_fault is not None and self._read_samples + samples > self._read_fault:
             self._fail(Fault(FaultKind.READ, self.number, self._read_fault))
             return
-        read = stage.workload.read_samples(self.number, self._read_samples, count)
+        read = stage.workload.read_places(span, self._read_samples)
         self._read_samples += len(read)
-        is_ended = not is_full and self._read_samples == stage.workload.compute_shard_size(self.number)
-        self.handle(SamplesRead(read, is_ended, is_full))
+        is_whole = self._read_samples == stage.workload.compute_shard_size(self.number)
+        self.handle(SamplesRead(read, effect.first is not None or (is_whole and not is_full), is_full))
 
     def _collate(self, effect: Collate) -> Process:
         stage, start_s = self._stage, self._stage.env.now

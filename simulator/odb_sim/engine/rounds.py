@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import reduce_offers
@@ -123,6 +124,7 @@ def simulate_rounds(
     round_, global_samples = start.round, start.global_samples
     rounds: list[Figures] = []
     counted_s = collated_s = exchange_s = 0.0
+    drawn = _ask(config, blocks, 0)
     read_s = max([block.read(0.0) for block in blocks])
     while True:
         is_met = is_quota_met(config, State(global_samples=global_samples))
@@ -135,15 +137,18 @@ def simulate_rounds(
         if target == 0:
             break
         counts = np.sum([block.align(round_, target) for block in blocks], axis=0).tolist()
+        drawn = _ask(config, blocks, drawn)
         totals = list(accumulate(counts, initial=global_samples))[1:]
         steps = count_planned_steps(config, totals)
         global_samples = totals[steps - 1]
         rounds.append(merge_figures([block.emit(steps) for block in blocks]))
-        latency_s = costs.network.compute_counts_s(workload.ranks, target)
+        is_shared = config.shared_samples is not None
+        latency_s = costs.network.compute_counts_s(workload.ranks, target, workload.ranks if is_shared else 0)
         exchange_s += latency_s
         counted_s = agreed_s + latency_s
         collated_s = counted_s + rounds[-1].collate_s
-        read_s = agreed_s + (max([block.read(agreed_s) for block in blocks]) - agreed_s)
+        asked_s = counted_s if is_shared else agreed_s
+        read_s = asked_s + (max([block.read(asked_s) for block in blocks]) - asked_s)
         round_ += 1
         if on_progress is not None:
             on_progress(global_samples)
@@ -161,6 +166,23 @@ def simulate_rounds(
         rounds=len(rounds),
         exchange_s=exchange_s,
     )
+
+
+def _ask(config: Config, blocks: Sequence[Block], drawn: int) -> int:
+    """Asks for the samples of the next windows; returns how much of the common order is drawn then, ``drawn`` before."""
+    if config.shared_samples is None:
+        for block in blocks:
+            block.ask()
+        return 0
+    wants = [block.wants for block in blocks]
+    shares = np.array(compute_shares(np.concatenate(wants).tolist(), config.shared_samples - drawn), dtype=np.int64)
+    firsts = drawn + np.cumsum(shares) - shares
+    drawn += int(shares.sum())
+    begin = 0
+    for block, size in zip(blocks, map(len, wants), strict=True):
+        block.draw(firsts[begin : begin + size], shares[begin : begin + size], drawn)
+        begin += size
+    return drawn
 
 
 def _split_ranks(config: Config, workload: Workload, block_samples: int) -> list[range]:

@@ -74,6 +74,12 @@ class Windows:
     is_sorted: bool = True
 
     @property
+    def tokens(self) -> Integers:
+        """What each row holds, in tokens without padding."""
+        tokens: Integers = self.sums[np.arange(len(self.counts)), self.counts]
+        return tokens
+
+    @property
     def positions(self) -> Integers:
         """The position of each sample."""
         return decode_positions(self.samples)
@@ -264,6 +270,14 @@ def compute_block_offer(
 def compute_wanted(config: Config, round_: int, carried: Integers, is_ended: Booleans) -> Integers:
     """Returns the samples that fill the windows. Twin of `odb_ref.core.rounds.compute_wanted_samples`."""
     return np.where(is_ended, 0, np.maximum(0, min(config.compute_window_samples(round_), HUGE) - carried))
+
+
+def compute_shared_wants(
+    config: Config, round_: int, windows: Windows, carried_tokens: Integers, is_ended: Booleans
+) -> Integers:
+    """Returns what ranks want of a common order. Twin of `odb_ref.core.batching.shards.compute_want`."""
+    held = -(-windows.counts * carried_tokens // np.maximum(1, windows.tokens))
+    return np.where(is_ended, 0, np.maximum(0, min(config.compute_window_samples(round_), HUGE) - held))
 
 
 @dataclass(frozen=True, slots=True)

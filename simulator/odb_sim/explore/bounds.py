@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.config import Config, Terms
@@ -27,6 +28,7 @@ class Bounds(Terms):
     unless it is urged, and not once it has left. A window may hold ``window_bytes``, where that is not 0: a token has a
     byte. Each rank's queue holds as many steps more as its number with
     ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
+    With ``is_shared`` all ranks draw from one order, which holds the samples of rank 0, then those of rank 1, and so on.
 
     Raises: UsageError when a value makes no sense.
     """
@@ -50,6 +52,7 @@ class Bounds(Terms):
     window_bytes: int = field(default=0, metadata={"absent": 0})
     is_uneven_depth: bool = False
     odd_rank: int | None = None
+    is_shared: bool = field(default=False, metadata={"absent": False})
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -71,8 +74,8 @@ class Bounds(Terms):
 
     @property
     def longest_shard(self) -> int:
-        """The most samples of any rank."""
-        return max(map(len, self.lengths))
+        """The most samples of any rank: all, where it may draw them."""
+        return self.total_samples if self.is_shared else max(map(len, self.lengths))
 
     @property
     def total_samples(self) -> int:
@@ -89,8 +92,13 @@ class Bounds(Terms):
             depth_steps=self.depth_steps + (rank if self.is_uneven_depth else 0),
             rule=get_instance(self.rule, rank),
             tag="odd" if rank == self.odd_rank else "",
+            shared_samples=self.total_samples if self.is_shared else None,
         )
         return self.apply(config)
+
+    def compute_order(self) -> tuple[Sample, ...]:
+        """Returns the samples of all ranks, rank by rank: what they draw from where they share it."""
+        return tuple(chain.from_iterable(map(self.compute_shard, range(self.ranks))))
 
     def compute_shard(self, rank: int) -> tuple[Sample, ...]:
         """Returns the samples of ``rank``; ids count over all ranks, so that a sample is the same everywhere."""

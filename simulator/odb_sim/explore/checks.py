@@ -21,7 +21,8 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Rank, Violation
+from odb_sim.explore.rank import Rank
+from odb_sim.explore.violation import Violation
 
 _MOST_PARTITIONED: Final = 8
 """Windows of more samples have too many partitions to try."""
@@ -300,10 +301,13 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.outbox) for sample in step.group)
         for rank in ranks
     ]
-    whole = [positions == list(range(len(shard))) for positions, shard in zip(planned, bounds.lengths, strict=True)]
+    inputs = [len(rank.drawn) for rank in ranks] if bounds.is_shared else list(map(len, bounds.lengths))
+    whole = [positions == list(range(size)) for positions, size in zip(planned, inputs, strict=True)]
     if bounds.mode is Mode.JOIN and not all(whole):
         late = whole.index(False)
-        raise Violation("COVER", f"rank {late} has {len(bounds.lengths[late])} samples and emits {planned[late]}")
+        raise Violation("COVER", f"rank {late} has {inputs[late]} samples and emits {planned[late]}")
+    if bounds.is_shared:
+        _check_drawn(bounds, ranks)
     if any(rank.is_left for rank in ranks):
         return
     taken = [len(rank.taken) for rank in ranks]
@@ -314,6 +318,13 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     _check_counts(ranks)
     if bounds.mode is Mode.QUOTA:
         _check_quota(bounds, ranks, any(whole))
+
+
+def _check_drawn(bounds: Bounds, ranks: Sequence[Rank]) -> None:
+    """No place of the common order is drawn twice, and in join mode each is drawn."""
+    drawn = sorted(sample.id for rank in ranks for sample in rank.drawn)
+    if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != list(range(bounds.total_samples))):
+        raise Violation("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
 
 
 def _check_counts(ranks: Sequence[Rank]) -> None:

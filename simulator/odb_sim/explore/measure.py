@@ -26,9 +26,9 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     every transition. With n the samples of the longest shard and S those of all ranks together it is the sum of
 
     - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
-      samples emits one, so no rank passes round n + 1;
+      samples emits one, so no rank passes round n + 1; with shared shards n is S, and 6 a round, for a read begins with it;
     - S - taken steps: each step holds at least one sample on some rank;
-    - samples not read, and 1 while the source has not said that it has ended;
+    - samples not read (of all, with shared shards), and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
     - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
     - where loader processes may be lost: 3 while its own is not; then 1 until a stand-in goes on, which reads nothing, and 1
@@ -40,9 +40,9 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     total = bounds.total_samples
     weight = _PHASE_WEIGHT[state.phase]
     return (
-        (5 * (bounds.longest_shard + 1 - state.round) + weight if weight else 0)
+        (_count_a_round(bounds) * (bounds.longest_shard + 1 - state.round) + weight if weight else 0)
         + (total - len(rank.taken))
-        + (0 if rank.is_replaced else len(bounds.lengths[config.rank]) - state.read_samples)
+        + (0 if rank.is_replaced else _count_readable(bounds, config.rank) - state.read_samples)
         + (not state.is_ended)
         + (rank.reading > 0)
         + (rank.collating is not None)
@@ -54,6 +54,14 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     )
 
 
+def _count_a_round(bounds: Bounds) -> int:
+    return 6 if bounds.is_shared else 5
+
+
+def _count_readable(bounds: Bounds, rank: int) -> int:
+    return bounds.total_samples if bounds.is_shared else len(bounds.lengths[rank])
+
+
 def _compute_loader_weight(rank: Rank) -> int:
     if not rank.is_cut:
         return 3
@@ -63,9 +71,10 @@ def _compute_loader_weight(rank: Rank) -> int:
 def compute_bound(bounds: Bounds) -> int:
     """Returns a bound on the transitions of any world: W (5 n + S + 15) + S for W ranks, n samples at most on one, S in all.
 
-    Spec: TERM.
+    3 W more where loader processes may be lost; with shared shards W (8 S + 16).
 
-    3 W more where loader processes may be lost.
+    Spec: TERM.
     """
-    each = 5 * bounds.longest_shard + bounds.total_samples + 15 + (3 if bounds.lost_loaders else 0)
-    return bounds.ranks * each + bounds.total_samples
+    a_round = _count_a_round(bounds)
+    each = a_round * (bounds.longest_shard + 1) + bounds.total_samples + 10 + (3 if bounds.lost_loaders else 0)
+    return bounds.ranks * each + sum(_count_readable(bounds, rank) for rank in range(bounds.ranks))

@@ -45,15 +45,7 @@ from odb_ref.core.state import Phase, State
 from odb_ref.core.summary import compute_summary, make_stand_in
 from odb_ref.core.types import Sample, Step
 from odb_sim.explore.bounds import Bounds
-
-
-class Violation(Exception):
-    """A property does not hold. ``property`` is its id."""
-
-    def __init__(self, property_: str, detail: str) -> None:
-        super().__init__(f"{property_}: {detail}")
-        self.property = property_
-        self.detail = detail
+from odb_sim.explore.violation import Violation, name_property
 
 
 def _stand_in(state: State) -> State:
@@ -114,6 +106,8 @@ class Rank:
     queue: tuple[Step, ...] = ()
     taken: tuple[Step, ...] = ()
     """History: what the consumer has got."""
+    drawn: tuple[Sample, ...] = ()
+    """History, with shared shards: what the rank has asked for of the common order."""
     windows: tuple[int, ...] = ()
     """History: how many samples had been read at the end of each window."""
     finish: Finish | None = None
@@ -224,6 +218,7 @@ def forget(rank: Rank) -> Rank:
         is_exhausted=True,
         collating=None,
         windows=(),
+        drawn=rank.drawn if is_complete else (),
         queue=rank.queue if is_complete or rank.has_step else (),
         held=rank.held if is_complete else (),
         is_urged=True,
@@ -239,6 +234,7 @@ class RankDriver:
     bounds: Bounds
     config: Config
     shard: tuple[Sample, ...]
+    """Those of all ranks, where they share one order."""
     core: Core
 
     def begin(self) -> Rank:
@@ -258,7 +254,9 @@ class RankDriver:
             case Act.READ:
                 return self._handle(*self._read(rank))
             case Act.COLLATE:
-                return self._handle(replace(rank, collating=None), Collated(_known(rank.collating)))
+                return self._handle(
+                    replace(rank, collating=None), Collated(-1 if rank.collating is None else rank.collating)
+                )
             case Act.ANSWER:
                 after = self._handle(replace(rank, post=None), _require_answer(answer))
                 if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT and not rank.is_cut:
@@ -309,7 +307,8 @@ class RankDriver:
     def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
         start = rank.state.read_samples
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
-        samples = self.shard[start : start + asked]
+        shard = rank.drawn if self.bounds.is_shared else self.shard
+        samples = shard[start : start + asked]
         fitting = samples
         if most := self.bounds.window_bytes:
             room = most - sum(sample.length for sample in rank.state.window)
@@ -318,9 +317,10 @@ class RankDriver:
         is_full = len(fitting) < len(samples)
         is_ended = not is_full and len(samples) < asked
         if self.bounds.is_eager_end:
-            is_ended = start + len(fitting) == len(self.shard)
+            is_ended = start + len(fitting) == len(shard)
         left = 0 if is_ended or is_full else rank.reading - len(fitting)
-        return replace(rank, reading=left, is_exhausted=is_ended), SamplesRead(fitting, is_ended, is_full)
+        is_exhausted = is_ended and not self.bounds.is_shared
+        return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(fitting, is_ended, is_full)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
         if rank.is_cut and not rank.is_replaced:
@@ -346,7 +346,7 @@ class RankDriver:
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
                 self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
-                return replace(rank, reading=effect.count)
+                return replace(rank, reading=effect.count, drawn=rank.drawn + self._draw(rank, effect))
             case Collate():
                 self._require(rank.collating is None, "FREE", "a Collate while another is open")
                 return replace(rank, collating=effect.round)
@@ -369,6 +369,12 @@ class RankDriver:
             case _:
                 assert_never(effect)
 
+    def _draw(self, rank: Rank, effect: Read) -> tuple[Sample, ...]:
+        self._require((effect.first is not None) == self.bounds.is_shared, "DEAL", f"{effect} of another order")
+        samples = () if effect.first is None else self.shard[effect.first : effect.first + effect.count]
+        self._require(effect.first is None or len(samples) == effect.count, "DEAL", f"{effect} leaves the common order")
+        return tuple(replace(sample, position=i) for i, sample in enumerate(samples, len(rank.drawn)))
+
     def _post(self, rank: Rank, post: Post) -> Rank:
         self._require(rank.post is None, "FREE", "a post while another is open")
         return replace(rank, post=post)
@@ -383,26 +389,10 @@ def order_events(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]
     return (LocalFailed(cause), *unanswered)
 
 
-def _known(round_: int | None) -> int:
-    return -1 if round_ is None else round_
-
-
 def _require_answer(answer: Answer | None) -> Answer:
     if answer is None:
         raise TypeError("an exchange has no answer yet")
     return answer
-
-
-def name_property(error: OdbError) -> str:
-    """Returns the id of the property that an error of the core shows to be broken.
-
-    An invariant names its property; any other refusal of an event that a sound driver sent is a deadlock (FREE).
-    """
-    if not isinstance(error, InvariantError):
-        return "FREE"
-    # The core's invariants (I1, I2, ...) say first whose property they keep; others are called after it.
-    word = error.detail.partition(":")[0]
-    return word if word.isupper() else error.invariant
 
 
 def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:

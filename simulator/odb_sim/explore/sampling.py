@@ -12,8 +12,9 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import ACTS, Act, Violation
+from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.search import Counterexample, explore, make_space
+from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, decode
 
 FAULTS: Final = frozenset({Act.STOP, Act.FAIL_READ, Act.FAIL_COLLATE, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})

@@ -12,8 +12,9 @@ from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.format import Json, JsonObject, decode_fields
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Core, Rank, Violation
+from odb_sim.explore.rank import Act, Core, Rank
 from odb_sim.explore.search import Counterexample, make_space
+from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Space, World
 from odb_sim.inputs.rules import load_rule
 

@@ -67,6 +67,18 @@ SMALL: Final[dict[str, Bounds]] = {
         rule=PaperRule(),
         stops=1,
     ),
+    "shared shards": Bounds(
+        lengths=compute_lengths((5, 2), _MIXED), is_shared=True, max_age_rounds=1, failures=1, stops=1, losses=1
+    ),
+    "shared shards, reads in parts": Bounds(
+        lengths=compute_lengths((4, 1, 0), _MIXED), is_shared=True, is_single_reads=True, is_eager_end=True, stops=1
+    ),
+    "shared shards, quota": Bounds(
+        lengths=compute_lengths((4, 3), _MIXED), is_shared=True, mode=Mode.QUOTA, quota_samples=5, failures=1, stops=1
+    ),
+    "shared shards, packed, lost loaders": Bounds(
+        lengths=compute_lengths((4, 2), _MIXED), is_shared=True, layout=Layout.PACKED, stops=1, lost_loaders=1
+    ),
     "ramp": Bounds(lengths=compute_lengths((5, 4), _MIXED), window_samples=4, ramp_rounds=2, failures=1, stops=1),
     "reads in parts": Bounds(
         lengths=compute_lengths((3, 2), _MIXED), is_single_reads=True, is_eager_end=True, failures=1, stops=1

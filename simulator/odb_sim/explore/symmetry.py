@@ -21,7 +21,8 @@ from odb_ref.core.events import PeerLost, Report, Reported
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.types import Sample
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Core, Rank, Violation, answer_posts
+from odb_sim.explore.rank import Act, Core, Rank, answer_posts
+from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Shared, Space, World
 
 Order = tuple[int, ...]
@@ -41,8 +42,10 @@ def find_alike(bounds: Bounds) -> tuple[tuple[int, ...], ...]:
     """Returns the sets of ranks that may change places, each of two or more: equal samples, configurations and queues.
 
     None where several ranks may be at fault in the same way, since an outcome then names the lowest of them, nor where rank 0
-    has another configuration, with which all others are compared.
+    has another configuration, with which all others are compared, nor where ranks draw in the order of their numbers.
     """
+    if bounds.is_shared:
+        return ()
     if bounds.failures + bounds.lost_loaders > 1 or bounds.stops > 1 or bounds.losses > 1 or bounds.odd_rank == 0:
         return ()
     alike: dict[object, list[int]] = defaultdict(list)

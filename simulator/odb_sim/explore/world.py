@@ -23,17 +23,8 @@ from odb_ref.core.exchange import Answer
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
 from odb_sim.explore.measure import compute_measure
-from odb_sim.explore.rank import (
-    ACTS,
-    Act,
-    Core,
-    Rank,
-    RankDriver,
-    Violation,
-    answer_posts,
-    compute_acts,
-    forget,
-)
+from odb_sim.explore.rank import ACTS, Act, Core, Rank, RankDriver, answer_posts, compute_acts, forget
+from odb_sim.explore.violation import Violation
 
 World = tuple[int, ...]
 """First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""
@@ -111,7 +102,8 @@ class Space:
         self._count = bounds.ranks
         self._configs = [bounds.compute_config(rank) for rank in range(bounds.ranks)]
         self._drivers = [
-            RankDriver(bounds, config, bounds.compute_shard(rank), core) for rank, config in enumerate(self._configs)
+            RankDriver(bounds, config, bounds.compute_order() if bounds.is_shared else bounds.compute_shard(rank), core)
+            for rank, config in enumerate(self._configs)
         ]
         self._checks = RankChecks(bounds)
         self._full = (1 << bounds.ranks) - 1

@@ -27,6 +27,13 @@ class Sharding(StrEnum):
     """Shard sizes differ by one at most."""
     UNEVEN = "uneven"
     """One sample for each rank, and the rest in proportion to (rank + 1) squared: 1 : 4 : 9 : 16 ..."""
+    SHARED = "shared"
+    """No sample is any rank's: all draw from one order as they have room (R14). Baselines, which cannot, split it evenly."""
+
+    @property
+    def of_baselines(self) -> Sharding:
+        """What a policy has that does not run the protocol."""
+        return Sharding.EVEN if self is Sharding.SHARED else self
 
 
 def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integers:
@@ -41,11 +48,11 @@ def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integer
         raise UsageError(f"ranks must be at least 1, got {ranks}")
     if ranks > samples:
         raise UsageError(f"{ranks} ranks and only {samples} samples: every rank needs at least one")
-    weights = np.arange(1, ranks + 1, dtype=np.int64) ** (0 if sharding is Sharding.EVEN else 2)
+    weights = np.arange(1, ranks + 1, dtype=np.int64) ** (2 if sharding is Sharding.UNEVEN else 0)
     spare = samples - ranks
     sizes = 1 + spare * weights // int(weights.sum())
     left = samples - int(sizes.sum())
-    if sharding is Sharding.EVEN:
+    if sharding is not Sharding.UNEVEN:
         sizes[:left] += 1
     elif left:
         sizes[-left:] += 1
@@ -54,7 +61,7 @@ def compute_shard_sizes(samples: int, ranks: int, sharding: Sharding) -> Integer
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The epoch's samples in reading order; rank r reads ``offsets[r]`` to ``offsets[r + 1]``.
+    """The epoch's samples in reading order; rank r reads ``offsets[r]`` to ``offsets[r + 1]``, or what it draws of all.
 
     ``ids`` names each sample: its row in the source or, where the samples are drawn, the number of the draw. Never twice
     the same, so that ONCE and COVER can be counted. ``resources`` holds a row for each sample: what it uses of each further
@@ -84,7 +91,10 @@ class Workload:
 
     def read_samples(self, rank: int, position: int, count: int) -> tuple[Sample, ...]:
         """Returns the samples of ``rank`` from ``position`` on, ``count`` of them or as many as are left."""
-        span = self.compute_span(rank, position, count)
+        return self.read_places(self.compute_span(rank, position, count), position)
+
+    def read_places(self, span: slice[int, int, None], position: int) -> tuple[Sample, ...]:
+        """Returns what lies in ``span`` of the arrays, as the samples of a rank from ``position`` on."""
         ids, tokens, supervised = self.ids[span], self.tokens[span], self.supervised_tokens[span]
         positions = range(position, position + len(ids))
         costs = map(tuple, self.resources[span].tolist()) if self.resources.size else repeat(())

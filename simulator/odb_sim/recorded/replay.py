@@ -21,7 +21,7 @@ from odb_ref.core.events import Event, StepTaken
 from odb_ref.core.resume import Resumed
 from odb_ref.core.types import Step
 from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.workload import Workload
+from odb_sim.inputs.workload import LARGEST_WORKLOAD, Sharding, Workload
 from odb_sim.recorded.runs import RankRecord, RecordedRun, RecordedStep
 from odb_sim.studies.runs import Run, run
 
@@ -74,6 +74,8 @@ def build_workload(recorded: RecordedRun) -> Workload:
     Without them the simulator would take the end of the record for the end of the source, which the rules see. They can
     only show in rounds that the record does not have.
     """
+    if recorded.config.shared_samples is not None:
+        return _build_shared_workload(recorded, recorded.config.shared_samples)
     filler = recorded.config.window_samples
     tokens: list[int] = []
     supervised: list[int] = []
@@ -98,6 +100,30 @@ def build_workload(recorded: RecordedRun) -> Workload:
     )
 
 
+def _build_shared_workload(recorded: RecordedRun, total: int) -> Workload:
+    """Returns the common order, as far as the ranks have read it; samples of one token stand in for the rest.
+
+    Raises: UsageError when samples were set aside, or the order is larger than there can be.
+    """
+    if any(rank.has_gaps for rank in recorded.ranks) or total > LARGEST_WORKLOAD:
+        raise UsageError(f"{recorded.name}: the trace does not hold the order that its ranks have shared")
+    tokens, supervised = np.ones(total, dtype=np.int64), np.ones(total, dtype=np.int64)
+    resources = np.zeros((total, len(recorded.config.limits)), dtype=np.int64)
+    for rank in recorded.ranks:
+        for place, sample in zip(rank.places, rank.samples, strict=False):  # the last of them may not have been read
+            if not 0 <= place < total:
+                raise UsageError(f"{recorded.name}: rank {rank.rank} draws place {place} of {total}")
+            tokens[place], supervised[place], resources[place] = sample.length, sample.supervised, sample.costs
+    return Workload(
+        name=recorded.name,
+        ids=np.arange(total),
+        tokens=tokens,
+        supervised_tokens=supervised,
+        resources=resources,
+        offsets=np.linspace(0, total, len(recorded.ranks) + 1).astype(np.int64),
+    )
+
+
 def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
     """Returns the simulation of ``recorded``.
 
@@ -115,6 +141,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         window_samples=config.window_samples,
         depth_steps=config.depth_steps,
         costs=costs or Costs(),
+        sharding=Sharding.EVEN if config.shared_samples is None else Sharding.SHARED,
         order_seed=config.order_seed,
         starts=recorded.starts,
         full_reads=recorded.full_reads,

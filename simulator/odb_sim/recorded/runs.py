@@ -15,7 +15,15 @@ from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Sample
-from odb_ref.trace.check.decode import get_counts, get_integer, get_kind, get_object, get_samples, iterate_steps
+from odb_ref.trace.check.decode import (
+    get_counts,
+    get_integer,
+    get_kind,
+    get_object,
+    get_optional,
+    get_samples,
+    iterate_steps,
+)
 from odb_ref.trace.check.stream import Stream, group_into_jobs
 from odb_ref.trace.format import JsonObject, Record, TraceError, decode_config, decode_resumed, decode_sample
 from odb_sim.inputs.workload import LARGEST_WORKLOAD
@@ -56,6 +64,10 @@ class RankRecord:
     samples: list[Sample] = field(default_factory=list)
     """In the order read: position 0, 1, 2 ... A trace of a resumed epoch does not say what was trained on
     before: there samples of one token and id -1 stand in, which no step can hold (ONCE)."""
+    places: list[int] = field(default_factory=list)
+    """With shared shards: where the samples asked for stand in the common order."""
+    has_gaps: bool = False
+    """True when fewer were read than drawn: some were set aside, and the trace does not say which."""
     start: RoundStart = field(default_factory=RoundStart)
     """Where the epoch was resumed; for most, its beginning."""
     is_ended: bool = False
@@ -249,6 +261,9 @@ class _Reader:
             case "read":
                 self._asked_s, self._wanted = now, get_integer(effect, "count")
                 self._read.clear()
+                if (first := get_optional(effect, "first")) is not None:
+                    rank.has_gaps |= len(rank.places) > len(rank.samples)
+                    rank.places.extend(range(first, first + min(self._wanted, LARGEST_WORKLOAD)))
                 self._reads += 1
             case "post_offer" | "post_counts":
                 self._posted_s = now

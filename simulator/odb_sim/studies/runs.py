@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -94,6 +94,8 @@ class Run(Terms):
         self.conditions.check_ranks(self.workload.ranks)
         if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
             raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")
+        if self.starts and self.sharding is Sharding.SHARED:
+            raise UsageError("an epoch of shared shards is simulated from its beginning only")
         self.build_config()
         if self.is_protocol and self.driver is Driver.ROUNDS and (obstacle := self.find_obstacle()):
             raise UsageError(
@@ -135,7 +137,8 @@ class Run(Terms):
             order_seed=self.seed if self.order_seed is None else self.order_seed,
             tag=f"seed={self.seed}",
         )
-        return self.apply(config)
+        shared_samples = self.workload.samples_total if self.sharding is Sharding.SHARED else None
+        return replace(self.apply(config), shared_samples=shared_samples)
 
 
 PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
@@ -234,7 +237,7 @@ def run(
         lengths=what.workload.name,
         policy=policy,
         mode=str(what.mode),
-        shards=str(what.sharding),
+        shards=str(what.sharding if what.is_protocol else what.sharding.of_baselines),
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
         order=str(what.order) if what.is_protocol else PLANNED_ORDER,
         ranks=what.workload.ranks,

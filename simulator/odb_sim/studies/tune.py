@@ -89,7 +89,7 @@ class Question:
 
     def choose_samples(self, point: Point) -> int | None:
         """Returns how many samples to draw to see the steady state of ``point``; None where uneven shards leave none to see."""
-        if self.study.sharding is not Sharding.EVEN:
+        if self.study.sharding is Sharding.UNEVEN:
             return None
         groups = STEPS * point.budget_tokens / float(self.study.lengths.tokens.mean())
         return point.ranks * max(WINDOWS * point.window_samples, int(groups))

@@ -19,11 +19,11 @@ from odb_ref.core.errors import OdbError
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Status, check_traces
 from odb_ref.trace.format import TraceWriter
-from odb_sim.explore.rank import name_property
 from odb_sim.explore.sampling import SHRINK_S, Sampled, make_random_bounds, run_random_schedule, shrink
 from odb_sim.explore.scenario import Scenario, compute_scenario
 from odb_sim.explore.search import explore
 from odb_sim.explore.suites import SMALL
+from odb_sim.explore.violation import name_property
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run

@@ -1,0 +1,269 @@
+(** Shared shards (odb_ref/core/batching/shards.py): what ranks draw from one order. Spec: R14.
+
+    A deal is a function of what all ranks want and of how many places are left. What is proved of draws holds for every deal that
+    gives as many places as there are wanted, or left; the shipped one is proved to be such a deal, and to be even at the end. *)
+Require Import List Arith Lia Bool Permutation.
+Import ListNotations.
+
+Definition sum (l : list nat) : nat := fold_right Nat.add 0 l.
+
+Lemma sum_app : forall a b, sum (a ++ b) = sum a + sum b.
+Proof. induction a as [|x a IH]; intros b; simpl; [reflexivity|rewrite IH; lia]. Qed.
+
+(** ** Draws, for any deal *)
+
+(** What rank [i] draws when [d] places are drawn: its share, behind those of all lower ranks. *)
+Definition draw (d : nat) (shares : list nat) (i : nat) : list nat := seq (d + sum (firstn i shares)) (nth i shares 0).
+
+Definition ranks (w : nat) : list nat := seq 0 w.
+
+Lemma sum_firstn_S : forall shares n, n < length shares -> sum (firstn (S n) shares) = sum (firstn n shares) + nth n shares 0.
+Proof.
+  induction shares as [|x xs IH]; intros n L; [simpl in L; lia|].
+  destruct n as [|n]; [simpl; lia|]. simpl in L. change (firstn (S (S n)) (x :: xs)) with (x :: firstn (S n) xs).
+  change (firstn (S n) (x :: xs)) with (x :: firstn n xs). cbn [sum fold_right nth]. fold (sum (firstn (S n) xs)). fold (sum (firstn n xs)).
+  rewrite IH by lia. lia.
+Qed.
+
+Lemma draws_of_the_first : forall n shares d, n <= length shares ->
+  concat (map (draw d shares) (ranks n)) = seq d (sum (firstn n shares)).
+Proof.
+  induction n as [|n IH]; intros shares d L; [reflexivity|].
+  unfold ranks in *. rewrite seq_S, map_app, concat_app, IH by lia. rewrite sum_firstn_S by lia.
+  rewrite seq_app. cbn [map concat plus]. rewrite app_nil_r. reflexivity.
+Qed.
+
+(** DEAL: what the ranks draw in a round are neighbouring parts of the order, in the order of the ranks, and no place is left out. *)
+Theorem draws_of_a_round_are_neighbours_in_the_order_of_the_ranks : forall shares d,
+  concat (map (draw d shares) (ranks (length shares))) = seq d (sum shares).
+Proof. intros shares d. rewrite draws_of_the_first by lia. rewrite firstn_all. reflexivity. Qed.
+
+Section Epoch.
+
+(** [W] ranks, an order of [total] places, and any deal: of the wants and of what is left, a share for each rank. *)
+Variable W total : nat.
+Variable deal : list nat -> nat -> list nat.
+Hypothesis deal_length : forall wants left, length (deal wants left) = length wants.
+Hypothesis deal_sum : forall wants left, sum (deal wants left) = Nat.min (sum wants) left.
+
+(** How many places are drawn after these rounds, each with what all ranks wanted in it. It does not depend on the rank. *)
+Fixpoint drawn (rounds : list (list nat)) : nat :=
+  match rounds with
+  | [] => 0
+  | wants :: before => drawn before + sum (deal wants (total - drawn before))
+  end.
+
+(** What rank [i] has drawn in them. The last round comes first. *)
+Fixpoint drawn_by (i : nat) (rounds : list (list nat)) : list nat :=
+  match rounds with
+  | [] => []
+  | wants :: before => drawn_by i before ++ draw (drawn before) (deal wants (total - drawn before)) i
+  end.
+
+Definition fits (rounds : list (list nat)) : Prop := Forall (fun wants => length wants = W) rounds.
+
+Theorem no_more_is_drawn_than_there_is : forall rounds, drawn rounds <= total.
+Proof. induction rounds as [|wants before IH]; simpl; [lia|]. rewrite deal_sum. lia. Qed.
+
+Lemma concat_map_app : forall (A : Type) (f g : nat -> list A) l,
+  Permutation (concat (map (fun i => f i ++ g i) l)) (concat (map f l) ++ concat (map g l)).
+Proof.
+  intros A f g. induction l as [|x l IH]; simpl; [constructor|].
+  rewrite <- !app_assoc. apply Permutation_app_head.
+  apply (Permutation_trans (l' := g x ++ concat (map f l) ++ concat (map g l))).
+  - apply Permutation_app_head. exact IH.
+  - rewrite !app_assoc. apply Permutation_app_tail. apply Permutation_app_comm.
+Qed.
+
+(** DEAL: whatever the ranks want, what they have drawn together is what was dealt: each place once, by one rank. *)
+Theorem every_place_dealt_is_drawn_once_by_one_rank : forall rounds, fits rounds ->
+  Permutation (concat (map (fun i => drawn_by i rounds) (ranks W))) (seq 0 (drawn rounds)).
+Proof.
+  induction rounds as [|wants before IH]; intros F; simpl.
+  - replace (map (fun _ : nat => []) (ranks W)) with (map (fun _ : nat => @nil nat) (ranks W)) by reflexivity.
+    induction (ranks W) as [|x l IHl]; simpl; [constructor|exact IHl].
+  - inversion F as [|? ? L F']; subst. eapply Permutation_trans; [apply concat_map_app|].
+    rewrite seq_app. apply Permutation_app; [apply IH; exact F'|].
+    set (shares := deal wants (total - drawn before)).
+    assert (Ls : length shares = W) by (unfold shares; rewrite deal_length; exact L).
+    rewrite <- Ls. change (map (fun i => draw (drawn before) shares i)) with (map (draw (drawn before) shares)).
+    rewrite draws_of_a_round_are_neighbours_in_the_order_of_the_ranks. simpl. apply Permutation_refl.
+Qed.
+
+Theorem no_place_is_drawn_twice : forall rounds, fits rounds ->
+  NoDup (concat (map (fun i => drawn_by i rounds) (ranks W))).
+Proof.
+  intros rounds F. eapply Permutation_NoDup; [apply Permutation_sym, every_place_dealt_is_drawn_once_by_one_rank; exact F|].
+  apply seq_NoDup.
+Qed.
+
+(** The order ends: in each round in which it has not, some rank wants something, and so something is drawn. *)
+Theorem the_order_ends_while_some_rank_wants : forall rounds,
+  Forall (fun wants => 0 < sum wants) rounds -> Nat.min (length rounds) total <= drawn rounds.
+Proof.
+  induction rounds as [|wants before IH]; intros F; [cbn; lia|].
+  inversion F as [|? ? P F']; subst. specialize (IH F'). cbn [drawn length]. rewrite deal_sum. lia.
+Qed.
+
+(** DEAL, with COVER and ONCE: [emitted i] are the positions that rank [i] has emitted of its own input, each once: what it has
+    drawn, in order (R14). When the order has ended, the job has emitted each sample of the order exactly once. *)
+Theorem a_job_emits_each_sample_of_the_order_once : forall rounds emitted, fits rounds -> drawn rounds = total ->
+  (forall i, i < W -> Permutation (emitted i) (seq 0 (length (drawn_by i rounds)))) ->
+  Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
+Proof.
+  intros rounds emitted F D E. rewrite <- D.
+  eapply Permutation_trans; [|apply every_place_dealt_is_drawn_once_by_one_rank; exact F].
+  assert (M : forall l, map (fun p => nth p l 0) (seq 0 (length l)) = l).
+  { induction l as [|x l IH]; [reflexivity|]. simpl. f_equal. rewrite <- seq_shift, map_map. exact IH. }
+  assert (G : forall l, (forall i, In i l -> i < W) ->
+    Permutation (concat (map (fun i => map (fun p => nth p (drawn_by i rounds) 0) (emitted i)) l))
+                (concat (map (fun i => drawn_by i rounds) l))).
+  { induction l as [|x l IH]; intros B; simpl; [constructor|]. apply Permutation_app.
+    - apply (Permutation_trans (l' := map (fun p => nth p (drawn_by x rounds) 0) (seq 0 (length (drawn_by x rounds))))).
+      + apply Permutation_map. apply E. apply B. left. reflexivity.
+      + rewrite M. apply Permutation_refl.
+    - apply IH. intros i Hi. apply B. right. exact Hi. }
+  apply G. intros i Hi. unfold ranks in Hi. apply in_seq in Hi. lia.
+Qed.
+
+End Epoch.
+
+(** ** The shipped deal *)
+
+(** What is wanted beyond [v] by each. *)
+Definition beyond (v : nat) (wants : list nat) : nat := sum (map (fun w => w - v) wants).
+
+Definition top (wants : list nat) : nat := fold_right Nat.max 0 wants.
+
+(** The least [v] for which what is left is enough, from [v] on. *)
+Fixpoint find_level (fuel v : nat) (wants : list nat) (left : nat) : nat :=
+  match fuel with
+  | 0 => v
+  | S fuel' => if beyond v wants <=? left then v else find_level fuel' (S v) wants left
+  end.
+
+Definition level (wants : list nat) (left : nat) : nat := find_level (top wants) 0 wants left.
+
+(** One more for each that wants [v] or more, while there is [spare]. *)
+Fixpoint give (v spare : nat) (wants : list nat) : list nat :=
+  match wants with
+  | [] => []
+  | w :: ws => if (v <=? w) && (0 <? spare) then (w - v + 1) :: give v (spare - 1) ws else (w - v) :: give v spare ws
+  end.
+
+Definition shares (wants : list nat) (left : nat) : list nat :=
+  if sum wants <=? left then wants else give (level wants left) (left - beyond (level wants left) wants) wants.
+
+Definition count_from (v : nat) (wants : list nat) : nat := length (filter (fun w => v <=? w) wants).
+
+Lemma beyond_0 : forall wants, beyond 0 wants = sum wants.
+Proof. unfold beyond. induction wants as [|w ws IH]; simpl; [reflexivity|]. rewrite IH. lia. Qed.
+
+Lemma beyond_step : forall v wants, beyond v wants = beyond (S v) wants + count_from (S v) wants.
+Proof.
+  unfold beyond, count_from. intros v. induction wants as [|w ws IH]; [reflexivity|].
+  cbn [map sum fold_right filter]. fold (sum (map (fun w => w - v) ws)). fold (sum (map (fun w => w - S v) ws)).
+  rewrite IH. destruct (S v <=? w) eqn:E; [apply Nat.leb_le in E|apply Nat.leb_gt in E]; simpl length; lia.
+Qed.
+
+Lemma beyond_top : forall wants v, top wants <= v -> beyond v wants = 0.
+Proof.
+  unfold beyond. induction wants as [|w ws IH]; intros v L; [reflexivity|].
+  cbn [top fold_right] in L. fold (top ws) in L. cbn [map sum fold_right]. fold (sum (map (fun w => w - v) ws)).
+  rewrite IH by lia. lia.
+Qed.
+
+Lemma find_level_spec : forall fuel v wants left, beyond (v + fuel) wants <= left -> left < beyond 0 wants ->
+  (v = 0 \/ left < beyond (v - 1) wants) ->
+  let l := find_level fuel v wants left in beyond l wants <= left /\ 0 < l /\ left < beyond (l - 1) wants.
+Proof.
+  induction fuel as [|fuel IH]; intros v wants left B P Q; simpl.
+  - rewrite Nat.add_0_r in B. destruct Q as [->|Q]; [lia|]. split; [exact B|]. split; [|exact Q].
+    destruct v; [lia|lia].
+  - destruct (beyond v wants <=? left) eqn:E; [apply Nat.leb_le in E|apply Nat.leb_gt in E].
+    + destruct Q as [->|Q]; [lia|]. split; [exact E|]. split; [|exact Q]. destruct v; [lia|lia].
+    + apply IH; [replace (S v + fuel) with (v + S fuel) by lia; exact B|exact P|].
+      right. replace (S v - 1) with v by lia. exact E.
+Qed.
+
+Lemma level_spec : forall wants left, left < sum wants -> let v := level wants left in
+  beyond v wants <= left /\ 0 < v /\ left < beyond (v - 1) wants.
+Proof.
+  intros wants left L. unfold level. apply find_level_spec; [|rewrite beyond_0; exact L|left; reflexivity].
+  simpl. rewrite beyond_top by lia. lia.
+Qed.
+
+Lemma give_length : forall v wants spare, length (give v spare wants) = length wants.
+Proof.
+  intros v. induction wants as [|w ws IH]; intros spare; [reflexivity|].
+  cbn [give]. destruct ((v <=? w) && (0 <? spare)); simpl; rewrite IH; reflexivity.
+Qed.
+
+Lemma give_sum : forall v wants spare, sum (give v spare wants) = beyond v wants + Nat.min spare (count_from v wants).
+Proof.
+  unfold beyond, count_from. intros v. induction wants as [|w ws IH]; intros spare; [simpl; lia|].
+  cbn [give map filter]. destruct (v <=? w) eqn:E; simpl andb.
+  - destruct spare as [|spare]; cbn [Nat.ltb Nat.leb]; cbn [sum fold_right length].
+    + fold (sum (give v 0 ws)). fold (sum (map (fun w => w - v) ws)). rewrite IH. simpl. lia.
+    + fold (sum (give v (S spare - 1) ws)). fold (sum (map (fun w => w - v) ws)). rewrite IH.
+      replace (S spare - 1) with spare by lia. lia.
+  - cbn [sum fold_right]. fold (sum (give v spare ws)). fold (sum (map (fun w => w - v) ws)). rewrite IH. lia.
+Qed.
+
+Theorem shares_are_one_for_each_rank : forall wants left, length (shares wants left) = length wants.
+Proof. intros wants left. unfold shares. destruct (_ <=? _); [reflexivity|apply give_length]. Qed.
+
+Theorem shares_are_all_that_is_wanted_or_all_that_is_left : forall wants left,
+  sum (shares wants left) = Nat.min (sum wants) left.
+Proof.
+  intros wants left. unfold shares. destruct (sum wants <=? left) eqn:E; [apply Nat.leb_le in E; lia|apply Nat.leb_gt in E].
+  destruct (level_spec wants left E) as [B [P Q]]. set (v := level wants left) in *. rewrite give_sum.
+  pose proof (beyond_step (v - 1) wants) as St. replace (S (v - 1)) with v in St by lia. lia.
+Qed.
+
+Lemma give_nth : forall v wants spare i, nth i (give v spare wants) 0 = nth i wants 0 - v \/
+  (v <= nth i wants 0 /\ i < length wants /\ nth i (give v spare wants) 0 = nth i wants 0 - v + 1).
+Proof.
+  intros v. induction wants as [|w ws IH]; intros spare i; [left; destruct i; reflexivity|].
+  cbn [give]. destruct ((v <=? w) && (0 <? spare)) eqn:E; destruct i as [|i]; cbn [nth length].
+  - right. apply andb_prop in E. destruct E as [E _]. apply Nat.leb_le in E. split; [exact E|]. split; [lia|reflexivity].
+  - destruct (IH (spare - 1) i) as [H|[H [L H']]]; [left; exact H|right; split; [exact H|split; [lia|exact H']]].
+  - left. reflexivity.
+  - destruct (IH spare i) as [H|[H [L H']]]; [left; exact H|right; split; [exact H|split; [lia|exact H']]].
+Qed.
+
+Theorem no_rank_draws_more_than_it_wants : forall wants left i, nth i (shares wants left) 0 <= nth i wants 0.
+Proof.
+  intros wants left i. unfold shares. destruct (sum wants <=? left) eqn:E; [lia|apply Nat.leb_gt in E].
+  destruct (level_spec wants left E) as [_ [P _]]. set (v := level wants left) in *.
+  destruct (give_nth v wants (left - beyond v wants) i) as [H|[H [_ H']]]; lia.
+Qed.
+
+(** The end is even: where not all can have what they want, no rank has more room left than one that has drawn, but for one. *)
+Theorem the_last_places_leave_all_with_the_same_room_but_for_one : forall wants left i j, left < sum wants ->
+  0 < nth j (shares wants left) 0 ->
+  nth i wants 0 - nth i (shares wants left) 0 <= nth j wants 0 - nth j (shares wants left) 0 + 1.
+Proof.
+  intros wants left i j L S. unfold shares in *.
+  replace (sum wants <=? left) with false in * by (symmetry; apply Nat.leb_gt; exact L).
+  destruct (level_spec wants left L) as [_ [P _]]. set (v := level wants left) in *. set (spare := left - beyond v wants) in *.
+  destruct (give_nth v wants spare i) as [Hi|[Gi [_ Hi]]]; destruct (give_nth v wants spare j) as [Hj|[Gj [_ Hj]]]; lia.
+Qed.
+
+(** The theorems on an epoch, of the shipped deal. *)
+Theorem with_the_shipped_deal_every_place_is_drawn_once_by_one_rank : forall W total rounds, fits W rounds ->
+  Permutation (concat (map (fun i => drawn_by total shares i rounds) (ranks W))) (seq 0 (drawn total shares rounds)).
+Proof.
+  intros W total rounds F. apply (every_place_dealt_is_drawn_once_by_one_rank W total shares); [|exact F].
+  apply shares_are_one_for_each_rank.
+Qed.
+
+Theorem with_the_shipped_deal_a_job_emits_each_sample_of_the_order_once : forall W total rounds emitted, fits W rounds ->
+  drawn total shares rounds = total ->
+  (forall i, i < W -> Permutation (emitted i) (seq 0 (length (drawn_by total shares i rounds)))) ->
+  Permutation
+    (concat (map (fun i => map (fun p => nth p (drawn_by total shares i rounds) 0) (emitted i)) (ranks W))) (seq 0 total).
+Proof.
+  intros W total rounds emitted F D E. apply (a_job_emits_each_sample_of_the_order_once W total shares); try assumption.
+  apply shares_are_one_for_each_rank.
+Qed.

@@ -1,0 +1,84 @@
+"""Shared shards in the simulator: what they gain, what the commands say of them, and that what is recorded is played again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from odb_sim.cli.main import main
+from odb_sim.engine.loading import CHUNK_SAMPLES, DrawReader
+from odb_sim.inputs.costs import LoaderCost
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Driver, Run, run
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
+from odb_ref.core.resume import RoundStart
+from odb_ref.trace.check import Property, Status, check_traces
+
+COMMON = ["--token-budget", "8192", "--samples", "3000", "--shards", "shared", "--layout", "packed"]
+
+
+def simulate(name: str, sharding: Sharding, *, ranks: int, window: int, layout: Layout = Layout.PACKED) -> float:
+    lengths = load_lengths(name)
+    workload = build_workload(lengths, ranks=ranks, sharding=sharding, samples=10 * ranks * window, seed=1)
+    budget = max(12_288, int(lengths.tokens.max()))
+    what = Run(
+        workload=workload,
+        policy="odb",
+        budget_tokens=budget,
+        window_samples=window,
+        layout=layout,
+        sharding=sharding,
+        driver=Driver.ROUNDS,
+    )
+    return run(what).summary.efficiency
+
+
+@pytest.mark.parametrize("name", ["azure_llm_2023_conv", "mm_mix_real"])
+def test_packed_rows_of_shared_shards_waste_less_than_a_hundredth(name: str) -> None:
+    """Spec: R14. Checks: DEAL. With fixed shards the ranks that end first wait for the others, a window long."""
+    shared = simulate(name, Sharding.SHARED, ranks=64, window=1024)
+    assert shared >= 0.99
+    assert shared > simulate(name, Sharding.EVEN, ranks=64, window=1024) + 0.01
+
+
+def test_commands_share_shards_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spec: R14. Checks: DEAL."""
+    figures, trace = tmp_path / "figures.json", tmp_path / "trace"
+    assert main(["simulate", "gsm8k", "--ranks", "3", *COMMON, "--json", str(figures), "--trace", str(trace)]) == 0
+    said = json.loads(figures.read_text())
+    assert (said["shards"], said["layout"]) == ("shared", "packed")
+    assert main(["check", str(trace), "--replay"]) == 0
+    (job,) = check_traces([trace]).jobs
+    assert job.get_status(Property.DEAL) is Status.HOLDS
+    assert main(["replay", str(trace)]) == 0
+    assert main(["sweep", "gsm8k", "--ranks", "2,3", "--window", "64", *COMMON, "--json", str(figures)]) == 0
+    assert figures.read_text().count('"shards": "shared"') == 2
+    assert main(["compare", "gsm8k", "--ranks", "3", *COMMON[:-2], "--json", str(figures)]) == 0
+    # Baselines have no way of sharing them.
+    assert figures.read_text().count('"shards": "shared"') == 2
+    assert '"shards": "even"' in figures.read_text()
+    capsys.readouterr()
+
+
+def test_nothing_is_read_before_it_is_drawn() -> None:
+    """Spec: R14.2."""
+    loader = LoaderCost(workers=2, prefetch_factor=2, sample_s=1.0, per_token_s=0.0)
+    tokens = np.ones(200, dtype=np.int64)
+    reader = DrawReader(loader, tokens, ranks=3)
+    even = np.ones(3)
+    counts = np.array([CHUNK_SAMPLES, 2 * CHUNK_SAMPLES, 0])
+    assert reader.read(np.array([0, 16, 48]), counts, 5.0, even).tolist() == [21.0, 21.0, 5.0]
+    # The second worker of rank 0 is free, and begins when it is asked; rank 2 is twice as slow.
+    counts = np.array([1, 3 * CHUNK_SAMPLES, 1])
+    assert reader.read(np.array([48, 49, 97]), counts, 30.0, np.array([1, 1, 2])).tolist() == [31.0, 62.0, 32.0]
+
+
+def test_a_saved_epoch_of_shared_shards_is_not_simulated() -> None:
+    workload = build_workload(load_lengths("gsm8k"), ranks=2, sharding=Sharding.SHARED, samples=100)
+    with pytest.raises(UsageError, match="from its beginning only"):
+        Run(workload=workload, policy="odb", budget_tokens=900, sharding=Sharding.SHARED, starts=(RoundStart(),) * 2)

@@ -1,0 +1,214 @@
+"""R14 in real processes: all ranks draw from one order of a map-style data set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
+from odb_ref.torch.reading.source import CHUNK_SAMPLES, DrawFeed  # noqa: E402
+from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT = 101
+SETTINGS: dict[str, Any] = {
+    "token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "shard": "shared", "timeout_s": 20,
+}  # fmt: skip
+Steps = list[list[int]]
+
+
+class Spoilt(Numbers):
+    """Samples of which the ones at ``spoilt`` cannot be read."""
+
+    def __init__(self, count: int, spoilt: tuple[int, ...]) -> None:
+        super().__init__(0, count)
+        self.spoilt = spoilt
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.spoilt:
+            raise ValueError(f"spoilt {index}")
+        return super().__getitem__(index)
+
+
+def read(loader: ODBDataLoader, limit: int | None = None) -> Steps:
+    steps: Steps = []
+    for batch in loader:
+        steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
+        if len(steps) == limit:
+            break
+    return steps
+
+
+def read_epochs(rank: int, options: dict[str, Any]) -> list[Steps]:
+    with ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options)) as loader:
+        return [read(loader) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options"),
+    [
+        (1, {}),
+        (3, {}),
+        (3, {"num_workers": 2}),
+        (2, {"num_workers": 1, "persistent_workers": True, "layout": "packed", "token_budget": 90}),
+        (2, {"transport": "gather", "shuffle": False, "window": 200}),
+        (4, {"num_workers": 2, "window": 1, "ramp_rounds": 0}),
+    ],
+)
+def test_the_ranks_of_a_job_read_each_sample_once(world_size: int, options: dict[str, Any], tmp_path: Path) -> None:
+    """Spec: R14, R14.2, R14.4. Checks: DEAL, COVER, ONCE, ALIGN. By what the trainers get, and by the traces."""
+    results = run_ranks(world_size, read_epochs, options | {"trace": f"{tmp_path}/{{rank}}.{{epoch}}"})
+    assert not any(result.error for result in results), results
+    for epoch in range(2):
+        ranks = [result.value[epoch] for result in results]
+        assert sorted(number for steps in ranks for step in steps for number in step) == list(range(COUNT))
+        assert len({len(steps) for steps in ranks}) == 1
+    verdict = check_traces(sorted(tmp_path.iterdir()), is_replayed=True)
+    assert verdict.is_ok, verdict.violations
+    assert all(job.get_status(Property.DEAL) is Status.HOLDS for job in verdict.jobs)
+
+
+def test_workers_make_no_difference() -> None:
+    """Spec: R14.2. Checks: REPLAY."""
+    batches = [[result.value for result in run_ranks(2, read_epochs, {"num_workers": w})] for w in (0, 1, 3)]
+    assert batches[0] == batches[1] == batches[2]
+    assert batches[0][0][0] != batches[0][0][1]
+
+
+def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
+    """All that is read, with a restart after ``limit`` steps; and what was set aside, before and after it."""
+    data = Spoilt(COUNT, (3, 17, 50, 51, 90))
+    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"} | options)) as loader:
+        steps = []
+        for batch in loader:
+            steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
+            if len(steps) == limit:
+                state = json.loads(json.dumps(loader.state_dict()))
+                break
+        first = {bad.index for bad in loader.quarantined}
+    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"} | options)) as loader:
+        loader.load_state_dict(state)
+        return steps, read(loader), first, {bad.index for bad in loader.quarantined}
+
+
+@pytest.mark.parametrize("limit", [1, 4, 9])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
+def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], limit: int) -> None:
+    """Spec: R11.1, R11.3, R14.4, R14.6. Checks: RESUME, COVER, ONCE."""
+    results = run_ranks(3, read_spoilt, options, limit)
+    assert not any(result.error for result in results), results
+    taken = [number for result in results for step in (*result.value[0], *result.value[1]) for number in step]
+    assert sorted(taken) == [number for number in range(COUNT) if number not in (3, 17, 50, 51, 90)]
+    found = [result.value[3] for result in results]
+    assert sorted(index for some in found for index in some) == [3, 17, 50, 51, 90]
+
+
+def read_rest(rank: int, states: list[Any]) -> Steps:
+    data = Spoilt(COUNT, (3, 17, 50, 51, 90))
+    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"})) as loader:
+        loader.load_state_dict(states)
+        return read(loader)
+
+
+def save_spoilt(rank: int, limit: int) -> Any:
+    data = Spoilt(COUNT, (3, 17, 50, 51, 90))
+    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"})) as loader:
+        steps = []
+        for batch in loader:
+            steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
+            if len(steps) == limit:
+                return steps, loader.state_dict()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("limit", [1, 6])
+def test_another_number_of_ranks_goes_on_without_the_bad_ones(limit: int) -> None:
+    """Spec: R10.3, R11.3, R14.6. Checks: RESUME, COVER, ONCE."""
+    saved = [result.value for result in run_ranks(3, save_spoilt, limit)]
+    rest = run_ranks(2, read_rest, [state for _, state in saved])
+    assert not any(result.error for result in rest), rest
+    taken = [n for steps, _ in saved for step in steps for n in step] + [
+        n for one in rest for s in one.value for n in s
+    ]
+    assert sorted(taken) == [number for number in range(COUNT) if number not in (3, 17, 50, 51, 90)]
+
+
+def read_a_bad_window(rank: int) -> None:
+    # The first window of rank 1 is the places 4 to 7, and all that it holds is bad.
+    data = Spoilt(40, tuple(range(4, 8)))
+    options = {"shuffle": False, "window": 4, "ramp_rounds": 0, "on_bad_sample": "quarantine", "max_bad_samples": 9}
+    with ODBDataLoader(data, **(SETTINGS | options)) as loader:
+        read(loader)
+
+
+def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
+    """Spec: R14.5, R11.2. Checks: ABORT. Not without a word, and not as the end of the order."""
+    results = run_ranks(2, read_a_bad_window)
+    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}
+    assert all("samples" in result.text and "bad" in result.text for result in results), results
+
+
+def read_a_failure(rank: int, workers: int) -> None:
+    with ODBDataLoader(Spoilt(COUNT, (40,)), **(SETTINGS | {"num_workers": workers})) as loader:
+        read(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_cannot_be_read_ends_all_ranks(workers: int) -> None:
+    """Spec: R7.2. Checks: ABORT."""
+    results = run_ranks(2, read_a_failure, workers)
+    assert {result.error for result in results} == {"JobError"}
+    assert all("spoilt 40" in result.text for result in results)
+
+
+def test_what_has_no_common_order_is_refused() -> None:
+    """Spec: R14.1."""
+    for dataset, options in (
+        (Stream(0, 9), {"shuffle": False}),
+        (Numbers(0, 9), {"shuffle": False, "sampler": [1, 2]}),
+    ):
+        with pytest.raises(UsageError, match="shard='shared' needs a map-style data set"):
+            ODBDataLoader(dataset, **(SETTINGS | options))
+
+
+def test_the_places_of_what_is_drawn_are_known_by_number() -> None:
+    """Spec: R14.4, R14.6."""
+    places = Places(())
+    for drawn in (range(4, 7), range(4, 7), range(7, 7), range(20, 22)):
+        places.draw(drawn)
+    assert [places.get_place(number) for number in range(5)] == [4, 5, 6, 20, 21]
+    assert [places.get_number(place) for place in (4, 6, 20, 21)] == [0, 2, 3, 4]
+    own = Places()
+    assert (own.get_place(7), own.get_number(7)) == (7, 7)
+
+
+def test_a_quarantine_counts_what_is_drawn() -> None:
+    """Spec: R11.1, R14.4."""
+    quarantine = Quarantine(lambda place: place, max_bad=9, total_samples=40, places=Places(()))
+    quarantine.places.draw(range(10, 14))
+    assert quarantine.add(11, "spoilt") == ""
+    assert [quarantine.get_position(place) for place in (10, 12, 13)] == [0, 1, 2]
+    quarantine.places.draw(range(30, 32))
+    assert [quarantine.get_place(position) for position in range(5)] == [10, 12, 13, 30, 31]
+    assert quarantine.get_known(3, False) == 14
+
+
+def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:
+    """Spec: R14.4."""
+    feed = DrawFeed()
+    assert feed.take() == []
+    feed.add([(place, place) for place in range(CHUNK_SAMPLES + 1)])
+    feed.close()
+    taken = [feed.take(), feed.take(), feed.take()]
+    assert [None if chunk is None else len(chunk) for chunk in taken] == [CHUNK_SAMPLES, 1, None]
+    assert feed.places == list(range(CHUNK_SAMPLES + 1))
