@@ -13,6 +13,8 @@ everything else. Only `replay`, which asks whether the machine would have done t
 `rank`          one rank's record of samples, steps and offers
 `offers`        what a rank must offer
 `groups`        how many groups a window makes, which are due, which are too large
+`steps`         what a step must be, and in which order the steps of a round leave
+`draws`         what ranks draw of a common order
 `outcomes`      how a rank may end
 `rounds`        what every rank must see alike in a round
 `job`           the ranks together, and what must be true when all have ended

@@ -32,10 +32,9 @@ from odb_ref.trace.check.decode import (
 from odb_ref.trace.check.draws import RankDraws
 from odb_ref.trace.check.exchanges import Exchanges, Kind
 from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
-from odb_ref.trace.check.order import find_disorder
 from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
 from odb_ref.trace.check.rounds import Rounds
-from odb_ref.trace.check.steps import judge_step
+from odb_ref.trace.check.steps import find_disorder, judge_step
 from odb_ref.trace.check.verdict import Findings, Judgement, Property
 from odb_ref.trace.format import RESUMED, JsonObject, Record, TraceError, decode_resumed
 

@@ -1,14 +1,21 @@
-"""What a step must be, given the samples it holds, and what was posted and told of it. Spec: R4.5, R9.3."""
+"""What a step must be, given the samples it holds and what was posted and told of it, and the order of a round's steps.
+
+Spec: R2.6, R4.5, R4.8, R4.9, R9.3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
 
 from odb_ref.trace.check.decode import Rows, Settings, TracedStep
 from odb_ref.trace.check.groups import list_excesses
 from odb_ref.trace.check.verdict import Judgement, Property
 
 Counts = list[int] | None
+
+_WORD: Final = 2**64
 
 
 def judge_step(
@@ -30,3 +37,43 @@ def judge_step(
             yield Property.WEIGHT, f"holds {held}, but posted {posted} (samples, tokens, supervised)"
     if told is not None and step.counts != told:
         yield Property.WEIGHT, f"carries the counts {step.counts}, but was told {told}"
+
+
+def _hash(number: int) -> int:
+    number = (number + 0x9E3779B97F4A7C15) % _WORD
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB % _WORD
+    return number ^ (number >> 31)
+
+
+def list_places(count: int, seed: int, round_: int) -> list[int]:
+    """Returns for each step of a shuffled round, in the order in which they leave, its place among the fullest. Spec: R4.9."""
+    key = _hash(_hash(seed % _WORD) ^ round_)
+    return [place for _, place in sorted((_hash(key ^ place), place) for place in range(count))]
+
+
+def find_disorder(steps: Sequence[Rows], target: int, round_: int, settings: Settings) -> tuple[int, str]:
+    """Returns which of a round's steps, the first of ``target``, does not stand where it should, and why; no words when all do.
+
+    Padded or packed, steps leave fullest first, or so that undoing the permutation leaves them fullest first; in sampler
+    order each holds positions beyond those of the step before.
+    """
+    filled = [rows for rows in steps if rows]
+    if any(steps[len(filled) :]):
+        return len(filled), "is not idle, and a step before it is"
+    if settings.order == "sampler":
+        spans = [(min(row[1] for row in rows), max(row[1] for row in rows)) for rows in filled]
+        for place, (before, after) in enumerate(pairwise(spans), 1):
+            if after[0] < before[1]:
+                return place, f"holds position {after[0]}, and the step before it {before[1]}"
+        return 0, ""
+    places = list(range(target))
+    if settings.order == "shuffled":
+        most = target - (len(steps) - len(filled))  # idle steps are left out of the permutation
+        places = [place for place in list_places(target, settings.order_seed, round_) if place < most]
+    lined = sorted(zip(places, range(len(filled)), filled, strict=False))
+    for (_, _, fuller), (_, step, rows) in pairwise(lined):
+        more, less = settings.compute_tokens(fuller), settings.compute_tokens(rows)
+        if more < less:
+            return step, f"has {less} tokens, more than a step of {more} that is fuller by the order {settings.order}"
+    return 0, ""
