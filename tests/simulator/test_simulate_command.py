@@ -124,7 +124,7 @@ def test_shards_hold_every_sample_and_nobody_has_none(samples: int, ranks: int, 
     sizes = compute_shard_sizes(samples, ranks, sharding)
     assert sizes.sum() == samples
     assert sizes.min() >= 1
-    if sharding is Sharding.EVEN:
+    if sharding is not Sharding.UNEVEN:
         assert sizes.max() - sizes.min() <= 1
     elif samples > 10 * ranks > 10:
         assert sizes.max() > 2 * samples / ranks > 20 * sizes.min()

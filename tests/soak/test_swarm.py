@@ -42,7 +42,7 @@ def test_a_failing_run_is_said_and_exits_1(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_long_world_has_hundreds_of_rounds() -> None:
-    world = worlds.make_long_world(2, 600)
+    world = worlds.make_long_world(4, 600)
     while not world.is_over():
         world.one_event()
     assert max(rank.state.round for rank in world.ranks) > 100
