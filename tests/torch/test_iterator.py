@@ -144,6 +144,9 @@ def test_a_warning_that_is_an_error_loses_no_batch() -> None:
 
 def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks: ONCE, COVER."""
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in the background starts with Ctrl-C ignored
     with make_loader() as loader:
         batches = iter(loader)
         next(batches)
@@ -153,3 +156,4 @@ def test_a_batch_that_an_interrupt_has_taken_from_its_consumer_is_missed(monkeyp
         monkeypatch.undo()
         with pytest.raises(UsageError, match="step 1 was lost when KeyboardInterrupt came"):
             next(batches)
+    signal.signal(signal.SIGINT, before)

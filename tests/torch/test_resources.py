@@ -112,7 +112,7 @@ def test_large_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch, has_
 
 
 @pytest.mark.parametrize(
-    ("code", "advice"), [("ENOSPC", "lower window="), ("ENOMEM", "lower window="), ("EMFILE", "ulimit -n")]
+    ("code", "advice"), [("ENOSPC", "window_bytes="), ("ENOMEM", "window_bytes="), ("EMFILE", "ulimit -n")]
 )
 def test_a_full_machine_is_explained(monkeypatch: pytest.MonkeyPatch, code: str, advice: str) -> None:
     number = getattr(serialization.errno, code)

@@ -149,8 +149,10 @@ def make_beginning(
             keys=keys,
             progress=progress,
             seed=compute_seed(Use.EPOCH, order.seed, epoch, rank, len(progress.base)),
-            # Ranks may have seeds of their own where each is given its samples.
-            order_seed=compute_seed(Use.ORDER, order.seed if order.is_auto else 0, epoch),
+            # Ranks may have seeds of their own where each is given its samples. What is not shuffled is the same in each epoch.
+            order_seed=compute_seed(
+                Use.ORDER, order.seed if order.is_auto else 0, epoch if order.is_shuffled or not order.is_auto else 0
+            ),
             read_ahead=read_ahead,
             max_bad=max_bad,
             quota_samples=None if quota is None else max(1, quota - before),
