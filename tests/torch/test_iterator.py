@@ -96,6 +96,26 @@ def test_nested_loops_are_refused_on_every_rank() -> None:
     assert all("lost epoch 0 before its end: another iteration" in result.value for result in results)
 
 
+def replace_late(rank: int) -> str:
+    with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **SETTINGS) as loader:
+        batches = iter(loader)
+        next(batches)
+        if rank == 1:  # the other has left, and so ended the epoch of both after this step
+            assert batches._trainer_side.wait(20)
+        again = iter(loader)
+        with pytest.raises(UsageError) as caught:
+            next(batches)
+        return f"{caught.value}; {sum(len(batch['numbers']) for batch in again) >= 30}"
+
+
+def test_an_iterator_that_is_replaced_after_another_rank_has_left_says_so_too() -> None:
+    """Checks: COVER."""
+    results = run_ranks(2, replace_late)
+    assert not any(result.error for result in results), results
+    assert all("lost epoch 0 before its end: another iteration" in result.value for result in results)
+    assert all(result.value.endswith("True") for result in results)
+
+
 def take_without_asking(rank: int, options: dict[str, Any], how: str) -> list[str]:
     told: list[str] = []
     with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **(SETTINGS | options)) as loader:

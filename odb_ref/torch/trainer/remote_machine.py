@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from odb_ref.core.config import Config
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import Agreed, Event, PeerLost
 from odb_ref.core.state import Phase
 from odb_ref.core.summary import StateSummary
@@ -76,6 +77,12 @@ class RemoteMachine:
     def is_planned(self, number: int) -> bool:
         """Returns True when the step of this number is planned, or never will be."""
         return self.summary is not None and (self.summary.planned_steps > number or self.summary.is_ending)
+
+    @property
+    def is_complete(self) -> bool:
+        """True when the epoch ends, on all ranks, by its completion."""
+        outcome = self.summary.outcome if self.summary is not None else None
+        return outcome is not None and outcome.kind is OutcomeKind.COMPLETE
 
     def is_last(self, number: int) -> bool:
         """Returns True when no step follows the one of this number."""
