@@ -2,7 +2,7 @@
 
     odb-ref verify --policy examples/rules/hasty.py:HastyRule
 
-refutes it in seconds. The idea is sound: a rank that is about to run dry will idle, so hurry while it still has samples.
+refutes it. The idea is sound: a rank that is about to run dry will idle, so hurry while it still has samples.
 But where every group of the fullest rank is already a single sample, one step more than groups is one step more than
 anybody has samples for: a step that is idle on every rank.
 """
