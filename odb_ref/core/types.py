@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
+from typing import Final
 
 from odb_ref.core.values import make_draft
 
@@ -41,18 +43,21 @@ class Sample:
 make_sample = make_draft(Sample)
 """`Sample`, for who makes many."""
 
+_get_length: Final = attrgetter("length")
+_get_supervised: Final = attrgetter("supervised")
+
 Group = tuple[Sample, ...]
 """Samples that are collated into one batch."""
 
 
 def compute_padded_tokens(group: Group) -> int:
     """Returns the tokens of the collated batch, padding included; 0 for an idle step."""
-    return len(group) * max([sample.length for sample in group], default=0)
+    return len(group) * max(map(_get_length, group)) if group else 0
 
 
 def compute_real_tokens(group: Group) -> int:
     """Returns the tokens of the collated batch without padding."""
-    return sum([sample.length for sample in group])
+    return sum(map(_get_length, group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ ZERO_COUNTS = StepCounts(0, 0, 0)
 
 def compute_counts(group: Group) -> StepCounts:
     """Returns the local counts of one step: all zero for an idle one."""
-    return make_counts(len(group), compute_real_tokens(group), sum([sample.supervised for sample in group]))
+    return make_counts(len(group), compute_real_tokens(group), sum(map(_get_supervised, group)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import chain
+from operator import attrgetter
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
@@ -33,20 +34,13 @@ def align(
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
     """
     if len(groups) > target:
-        order = sorted(
-            range(len(groups)),
-            key=lambda i: (not is_due(groups[i], due_before), step_order.compute_rank(groups[i], layout), i),
-        )
-        chosen = [groups[i] for i in order[:target]]
-        carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)
-        return _line_up(chosen, layout, step_order), tuple(carried)
-    steps = _line_up(_split(groups, target, layout), layout, step_order)
-    return steps + ((),) * max(0, target - sum(map(len, groups))), ()
-
-
-def _line_up(groups: list[Group], layout: Layout, step_order: StepOrder) -> tuple[Group, ...]:
+        ranks = [step_order.compute_rank(group, layout) for group in groups]
+        order = sorted(range(len(groups)), key=lambda i: (not is_due(groups[i], due_before), ranks[i]))
+        carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=attrgetter("position"))
+        return tuple(groups[i] for i in sorted(order[:target], key=ranks.__getitem__)), tuple(carried)
     # Fullest first pairs full groups with full ones on every rank, so that a step waits for no straggler.
-    return tuple(sorted(groups, key=lambda group: step_order.compute_rank(group, layout)))
+    steps = sorted(_split(groups, target, layout), key=lambda group: step_order.compute_rank(group, layout))
+    return tuple(steps) + ((),) * max(0, target - sum(map(len, groups))), ()
 
 
 def _split(groups: tuple[Group, ...], target: int, layout: Layout) -> list[Group]:
