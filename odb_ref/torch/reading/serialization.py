@@ -8,6 +8,7 @@ part of ``/dev/shm``: it takes what memory there is.
 
 from __future__ import annotations
 
+import copyreg
 import errno
 import io
 import math
@@ -37,13 +38,23 @@ class TransferError(OdbError, MemoryError):
     """There is no memory, or no descriptor, for what one process hands to another."""
 
 
+FromBytes = Callable[[bytearray, str], torch.Tensor]
+FromShapedBytes = Callable[[bytearray, str, tuple[int, ...]], torch.Tensor]
 Rebuild = Callable[[bytes, torch.dtype, tuple[int, ...]], torch.Tensor]
-FromBytes = Callable[[bytes, str, tuple[int, ...]], torch.Tensor]
+Reduced = (
+    tuple[FromBytes, tuple[bytearray, str]]
+    | tuple[FromShapedBytes, tuple[bytearray, str, tuple[int, ...]]]
+    | tuple[Rebuild, tuple[bytes, torch.dtype, tuple[int, ...]]]
+)
 
 
-def _unpack_array(data: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+def _unpack_row(data: bytearray, dtype: str) -> torch.Tensor:
     # Half the time of the way around by torch, which is for what NumPy does not know.
-    return torch.from_numpy(np.frombuffer(bytearray(data), dtype).reshape(shape))
+    return torch.from_numpy(np.frombuffer(data, dtype))
+
+
+def _unpack_array(data: bytearray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape))
 
 
 def _unpack_tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -64,36 +75,47 @@ def _is_plain(value: object) -> bool:
     )
 
 
-Reduced = (
-    tuple[Rebuild, tuple[bytes, torch.dtype, tuple[int, ...]]] | tuple[FromBytes, tuple[bytes, str, tuple[int, ...]]]
-)
-
-
-def _reduce(tensor: torch.Tensor) -> Reduced:
-    try:
-        array = tensor.numpy()
-    except TypeError:  # bfloat16 and other types that NumPy does not know
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        return _unpack_tensor, (data, tensor.dtype, tuple(tensor.shape))
-    return _unpack_array, (array.tobytes(), array.dtype.str, array.shape)
-
-
 class _LargeFound(Exception):
     """A sample holds a large tensor."""
 
 
-class _SmallPacker(pickle.Pickler):
-    """For samples without large tensors: asks nothing about what is not a tensor."""
+def _reduce(tensor: torch.Tensor) -> Reduced | str | tuple[object, ...]:
+    try:
+        array = tensor.numpy()  # fails where one of the questions of `_is_plain` does, and takes less than asking them
+    except (TypeError, RuntimeError):
+        if not _is_plain(tensor):
+            return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call, no-any-return]
+        # bfloat16, and other types that NumPy does not know.
+        if tensor.nbytes >= LARGE_BYTES:
+            raise _LargeFound from None
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        return _unpack_tensor, (data, tensor.dtype, tuple(tensor.shape))
+    if array.nbytes >= LARGE_BYTES:
+        raise _LargeFound
+    # Of memory, not of the array: the number in an array without dimensions would be taken for a length.
+    content, dtype = bytearray(array.data), array.dtype.str
+    return (_unpack_row, (content, dtype)) if array.ndim == 1 else (_unpack_array, (content, dtype, array.shape))
 
-    def reducer_override(self, obj: object) -> Reduced:
-        if type(obj) is torch.Tensor and _is_plain(obj):
-            if obj.nbytes >= LARGE_BYTES:
-                raise _LargeFound
-            return _reduce(obj)
-        return NotImplemented  # type: ignore[no-any-return]
+
+Reduce = Callable[[torch.Tensor], Reduced | str | tuple[object, ...]]
+
+
+class _Reducers(dict[type, Reduce]):
+    """How to take apart tensors, and what is registered with `copyreg`: asked about what pickle does not know by itself."""
+
+    def __missing__(self, kind: type) -> Reduce:
+        return copyreg.dispatch_table[kind]
+
+
+class _SmallPacker(pickle.Pickler):
+    """For samples without large tensors."""
+
+    dispatch_table = _Reducers({torch.Tensor: _reduce})  # type: ignore[assignment]
 
 
 class _Packer(_SmallPacker):
+    """Leaves the large tensors out: it is asked about every object."""
+
     def __init__(self, file: io.BytesIO, large: list[torch.Tensor]) -> None:
         super().__init__(file, protocol=5)
         self._large = large
