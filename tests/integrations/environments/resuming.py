@@ -54,7 +54,7 @@ def check(found: list[dict[str, Any]], steps_an_update: int = 1) -> None:
         for step, part in zip(rank["steps"], rank["parts"], strict=True):
             assert part["batches"] == whole["batches"][step * steps_an_update :]
             assert part["batches"]
-            # A Trainer goes on with the logs of its checkpoint.
+            # A Trainer takes up the logs of its checkpoint.
             assert part["logs"] == whole["logs"][-len(part["logs"]) :]
             assert len(part["logs"]) >= len(part["batches"]) / steps_an_update
             assert part["weights"] == whole["weights"]
