@@ -23,13 +23,13 @@ ABORTED = "terminate called without an active exception"
 """What torch may say at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
 
 
-def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0) -> str:
+def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0, python: str | None = None) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, *launcher, str(EXAMPLES / name), *arguments],
+            [python or sys.executable, *launcher, str(EXAMPLES / name), *arguments],
             cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
             capture_output=True,
             text=True,
             timeout=180,

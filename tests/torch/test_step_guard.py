@@ -168,7 +168,7 @@ def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     assert sum(result.value[1] for result in results) >= 1000
 
 
-# What does not fit alone, and what is no lack of memory -------------------------------------------------------------------
+# What does not fit alone, and what is not a lack of memory -------------------------------------------------------------------
 
 
 def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
