@@ -216,7 +216,7 @@ def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> N
     assert results[1].value[1:] == ([], None)
 
 
-# What does not fit alone, and what is no lack of memory -------------------------------------------------------------------
+# What does not fit alone, and what is not a lack of memory -------------------------------------------------------------------
 
 
 def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
