@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from odb_ref.core.batching.known_lengths import plan
     from odb_ref.core.errors import JobError, OdbError, UsageError
     from odb_ref.torch.checkpoint import JobState
-    from odb_ref.torch.flattening import FlattenSamples
+    from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
     from odb_ref.torch.from_dataloader import apply
     from odb_ref.torch.gathering import gather_samples
     from odb_ref.torch.info import StepInfo, pop_step_info
@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadSampleWarning",
+    "BoundedShapes",
     "FlattenSamples",
     "JobError",
     "JobState",

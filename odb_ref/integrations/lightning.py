@@ -21,8 +21,8 @@ number of ranks can go on from it. Lightning's own support for loaders with a st
 and loads none from a checkpoint made at the end of an epoch. A checkpoint in the middle of an accumulation window loses the
 window's gradient, as Lightning's do.
 
-The module uses automatic optimization, and a training_step that takes a batch. Run and tested with DDP; other strategies were
-not run.
+The module uses automatic optimization, and a training_step that takes a batch. Run and tested with DDP, and
+with FSDP 2 by `ModelParallelStrategy`; other strategies were not run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.torch.checkpoint import JobState
-from odb_ref.torch.flattening import FlattenSamples
+from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
 from odb_ref.torch.from_dataloader import apply
 from odb_ref.torch.gathering import gather_samples
 from odb_ref.torch.info import StepInfo, pop_step_info
@@ -13,6 +13,7 @@ from odb_ref.torch.reading.quarantine import BadSampleWarning
 
 __all__ = [
     "BadSampleWarning",
+    "BoundedShapes",
     "FlattenSamples",
     "JobError",
     "JobState",

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch
 
+from odb_ref.core.errors import check_integer
 from odb_ref.torch.reading.tasks import IGNORE_INDEX, SampleError
 
 _OWN: Final = ("input_ids", "labels", "attention_mask")
@@ -56,6 +57,49 @@ class FlattenSamples:
             "max_length_q": max(sizes),
             "max_length_k": max(sizes),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedShapes:
+    """Makes rows of at most ``shapes`` lengths, for what is compiled or captured anew for each: torch.compile, CUDA graphs.
+
+    Rows are `FlattenSamples`'s, padded to the next of ``shapes`` equal parts of the token budget, so that none exceeds it; a
+    longer sample, which travels alone, is padded to whole budgets, a shape more for each. The padding stands behind the samples
+    as one more: its positions begin again, and its labels are -100. There are no ``cu_seq_lens`` and ``max_length``, which
+    would have shapes and values of their own.
+    """
+
+    token_budget: int
+    shapes: int = 8
+    pad_token: int = 0
+    is_shifted: bool = True
+
+    def __post_init__(self) -> None:
+        check_integer(self.token_budget, "token_budget", 1)
+        check_integer(self.shapes, "shapes", 1)
+
+    def compute_length(self, tokens: int) -> int:
+        """Returns the length of the row that so many tokens are padded to."""
+        if tokens > self.token_budget:
+            return -(-tokens // self.token_budget) * self.token_budget
+        part = -(-tokens * self.shapes // self.token_budget)
+        return part * self.token_budget // self.shapes
+
+    def __call__(self, samples: Sequence[object]) -> dict[str, torch.Tensor]:
+        """Returns the batch: tensors of shape [1, length].
+
+        Raises: SampleError as `FlattenSamples`.
+        """
+        batch = FlattenSamples(self.is_shifted)(samples)
+        rows = {name: row for name, row in batch.items() if isinstance(row, torch.Tensor) and row.ndim == 2}
+        tokens = rows["input_ids"].shape[1]
+        missing = self.compute_length(tokens) - tokens
+        padding = {"input_ids": self.pad_token, "labels": IGNORE_INDEX}
+        padded = {
+            name: torch.nn.functional.pad(row, (0, missing), value=padding.get(name, 0)) for name, row in rows.items()
+        }
+        padded["position_ids"][:, tokens:] = torch.arange(missing)
+        return padded
 
 
 def _read(sample: object) -> dict[str, torch.Tensor]:

@@ -16,7 +16,8 @@ require("lightning")
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
@@ -77,7 +78,7 @@ def make_trainer(folder: Path, world_size: int, **settings: Any) -> Any:
         default_root_dir=folder,
         accelerator="cpu",
         devices=world_size,
-        strategy=DDPStrategy(process_group_backend="gloo"),
+        strategy=settings.pop("strategy", None) or DDPStrategy(process_group_backend="gloo"),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -125,6 +126,46 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> No
         check_coverage(runs, epochs)
         check_weights(runs, Model())
         assert {steps for _, steps in variant} == {len(runs[0][0])} == {epochs * -(-STEPS // epochs)}
+
+
+class Sharded(Module):
+    """Its weights are split over the ranks by FSDP 2."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]
+        fully_shard(self.model.layers[2], mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+
+
+def train_sharded(rank: int, folder: Path) -> Any:
+    be_quiet()
+    set_environment(rank, len(SIZES))
+    module = Sharded()
+    strategy = ModelParallelStrategy(
+        data_parallel_size=len(SIZES), tensor_parallel_size=1, process_group_backend="gloo"
+    )
+    with make_loader(rank, 2) as loader:
+        settings = {"accumulate_grad_batches": 2, "max_epochs": 2, "callbacks": [loader.callback]}
+        make_trainer(folder, len(SIZES), strategy=strategy, **settings).fit(module, loader)
+    held = sum(parameter.to_local().numel() for parameter in module.parameters())
+    assert held < sum(parameter.numel() for parameter in Model().parameters())
+    whole = torch.cat([parameter.full_tensor().detach().flatten() for parameter in module.parameters()])
+    return module.updates, whole.tolist()
+
+
+def test_sharded_by_fsdp_2_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path) -> None:
+    """Checks: WEIGHT, COVER, ALIGN. Lightning's own strategy for it, whose meshes are of processors, too."""
+    results = run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    runs = [result.value for result in results]
+    check_coverage(runs, epochs=2)
+    check_weights(runs, Model())
+
+
+def test_lightning_refuses_fsdp_1_on_processors() -> None:
+    """It runs nothing else in its place. What it says here is all that is known of it: docs/howto/frameworks.md."""
+    with pytest.raises(ValueError, match="The strategy `fsdp` requires a GPU accelerator"):
+        pl.Trainer(accelerator="cpu", devices=2, strategy=FSDPStrategy(), logger=False)
 
 
 SAVED = {"step=4": 4, "step=6": 6, "end-step=6": 6, "step=8": 8}

@@ -1,0 +1,54 @@
+"""The notebook runs from its first cell to its last, and is kept without outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "examples" / "lengths.ipynb"
+
+
+def read_cells() -> list[dict[str, object]]:
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_it_is_kept_without_outputs() -> None:
+    for cell in read_cells():
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+
+
+def test_it_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    """Checks: COVER, ALIGN, BUDGET. As one program, since its cells say nothing that only a notebook understands."""
+    program = tmp_path / "cells.py"
+    program.write_text("\n\n".join("".join(cell["source"]) for cell in read_cells()))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env=os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "samples trained on: 800 of 800" in done.stdout
+    assert "exit status 0" in done.stdout
+    steps = {line.split(": ")[1].split(" steps")[0] for line in done.stdout.splitlines() if line.startswith("rank ")}
+    assert len(steps) == 1
+    (fullest,) = [line for line in done.stdout.splitlines() if line.startswith("the fullest batch")]
+    assert int(fullest.split(": ")[1].split()[0].replace(",", "")) <= 16_384
+    assert (tmp_path / "notebook-run" / "steps.png").stat().st_size > 5000

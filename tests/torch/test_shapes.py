@@ -1,0 +1,129 @@
+"""A bounded set of shapes: rows of few lengths within the budget, what they cost, and the compilations they save."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
+from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.runs import Run, run
+from torch import Tensor, nn
+
+from odb_ref import BoundedShapes, ODBDataLoader, UsageError
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.effects import Collate
+from tests.torch.data import make_sample
+
+pytestmark = pytest.mark.torch
+
+BUDGET = 12_288
+SHAPES = 8
+GOAL = 0.03
+"""Of padding, beside the tokens."""
+
+
+def test_rows_are_padded_within_the_budget_to_at_most_so_many_lengths() -> None:
+    """Checks: BUDGET."""
+    for budget, shapes in ((12_288, 8), (100, 7), (5, 8), (9, 1)):
+        bounded = BoundedShapes(token_budget=budget, shapes=shapes)
+        lengths = [bounded.compute_length(tokens) for tokens in range(1, budget + 1)]
+        assert all(tokens <= length <= budget for tokens, length in enumerate(lengths, 1))
+        assert len(set(lengths)) <= shapes
+        assert bounded.compute_length(2 * budget + 1) == 3 * budget
+    for mistake in ({"token_budget": 0}, {"token_budget": 9, "shapes": 0}):
+        with pytest.raises(UsageError):
+            BoundedShapes(**mistake)
+
+
+def test_the_padding_is_a_sample_of_its_own_without_labels() -> None:
+    samples = [{"input_ids": [5, 6, 7], "weights": [1, 2, 3]}, {"input_ids": [8, 9], "weights": [4, 5]}]
+    batch = BoundedShapes(token_budget=16, shapes=2, pad_token=3)(samples)
+    assert {name: row.tolist() for name, row in batch.items()} == {
+        "input_ids": [[5, 6, 7, 8, 9, 3, 3, 3]],
+        "labels": [[-100, 6, 7, -100, 9, -100, -100, -100]],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2]],
+        "weights": [[1, 2, 3, 4, 5, 0, 0, 0]],
+    }
+
+
+def read_rows(name: str, window: int) -> list[int]:
+    """The tokens of the packed rows of eight ranks."""
+    rows: list[int] = []
+
+    def observe(rank: int, event: object, effects: Sequence[object], time_s: float) -> None:
+        for effect in effects:
+            if isinstance(effect, Collate):
+                rows.extend(sum(sample.length for sample in step.group) for step in effect.steps if step.group)
+
+    workload = build_workload(load_lengths(name), ranks=8, sharding=Sharding.EVEN, seed=0)
+    settings = {"budget_tokens": BUDGET, "window_samples": window, "layout": Layout.PACKED}
+    run(Run(workload=workload, policy="odb", **settings), observer=observe)
+    return rows
+
+
+def test_what_the_shapes_cost() -> None:
+    """``pytest tests/torch/test_shapes.py -s -k cost`` prints the table of docs/howto/packed.md."""
+    bounded = BoundedShapes(token_budget=BUDGET, shapes=SHAPES)
+    print("\n| trace | window 256: lengths, padding | 1,024 |\n|---|---|---|")
+    for name in list_bundled_names():
+        cells = []
+        for window in (256, 1024):
+            rows = read_rows(name, window)
+            lengths = [bounded.compute_length(tokens) for tokens in rows]
+            # One trace has a sample beyond the budget.
+            assert len({length for length in lengths if length <= BUDGET}) <= SHAPES
+            assert all(length % BUDGET == 0 for length in lengths if length > BUDGET)
+            price = sum(lengths) / sum(rows) - 1
+            assert price < GOAL, (name, window)
+            cells.append(f"{len(set(rows)):,} -> {len(set(lengths))}, {price:.1%}")
+        print(f"| `{name}` | {' | '.join(cells)} |")
+
+
+class Attention(nn.Module):
+    """A layer that keeps the samples of a row apart by their positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(32, 8), nn.Linear(8, 32)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        numbers = (position_ids == 0).cumsum(1)
+        mask = (numbers[:, :, None] == numbers[:, None]).tril()
+        return self.head(nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask))
+
+
+def train(collate: Any) -> tuple[int, list[float]]:
+    """How often a model was compiled in an epoch, and its weighted losses."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = Attention().double()
+    with torch._dynamo.config.patch(recompile_limit=1000):
+        compiled = torch.compile(model, backend="eager", dynamic=False)
+        losses = []
+        data = [{name: make_sample(number)[name] for name in ("input_ids", "labels")} for number in range(300)]
+        options = {"layout": "packed", "window": 32, "collate_fn": collate, "num_workers": 0}
+        with ODBDataLoader(data, token_budget=64, **options) as loader:
+            for batch, info in loader.steps():
+                logits = compiled(batch["input_ids"], batch["position_ids"])[0, :-1]
+                loss = nn.functional.cross_entropy(logits, batch["labels"][0, 1:])
+                losses.append(info.scale(loss).item())
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"], losses
+
+
+def test_a_compiled_model_is_compiled_once_for_each_shape() -> None:
+    """And its losses are those without padding."""
+    from odb_ref import FlattenSamples
+
+    before, losses = train(FlattenSamples())
+    after, padded = train(BoundedShapes(token_budget=64, shapes=4))
+    print(f"compiled {before} times for rows of any length, {after} times for four lengths, in {len(losses)} steps")
+    assert after <= 4 < before
+    assert padded == pytest.approx(losses, rel=1e-12)
