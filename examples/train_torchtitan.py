@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.utils.rnn import pad_sequence
@@ -130,13 +130,13 @@ class Training:
         return min((share + 0.01) / WARM_UP, (1 - share) / (1 - WARM_UP))
 
     def state_dict(self) -> dict[str, object]:
-        weights, optimizer = get_state_dict(self.model, self.optimizer)
+        weights, optimizer = self.model.state_dict(), get_optimizer_state_dict(self.model, self.optimizer)
         scheduler, progress = self.scheduler.state_dict(), self.progress.state_dict()
         return {"model": weights, "optimizer": optimizer, "scheduler": scheduler, "progress": progress}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        weights, optimizer = state["model"], state["optimizer"]
-        set_state_dict(self.model, self.optimizer, model_state_dict=weights, optim_state_dict=optimizer)
+        self.model.load_state_dict(state["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.progress.load_state_dict(state["progress"])
 
