@@ -26,6 +26,23 @@ class Seen:
     wanted_samples: int
     has_failed: bool
     stopped_after: int | None
+    accepted_tokens: int
+    """The budget that it accepts, NONE when that is the header's. Spec: R15.2."""
+
+
+class Fingerprint:
+    """What a rank says of its configuration, ``own`` by its header."""
+
+    def __init__(self, own: int) -> None:
+        self._own = self.told = own
+        self._is_other = False
+
+    def judge(self, agreement: Offer) -> Iterator[Judgement]:
+        """Yields ABORT: ranks that continue have the configuration of the header."""
+        if not self._is_other and agreement.fingerprint_min == agreement.fingerprint_max:
+            self._is_other = self.told != self._own
+            what = f"continues with the fingerprint {self.told}, but its configuration's is {self._own}"
+            yield Property.ABORT, what if self._is_other else ""
 
 
 def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgement]:
@@ -39,6 +56,8 @@ def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgem
     yield Property.FEWEST, what if offer.groups_min != fewest else ""
     what = f"offers {offer.due_max} due groups, but {due} hold a sample that is due"
     yield Property.AGE, what if offer.due_max != due else ""
+    what = f"offers to accept {offer.budget_min} tokens, but accepts {seen.accepted_tokens}"
+    yield Property.BUDGET, what if offer.budget_min != seen.accepted_tokens else ""
     is_ready = seen.is_collated and seen.wanted_samples <= 0
     what = "says that it is ready" if offer.ready_min else "does not say that it is ready"
     what += f"; the round before is {'' if seen.is_collated else 'not '}collated, a read is "
