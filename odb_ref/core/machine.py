@@ -66,9 +66,9 @@ from odb_ref.core.events import (
     StepTaken,
     Urged,
 )
+from odb_ref.core.exchange import compute_failure
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.core.reports import compute_failure
 from odb_ref.core.resume import Resumed, RoundStart, resume
 from odb_ref.core.rounds import (
     Transition,

@@ -35,6 +35,8 @@ class RoundStart:
     """With shared shards: what the rank has drawn for the round's window. Spec: R14.6."""
     agreed_tokens: int = field(default=NONE, metadata={"absent": NONE})
     """The budget of the round's groups, where it is below the configuration's. Spec: R15.5."""
+    accepted_tokens: int = field(default=NONE, metadata={"absent": NONE})
+    """What the rank accepts for the next round, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def compute_round_start(state: State) -> RoundStart:
         global_samples=state.global_samples,
         draw=state.draw,
         agreed_tokens=state.agreed_tokens,
+        accepted_tokens=state.accepted_tokens,
     )
 
 
@@ -101,7 +104,7 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
         taken_samples=start.read_samples - len(carried),
         global_samples=start.global_samples,
         agreed_tokens=start.agreed_tokens,
-        accepted_tokens=start.agreed_tokens,
+        accepted_tokens=start.accepted_tokens,
     )
     state, reads = _read_first(config, state, start)
     return (state, reads) if reads else post_when_ready(config, state)

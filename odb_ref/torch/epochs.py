@@ -12,7 +12,7 @@ from typing import Generic, Self
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from odb_ref.core.acceptance import Acceptance, BudgetSchedule
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import check_integer
@@ -197,12 +197,12 @@ class Epochs(Generic[Batch]):
         )
         if start.checkpoint is None:
             acceptance = Acceptance(
-                self._make_config(rank, world_size),
+                self.token_budget,
                 self._budget_schedule,
                 told_tokens=self._accepted_tokens,
                 steps_before=self._steps_before,
             )
-            start = replace(start, agreed_tokens=acceptance.compute_first())
+            start = replace(start, first_tokens=acceptance.compute_first())
         return replace(beginning, start=start)
 
     def _count_steps(self) -> int:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
-from odb_ref.core.acceptance import BudgetSchedule
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule

@@ -19,7 +19,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final
 
-from odb_ref.core.acceptance import Acceptance, BudgetSchedule
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
@@ -37,6 +37,7 @@ from odb_ref.core.effects import (
 )
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -257,9 +258,10 @@ class World:
             for rank, (of_rank, shard) in enumerate(zip(configs, shards, strict=True))
         ]
         for rank, node in enumerate(self.nodes):
-            node.acceptance = Acceptance(node.machine.config, budgets[rank] if budgets else None)
+            node.acceptance = Acceptance(node.machine.config.budget_tokens, budgets[rank] if budgets else None)
             if checkpoints is None:
-                first = RoundStart(agreed_tokens=node.acceptance.compute_first())
+                agreed_tokens, accepted_tokens = node.acceptance.compute_first()
+                first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
                 node.ledger = Ledger(first)
                 node.begun = node.machine.begin(None if first == RoundStart() else first)
             else:
@@ -267,7 +269,7 @@ class World:
                 node.read = start.read_samples
                 node.ledger = Ledger(start)
                 node.begun = node.machine.begin(start, tuple(node.shard[position] for position in start.carried))
-            self._ask_schedule(rank)
+            node.acceptance.begin(node.machine.state.accepted_tokens)
             self._perform(rank, node.begun)
 
     # What the ranks ask for -----------------------------------------------------------------------------------------
@@ -315,18 +317,20 @@ class World:
         effects = self.nodes[rank].machine.handle(event)
         self.nodes[rank].events.append((event, effects))
         if isinstance(event, Counted):
-            self.nodes[rank].ledger.note_round(compute_round_start(self.nodes[rank].machine.state))
             self._ask_schedule(rank)
+            self.nodes[rank].ledger.note_round(compute_round_start(self.nodes[rank].machine.state))
         self._perform(rank, effects)
 
     def accept(self, rank: int, tokens: int) -> None:
         """A rank is told what it accepts."""
-        self.send(rank, self.nodes[rank].acceptance.tell(tokens))
+        self.send(rank, BudgetAccepted(self.nodes[rank].acceptance.tell(tokens)))
 
     def _ask_schedule(self, rank: int) -> None:
         node = self.nodes[rank]
-        if (change := node.acceptance.find_change(node.machine.state)) is not None:
-            self.send(rank, change)
+        state = node.machine.state
+        tokens = node.acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
+        if tokens is not None:
+            self.send(rank, BudgetAccepted(tokens))
 
     # What can happen ------------------------------------------------------------------------------------------------
 

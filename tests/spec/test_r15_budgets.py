@@ -160,9 +160,9 @@ def test_a_sample_over_the_lowered_budget_travels_alone() -> None:
 def test_the_first_round_goes_by_what_the_rank_itself_accepts() -> None:
     """Spec: R15.1, R15.5."""
     machine = Machine(make_config())
-    machine.begin(RoundStart(agreed_tokens=3))
+    machine.begin(RoundStart(agreed_tokens=3, accepted_tokens=5))
     (post,) = machine.handle(SamplesRead(make_shard([1, 1, 1, 1])))
-    assert (post.offer.groups_max, post.offer.budget_min) == (2, 3)
+    assert (post.offer.groups_max, post.offer.budget_min) == (2, 5)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from odb_ref.core.acceptance import Acceptance, BudgetSchedule
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
@@ -65,7 +65,7 @@ class Driver:
     ) -> None:
         self._config = config
         told, before = start.accepted_tokens, start.steps_before
-        self._acceptance = Acceptance(config, schedule, told_tokens=told, steps_before=before)
+        self._acceptance = Acceptance(config.budget_tokens, schedule, told_tokens=told, steps_before=before)
         self._start = start
         self._listener = listener
         self._quarantine = start.make_quarantine()
@@ -181,18 +181,23 @@ class Driver:
             case event if self._is_finished and not isinstance(event, StepTaken):
                 self._perform((), None, is_answer=entry.is_answered)
             case BudgetAccepted(tokens):
-                effects = self._machine.handle(self._acceptance.tell(tokens))
+                effects = self._machine.handle(BudgetAccepted(self._acceptance.tell(tokens)))
                 self._perform(effects, None, is_answer=entry.is_answered)
             case event:
                 effects = self._machine.handle(event)
-                planned = self._make_round_note(effects) if isinstance(event, Counted) else None
-                if planned is not None:
-                    self._accept_budget()
+                planned = None
+                if isinstance(event, Counted):
+                    state = self._machine.state
+                    self._accept_budget(
+                        self._acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
+                    )
+                    planned = self._make_round_note(effects)
                 self._perform(effects, planned, is_answer=entry.is_answered)
 
-    def _accept_budget(self) -> None:
-        if (change := self._acceptance.find_change(self._machine.state)) is not None:
-            self._machine.handle(change)
+    def _accept_budget(self, tokens: int | None) -> None:
+        """Tells the machine what this rank accepts, where that is something else than before. Spec: R15.4."""
+        if tokens is not None:
+            self._machine.handle(BudgetAccepted(tokens))
 
     def _handle_begin(self, begin: _Begin) -> None:
         if begin.failure:
@@ -204,7 +209,7 @@ class Driver:
         try:
             round_start = self._start.make_first() if checkpoint is None else checkpoint.start
             effects = self._machine.begin(round_start, begin.carried)
-            self._accept_budget()
+            self._accept_budget(self._acceptance.begin(self._machine.state.accepted_tokens))
         except UsageError as error:  # the samples carried are not what they were
             self.on_error(describe(error), error)
         else:

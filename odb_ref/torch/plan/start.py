@@ -35,8 +35,8 @@ class EpochStart:
     quota_samples: int | None = None
     accepted_tokens: int | None = None
     """The token budget that the rank was told to accept; None: the loader's."""
-    agreed_tokens: int = NONE
-    """The token budget of the first round of an epoch, where it is below the loader's. Spec: R15.1."""
+    first_tokens: tuple[int, int] = (NONE, NONE)
+    """The token budgets of the first round and accepted for the next, where they are below the loader's. Spec: R15.1."""
     steps_before: int = 0
     """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
     trace: Path | None = None
@@ -52,11 +52,15 @@ class EpochStart:
         """Returns where the first round begins, on a rank of this configuration."""
         if self.checkpoint is not None:
             return self.checkpoint.start
-        return replace(compute_round_start(begin_epoch(config)[0]), agreed_tokens=self.agreed_tokens)
+        agreed_tokens, accepted_tokens = self.first_tokens
+        begun = compute_round_start(begin_epoch(config)[0])
+        return replace(begun, agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
 
     def make_first(self) -> RoundStart | None:
         """Returns the first round of an epoch, where its budget is the rank's own; None where there is nothing to say of it."""
-        return None if self.agreed_tokens == NONE else RoundStart(agreed_tokens=self.agreed_tokens)
+        agreed_tokens, accepted_tokens = self.first_tokens
+        first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
+        return None if first == RoundStart() else first
 
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""

@@ -192,7 +192,7 @@ def _encode_checkpoint(place: Checkpoint) -> StateDict:
     start: StateDict = {
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(place.start).items()
     }
-    for name, absent in (("draw", NOTHING_DRAWN), ("agreed_tokens", NONE)):
+    for name, absent in (("draw", NOTHING_DRAWN), ("agreed_tokens", NONE), ("accepted_tokens", NONE)):
         if getattr(place.start, name) == absent:
             del start[name]
     return {"start": start, "taken_steps": place.taken_steps, "taken": list(place.taken)}
@@ -255,6 +255,7 @@ def _decode_checkpoint(data: object) -> Checkpoint:
                 global_samples=global_samples,
                 draw=_decode_draw(more.get("draw")),
                 agreed_tokens=_decode_tokens(more.get("agreed_tokens", NONE)),
+                accepted_tokens=_decode_tokens(more.get("accepted_tokens", NONE)),
             )
             return Checkpoint(start=start, taken_steps=taken_steps, taken=tuple(taken))
     raise _make_error()

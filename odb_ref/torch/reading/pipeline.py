@@ -14,7 +14,7 @@ from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from odb_ref.core.acceptance import BudgetSchedule
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
 from odb_ref.torch.reading.counting import LabelCheck

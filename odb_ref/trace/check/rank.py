@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.trace.check.budgets import RankBudget
 from odb_ref.trace.check.decode import (
     Rows,
     Settings,
@@ -32,7 +31,7 @@ from odb_ref.trace.check.decode import (
 )
 from odb_ref.trace.check.draws import RankDraws
 from odb_ref.trace.check.exchanges import Exchanges, Kind
-from odb_ref.trace.check.offers import Fingerprint, Seen, compare_window, judge_offer
+from odb_ref.trace.check.offers import Fingerprint, RankBudget, Seen, compare_window, judge_offer
 from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.steps import find_disorder, judge_step
@@ -161,7 +160,7 @@ class RankChecker:
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
         self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end))
-        self._budget.resume(start.agreed_tokens)
+        self._budget.resume(start.agreed_tokens, start.accepted_tokens)
         self.read_samples, self.is_ended = start.read_samples, start.is_ended or self.draws.has_ended
         self.seen_samples = len(rows)
         self.held = {row[1]: row for row in rows}
