@@ -153,13 +153,32 @@ Qed.
 
 Definition sum_counts (l : list counts) : counts := fold_left add_counts l zero_counts.
 
+Lemma add_costs_assoc : forall a b c, add_costs (add_costs a b) c = add_costs a (add_costs b c).
+Proof. induction a as [|x a IH]; intros [|y b] [|z c]; simpl; try reflexivity. rewrite IH. f_equal. lia. Qed.
+Lemma nth_add_costs : forall r a b, nth r (add_costs a b) 0 = nth r a 0 + nth r b 0.
+Proof. intros r a. revert r. induction a as [|x a IH]; intros [|r] [|y b]; simpl; try lia. apply IH. Qed.
+Lemma nth_costs_of_group : forall r g, nth r (n_costs (count_group g)) 0 = used r g.
+Proof. intros r. induction g as [|x g IH]; simpl; [destruct r; reflexivity|]. rewrite nth_add_costs. simpl in IH. rewrite IH. reflexivity. Qed.
+
 Lemma add_counts_assoc : forall a b c, add_counts (add_counts a b) c = add_counts a (add_counts b c).
-Proof. intros [] [] []. unfold add_counts. simpl. f_equal; lia. Qed.
+Proof. intros [] [] []. unfold add_counts. simpl. f_equal; try lia. apply add_costs_assoc. Qed.
 Lemma add_counts_zero : forall a, add_counts zero_counts a = a.
 Proof. intros []. reflexivity. Qed.
 
 Lemma fold_add_samples : forall l a, n_samples (fold_left add_counts l a) = n_samples a + sum_nat (map n_samples l).
 Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. lia. Qed.
+
+Lemma sum_nat_positive : forall (f : nat -> nat) l, 0 < sum_nat (map f l) <-> exists q, In q l /\ 0 < f q.
+Proof.
+  intros f. induction l as [|x l IH]; simpl.
+  - split; [lia|intros [q [[] _]]].
+  - split.
+    + intros P. destruct (f x) eqn:F; [|exists x; split; [left; reflexivity|lia]]. apply IH in P as [q [Hq P]]. exists q. auto.
+    + intros [q [[<-|Hq] P]]; [lia|]. assert (0 < sum_nat (map f l)) by (apply IH; exists q; auto). lia.
+Qed.
+
+Lemma fold_add_costs : forall r l a, nth r (n_costs (fold_left add_counts l a)) 0 = nth r (n_costs a) 0 + sum_nat (map (fun c => nth r (n_costs c) 0) l).
+Proof. induction l as [|x l IH]; simpl; intros a; [lia|]. rewrite IH. simpl. rewrite nth_add_costs. lia. Qed.
 
 Lemma add_lists_nth : forall a b j, length a = length b -> nth j (add_lists a b) zero_counts = add_counts (nth j a zero_counts) (nth j b zero_counts).
 Proof.

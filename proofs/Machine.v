@@ -8,12 +8,17 @@ Import ListNotations.
 
 (** ** Messages *)
 
-Record counts := mkCounts { n_samples : nat; n_tokens : nat; n_supervised : nat }.
-Definition zero_counts := mkCounts 0 0 0.
+(** [n_costs] is what is used of each further resource; an amount that is missing is 0, as all are of an idle step. *)
+Record counts := mkCounts { n_samples : nat; n_tokens : nat; n_supervised : nat; n_costs : list nat }.
+Definition zero_counts := mkCounts 0 0 0 [].
+Fixpoint add_costs (a b : list nat) : list nat :=
+  match a, b with [], _ => b | _, [] => a | x :: a', y :: b' => x + y :: add_costs a' b' end.
 Definition add_counts (a b : counts) : counts :=
-  mkCounts (n_samples a + n_samples b) (n_tokens a + n_tokens b) (n_supervised a + n_supervised b).
+  mkCounts (n_samples a + n_samples b) (n_tokens a + n_tokens b) (n_supervised a + n_supervised b)
+    (add_costs (n_costs a) (n_costs b)).
 Definition sum_nat (l : list nat) : nat := fold_right Nat.add 0 l.
-Definition count_group (g : group) : counts := mkCounts (length g) (sum_nat (map len g)) (sum_nat (map sup g)).
+Definition count_group (g : group) : counts :=
+  mkCounts (length g) (sum_nat (map len g)) (sum_nat (map sup g)) (fold_right add_costs [] (map costs g)).
 
 (** [None] is the neutral element of a MIN field: nobody. *)
 Record offer := mkOffer {

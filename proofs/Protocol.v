@@ -234,6 +234,18 @@ Proof.
     apply (n_true _ _ _ S j (shared x)). rewrite X, nth_error_app1 by (apply nth_error_Some; congruence). exact E.
 Qed.
 
+(** What the counts of any rank say of a further resource is above 0 exactly where some rank's batch uses it. *)
+Theorem a_resource_is_counted_where_some_rank_uses_it : forall s r j x i, reachable s -> r < W -> nth_error (steps_of (rank_of s r)) j = Some x ->
+  (0 < nth i (n_costs (s_counts x)) 0 <-> exists q, q < W /\ 0 < used i (nth j (groups_of (rank_of s q)) [])).
+Proof.
+  intros s r j x i R H E. rewrite (global_counts_are_the_sums_over_all_ranks s r j x R H E). unfold sum_counts. rewrite fold_add_costs, map_map.
+  replace (nth i (n_costs zero_counts) 0) with 0 by (destruct i; reflexivity). simpl.
+  rewrite (map_ext _ (fun q => used i (nth j (groups_of (rank_of s q)) []))) by (intros q; apply nth_costs_of_group).
+  rewrite sum_nat_positive. split.
+  - intros [q [Hq P]]. apply in_seq in Hq. exists q. split; [lia|exact P].
+  - intros [q [Hq P]]. exists q. split; [apply in_seq; lia|exact P].
+Qed.
+
 (** TERM needs it: no step is idle on every rank. *)
 Theorem some_rank_has_work_in_every_step : forall s r x, reachable s -> r < W -> In x (steps_of (rank_of s r)) -> 1 <= n_samples (s_counts x).
 Proof.

@@ -51,6 +51,7 @@ def _sum_counts(counts: list[tuple[StepCounts, ...]]) -> tuple[StepCounts, ...]:
             sum([count.samples for count in step]),
             sum([count.tokens for count in step]),
             sum([count.supervised for count in step]),
+            tuple(map(sum, zip(*[count.costs for count in step], strict=True))) if step[0].costs else (),
         )
         for step in zip(*counts, strict=True)
     )

@@ -5,8 +5,10 @@ Spec: R1 (types).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Final
 
@@ -45,6 +47,7 @@ make_sample = make_draft(Sample)
 
 _get_length: Final = attrgetter("length")
 _get_supervised: Final = attrgetter("supervised")
+_get_costs: Final = attrgetter("costs")
 
 Group = tuple[Sample, ...]
 """Samples that are collated into one batch."""
@@ -62,23 +65,47 @@ def compute_real_tokens(group: Group) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What a step holds, on one rank or summed over all: the weights of exact loss scaling. Spec: R4.5."""
+    """What a step holds, on one rank or summed over all: the weights of exact loss scaling, and what is used of each further
+    resource, so that a rank knows what any rank has. Spec: R4.5.
+    """
 
     samples: int
     tokens: int
     supervised: int
+    costs: tuple[int, ...] = ()
 
     def __add__(self, other: StepCounts) -> StepCounts:
-        return StepCounts(self.samples + other.samples, self.tokens + other.tokens, self.supervised + other.supervised)
+        return StepCounts(
+            self.samples + other.samples,
+            self.tokens + other.tokens,
+            self.supervised + other.supervised,
+            tuple(map(sum, zip_longest(self.costs, other.costs, fillvalue=0))),
+        )
+
+    def to_row(self) -> list[int]:
+        """Returns the counts as integers, the costs last: how they travel."""
+        return [self.samples, self.tokens, self.supervised, *self.costs]
+
+    @classmethod
+    def from_row(cls, row: Sequence[int]) -> StepCounts:
+        """Returns the counts of ``row``, of at least three integers."""
+        samples, tokens, supervised, *costs = row
+        return cls(samples, tokens, supervised, tuple(costs))
 
 
 make_counts = make_draft(StepCounts)
 ZERO_COUNTS = StepCounts(0, 0, 0)
+"""Adds nothing, however many further resources there are."""
 
 
-def compute_counts(group: Group) -> StepCounts:
-    """Returns the local counts of one step: all zero for an idle one."""
-    return make_counts(len(group), compute_real_tokens(group), sum(map(_get_supervised, group)))
+def compute_counts(group: Group, resources: int = 0) -> StepCounts:
+    """Returns the local counts of one step, with the costs of so many further resources: all zero for an idle one."""
+    costs = _sum_costs(group, resources) if resources else ()
+    return make_counts(len(group), compute_real_tokens(group), sum(map(_get_supervised, group)), costs)
+
+
+def _sum_costs(group: Group, resources: int) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*map(_get_costs, group), strict=True))) if group else (0,) * resources
 
 
 @dataclass(frozen=True, slots=True)

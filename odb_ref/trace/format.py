@@ -63,14 +63,14 @@ def _encode_samples(samples: Sequence[Sample]) -> Json:
 
 
 def _encode_counts(counts: Sequence[StepCounts]) -> Json:
-    return [[count.samples, count.tokens, count.supervised] for count in counts]
+    return [count.to_row() for count in counts]
 
 
 def _encode_step(step: Step) -> Json:
     return {
         "number": step.number,
         "positions": [sample.position for sample in step.group],
-        "counts": [step.global_counts.samples, step.global_counts.tokens, step.global_counts.supervised],
+        "counts": step.global_counts.to_row(),
     }
 
 
@@ -243,9 +243,9 @@ def decode_fields(kind: type[_Made], data: JsonObject, **given: object) -> _Made
 
 
 def _decode_step_counts(row: tuple[int, ...]) -> StepCounts:
-    if len(row) != 3:
-        raise TraceError(f"expected 3 integers, got {list(row)}")
-    return StepCounts(*row)
+    if len(row) < 3:
+        raise TraceError(f"expected at least 3 integers, got {list(row)}")
+    return StepCounts.from_row(row)
 
 
 def decode_sample(row: Sequence[int]) -> Sample:

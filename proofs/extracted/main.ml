@@ -13,7 +13,7 @@ let sample () =
 
 let counts () =
   let n_samples = int () in let n_tokens = int () in let n_supervised = int () in
-  { n_samples; n_tokens; n_supervised }
+  { n_samples; n_tokens; n_supervised; n_costs = list int }
 
 let offer () =
   let o_round_min = int () in let o_round_max = int () in
@@ -55,7 +55,11 @@ let show_bool b = if b then "1" else "0"
 let show_option = function None -> "-1" | Some n -> string_of_int n
 let show_list show items = "[" ^ String.concat " " (List.map show items) ^ "]"
 let show_group g = show_list (fun s -> show_int s.pos) g
-let show_counts c = Printf.sprintf "%d/%d/%d" c.n_samples c.n_tokens c.n_supervised
+(* Zeros at the end are left out: to the model an amount that is missing is 0. *)
+let rec trim = function 0 :: rest -> trim rest | rest -> rest
+let show_counts c =
+  let costs = List.rev (trim (List.rev c.n_costs)) in
+  String.concat "/" (List.map show_int (c.n_samples :: c.n_tokens :: c.n_supervised :: costs))
 let show_step s = Printf.sprintf "%d:%d:%s:%s" s.s_number s.s_round (show_group s.s_group) (show_counts s.s_counts)
 
 let show_offer o =

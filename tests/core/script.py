@@ -50,7 +50,7 @@ def show_step(step: Step) -> str:
 
 
 def show_counts(counts: StepCounts) -> str:
-    return f"{counts.samples}/{counts.tokens}/{counts.supervised}"
+    return "/".join(map(str, counts.to_row()))
 
 
 def show_offer(offer: Offer) -> str:

@@ -49,6 +49,8 @@ def test_counts_are_summed_step_by_step() -> None:
         PostCounts((StepCounts(4, 50, 6), StepCounts(7, 80, 9))),
     ]
     assert combine_posts(posts) == Counted((StepCounts(5, 70, 9), StepCounts(7, 80, 9)))
+    posts = [PostCounts((StepCounts(rank, 20, 3, (rank, 10 * rank, 0)),)) for rank in range(4)]
+    assert combine_posts(posts) == Counted((StepCounts(6, 80, 12, (6, 60, 0)),))
 
 
 def test_reports_come_in_the_order_of_the_ranks() -> None:

@@ -50,7 +50,7 @@ N = st.integers(0, 2**40)
 TEXT = st.text('a"\\\n\0é\u2028') if IS_MUTATED else st.text()
 OFFERS = st.builds(Offer, **{item.name: N | st.just(NONE) for item in fields(Offer)})
 SAMPLES = st.builds(Sample, N, N, N, N, st.lists(N, max_size=2).map(tuple))
-COUNTS = st.lists(st.builds(StepCounts, N, N, N), max_size=4).map(tuple)
+COUNTS = st.lists(st.builds(StepCounts, N, N, N, st.lists(N, max_size=2).map(tuple)), max_size=4).map(tuple)
 REPORTS = st.builds(Report, N, TEXT, N, TEXT)
 EVENTS: dict[type, st.SearchStrategy[Event]] = {
     SamplesRead: st.builds(SamplesRead, st.lists(SAMPLES, max_size=4).map(tuple), st.booleans(), st.booleans()),
@@ -139,7 +139,7 @@ def test_a_file_is_read_back(tmp_path: Path) -> None:
         {"kind": "agreed", "agreement": {}},
         {"kind": "agreed"},
         {"kind": "counted", "counts": [[1, 2, "x"]]},
-        {"kind": "counted", "counts": [[1, 2, 3, 4]]},
+        {"kind": "counted", "counts": [[1, 2]]},
         {"kind": "local_failed"},
     ],
 )

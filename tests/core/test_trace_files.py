@@ -206,8 +206,7 @@ def test_a_time_is_a_number_or_nothing(time: object, expected: float | None, tmp
         ({"kind": "samples_read", "samples": [5]}, "expected a list of integers, got 5"),
         ({"kind": "samples_read", "samples": [[1, 2, 3, "4"]]}, "expected a list of integers, got [1, 2, 3, '4']"),
         ({"kind": "samples_read", "samples": [[1, 2, 3]]}, "expected at least 4 integers, got [1, 2, 3]"),
-        ({"kind": "counted", "counts": [[1, 2]]}, "expected 3 integers, got [1, 2]"),
-        ({"kind": "counted", "counts": [[1, 2, 3, 4]]}, "expected 3 integers, got [1, 2, 3, 4]"),
+        ({"kind": "counted", "counts": [[1, 2]]}, "expected at least 3 integers, got [1, 2]"),
         ({"kind": "agreed"}, "expected an object, got None"),
         ({"kind": "local_failed"}, "expected text in 'cause', got None"),
         ({"kind": "peer_lost", "rank": 1, "cause": 5}, "expected text in 'cause', got 5"),
@@ -293,7 +292,7 @@ def test_a_row_is_a_sample_and_its_costs() -> None:
     """Spec: R9.2."""
     assert decode_sample([7, 1, 5, 3]) == Sample(7, 1, 5, 3)
     assert decode_sample([7, 1, 5, 3, 9, 0]) == Sample(7, 1, 5, 3, (9, 0))
-    assert decode_counts([[1, 5, 3]]) == (StepCounts(1, 5, 3),)
+    assert decode_counts([[1, 5, 3], [1, 5, 3, 9, 0]]) == (StepCounts(1, 5, 3), StepCounts(1, 5, 3, (9, 0)))
 
 
 SHARED = Config(

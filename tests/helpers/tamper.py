@@ -93,5 +93,6 @@ class Tampered:
             for post, effect in zip(self.effects("post_counts", rank), self.effects("collate", rank), strict=False):
                 for index, step in enumerate(effect["steps"]):
                     rows = [samples[position] for position in step["positions"]]
-                    post["counts"][index] = [len(rows), sum(row[2] for row in rows), sum(row[3] for row in rows)]
+                    places = range(2, 1 + len(post["counts"][index]))
+                    post["counts"][index] = [len(rows), *(sum(row[place] for row in rows) for place in places)]
         self.sum_again()

@@ -522,17 +522,25 @@ def align(
         name="a step is told its rank's own counts",
         module="machine",
         old="repeat(state.round), state.aligned, counts)",
-        new="repeat(state.round), state.aligned, map(compute_counts, state.aligned))",
+        new="repeat(state.round), state.aligned, map(compute_counts, state.aligned, repeat(len(config.limits))))",
         property="ALIGN",
         bounds=PLAIN,
     ),
     Mutant(
         name="idle steps are not counted",
         module="machine",
-        old="PostCounts(tuple(map(compute_counts, aligned)), told)",
-        new="PostCounts(tuple(compute_counts(group) for group in aligned if group), told)",
+        old="tuple(map(compute_counts, aligned, repeat(len(config.limits))))",
+        new="tuple(compute_counts(group, len(config.limits)) for group in aligned if group)",
         property="ALIGN",
         bounds=PLAIN,
+    ),
+    Mutant(
+        name="further resources are not counted",
+        module="machine",
+        old="tuple(map(compute_counts, aligned, repeat(len(config.limits))))",
+        new="tuple(map(compute_counts, aligned))",
+        property="WEIGHT",
+        bounds=LIMITS,
     ),
     # Release and delivery.
     Mutant(

@@ -63,7 +63,7 @@ def write_offer(offer: Offer) -> str:
 
 
 def _write_counts(counts: Iterable[StepCounts]) -> str:
-    rows = [f"{c.samples} {c.tokens} {c.supervised}" for c in counts]
+    rows = [f"{c.samples} {c.tokens} {c.supervised} {write_integers(c.costs)}" for c in counts]
     return _words(len(rows), *rows)
 
 
@@ -131,7 +131,11 @@ def show_groups(groups: Iterable[Group]) -> str:
 
 
 def show_counts(counts: StepCounts) -> str:
-    return f"{counts.samples}/{counts.tokens}/{counts.supervised}"
+    """Without zeros at the end: to the model an amount that is missing is 0."""
+    costs = list(counts.costs)
+    while costs and not costs[-1]:
+        costs.pop()
+    return "/".join(map(str, (counts.samples, counts.tokens, counts.supervised, *costs)))
 
 
 def _show_step(step: Step) -> str:

@@ -12,7 +12,7 @@ from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.events import Agreed, Counted
 from odb_ref.core.rounds import is_quota_met
 from odb_ref.core.state import Phase
-from odb_ref.core.types import Group, Mode, StepCounts, compute_counts, compute_padded_tokens
+from odb_ref.core.types import ZERO_COUNTS, Group, Mode, StepCounts, compute_counts, compute_padded_tokens
 from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
 
@@ -90,6 +90,23 @@ def test_counts_are_summed_over_ranks() -> None:
         assert left.global_counts == right.global_counts == compute_counts(left.group) + compute_counts(right.group)
     assert compute_counts(()) == StepCounts(0, 0, 0)
     assert sum(left.global_counts.samples for left, _ in steps) == 4
+
+
+def test_counts_say_of_each_resource_whether_any_rank_uses_it() -> None:
+    """Spec: R4.5. Checks: WEIGHT. An idle step counts zero of each, and nothing adds nothing, however many there are."""
+    costs = [[(0, 3), (0, 0), (7, 0)], [(0, 5)]]
+    world = World(make_config(limits=(9, 9)), make_shards([[8, 8, 8], [5]], costs)).run()
+    steps = list(zip(*(node.taken for node in world.nodes), strict=True))
+    for left, right in steps:
+        assert left.global_counts == right.global_counts
+        for place in range(2):
+            used = sum(sample.costs[place] for step in (left, right) for sample in step.group)
+            assert left.global_counts.costs[place] == used
+    assert {left.global_counts.costs for left, _ in steps} == {(0, 8), (0, 0), (7, 0)}
+    assert compute_counts((), 2) == StepCounts(0, 0, 0, (0, 0))
+    assert ZERO_COUNTS + compute_counts((), 2) == compute_counts((), 2)
+    held = StepCounts(2, 9, 4, (1, 5))
+    assert held + ZERO_COUNTS == ZERO_COUNTS + held == StepCounts.from_row(held.to_row()) == held
 
 
 @given(st.integers(1, 20), st.integers(0, 50))

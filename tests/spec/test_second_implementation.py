@@ -31,6 +31,10 @@ Item = tuple[int, int, tuple[int, ...]]
 """Position, length and costs."""
 
 
+Taken = tuple[int, list[int], tuple[int, ...]]
+"""A step: round, positions, and of all ranks the samples, the tokens, and what they use of each further resource."""
+
+
 def _cost(group: list[Item], config: Config) -> int:
     """R2.4."""
     if config.layout is Layout.PACKED:
@@ -165,14 +169,14 @@ def _run(
     reached: Counter[str] | None = None,
     window_bytes: int = 0,
     schedules: Sequence[BudgetSchedule] = (),
-) -> list[list[tuple[int, list[int], int]]]:
-    """For each rank its steps: round, positions, and the global number of samples. Counts what was ``reached``."""
+) -> list[list[Taken]]:
+    """For each rank its steps. Counts what was ``reached``."""
     reached = Counter() if reached is None else reached
     ranks = range(len(shards))
     read, windows = [0] * len(shards), [[] for _ in ranks]  # type: ignore[var-annotated]
     marks: list[list[int]] = [[] for _ in ranks]
     ended = [False] * len(shards)
-    steps: list[list[tuple[int, list[int], int]]] = [[] for _ in ranks]
+    steps: list[list[Taken]] = [[] for _ in ranks]
     planned = round_ = 0
     common, shards = (list(shards[0]), [[] for _ in ranks]) if config.shared_samples is not None else ([], shards)
     counted = [0] * len(shards)
@@ -238,15 +242,28 @@ def _run(
             marks[r] = [*marks[r], read[r]][-config.max_age_rounds :]
             aligned.append(_order(emitted, round_, config))
         for j in range(target):
-            total = sum(len(emitted[j]) for emitted in aligned)
+            step = [item for emitted in aligned for item in emitted[j]]
+            total = len(step)
+            counts = (total, _sum(step), *(sum(costs[c] for _, _, costs in step) for c in range(len(config.limits))))
             if config.quota_samples is not None and planned >= config.quota_samples:
                 reached["cut"] = 1
                 break
             planned += total
             reached["met exactly"] |= planned == config.quota_samples
             for r in ranks:
-                steps[r].append((round_, [position for position, _, _ in aligned[r][j]], total))
+                steps[r].append((round_, [position for position, _, _ in aligned[r][j]], counts))
         round_ += 1
+
+
+def _list_taken(world: World) -> list[list[Taken]]:
+    return [
+        [
+            (step.round, [s.position for s in step.group], (counts.samples, counts.tokens, *counts.costs))
+            for step in node.taken
+            for counts in [step.global_counts]
+        ]
+        for node in world.nodes
+    ]
 
 
 SCHEDULES = st.builds(
@@ -279,7 +296,11 @@ def test_both_make_the_same_batches(
     order: StepOrder,
     data: st.DataObject,
 ) -> None:
-    """Spec: R2, R2.1, R2.3 to R2.6, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3, R15.4. Checks: REPLAY, ORDER, BUDGET."""
+    """Spec: R2, R2.1, R2.3 to R2.6, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
+    R15.4.
+
+    Checks: REPLAY, ORDER, BUDGET.
+    """
     config = make_config(
         mode=mode,
         rule=RULES[rule],
@@ -301,11 +322,7 @@ def test_both_make_the_same_batches(
     schedules = data.draw(st.just([]) | st.lists(SCHEDULES, min_size=len(shards), max_size=len(shards)))
     seed = data.draw(st.integers(0, 99))
     world = World(config, samples, seed=seed, window_bytes=window_bytes, budgets=schedules).run()
-    taken = [
-        [(step.round, [s.position for s in step.group], step.global_counts.samples) for step in node.taken]
-        for node in world.nodes
-    ]
-    assert taken == _run(config, shards, window_bytes=window_bytes, schedules=schedules)
+    assert _list_taken(world) == _run(config, shards, window_bytes=window_bytes, schedules=schedules)
 
 
 @given(
@@ -336,11 +353,9 @@ def test_both_make_the_same_batches_of_a_common_order(
 
 def _compare_shared(config: Config, lengths: list[int], ranks: int, seed: int, reached: Counter[str]) -> None:
     world = World(config, [()] * ranks, order=make_shards([lengths])[0], seed=seed).run()
-    taken = [
-        [(step.round, [s.position for s in step.group], step.global_counts.samples) for step in node.taken]
-        for node in world.nodes
-    ]
-    assert taken == _run(config, [[(length, ()) for length in lengths], *([] for _ in range(ranks - 1))], reached)
+    assert _list_taken(world) == _run(
+        config, [[(length, ()) for length in lengths], *([] for _ in range(ranks - 1))], reached
+    )
 
 
 def test_both_make_the_same_batches_of_a_long_common_order() -> None:
@@ -397,11 +412,7 @@ def _compare(seed: int, reached: Counter[str]) -> None:
     window_bytes = draw.choice((0, 0, draw.randint(1, 4 * budget)))
     samples = make_shards([[length for length, _ in shard] for shard in shards])
     world = World(config, samples, seed=seed, window_bytes=window_bytes).run()
-    taken = [
-        [(step.round, [s.position for s in step.group], step.global_counts.samples) for step in node.taken]
-        for node in world.nodes
-    ]
-    assert taken == _run(config, shards, reached, window_bytes), f"seed {seed}: {config}"
+    assert _list_taken(world) == _run(config, shards, reached, window_bytes), f"seed {seed}: {config}"
 
 
 def test_both_make_the_same_batches_in_long_and_wide_worlds() -> None:

@@ -306,15 +306,15 @@ def begin() -> tuple[TrainerSide, Recorder, Wire]:
 
 def test_a_round_as_it_crosses_says_of_each_step_what_it_holds() -> None:
     groups = ((Sample(7, 3, 9, 4, (2, 1)), Sample(5, 0, 6, 6, (0, 3))), (), (Sample(2, 1, 5, 0, (4, 4)),))
-    totals = (StepCounts(3, 20, 11), StepCounts(1, 8, 2), StepCounts(2, 7, 3))
+    totals = (StepCounts(3, 20, 11, (9, 4)), StepCounts(1, 8, 2, (0, 1)), StepCounts(2, 7, 3, (4, 5)))
     steps = tuple(Step(4 + i, 2, group, total) for i, (group, total) in enumerate(zip(groups, totals, strict=True)))
     sent = make_round_note(steps, RoundStart(round=3, planned_steps=7, read_samples=4), resources=2)
     note = pickle.loads(pickle.dumps(sent))
     assert note == sent
     assert [note.get(number) for number in note.numbers] == [
-        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10), 18, (2, 4), totals[0]),
-        StepNote(5, 2, (), ZERO_COUNTS, 0, (), totals[1]),
-        StepNote(6, 2, (1,), StepCounts(1, 5, 0), 5, (4, 4), totals[2]),
+        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10, (2, 4)), 18, totals[0]),
+        StepNote(5, 2, (), StepCounts(0, 0, 0, (0, 0)), 0, totals[1]),
+        StepNote(6, 2, (1,), StepCounts(1, 5, 0, (4, 4)), 5, totals[2]),
     ]
     assert [note.get_counts(number) for number in note.numbers] == list(totals)
 

@@ -83,7 +83,7 @@ def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> No
         for batch in loader:
             info = pop_step_info(batch)
             patches = sum(map(compute_patches, batch["numbers"]))
-            assert info.local_costs == (patches,)
+            assert info.local_costs == info.global_costs == (patches,)
             assert len(batch["numbers"]) == 1 or (patches <= 45 and info.padded_tokens <= 120)
             numbers += batch["numbers"]
             sums.append(patches)
@@ -101,16 +101,21 @@ def count_two(sample: dict[str, Any]) -> list[int]:
     return [torch.tensor(sample["number"] % 5), compute_patches(sample["number"])]
 
 
-def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int]:
+Used = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used]:
+    """Batches, a sum, and of each step what it uses here and on all ranks."""
     settings = SETTINGS | {"cost_fn": count_two, "limits": (9, 60), "shuffle": True} | options
-    rows = []
+    rows, used = [], []
     with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
         for batch in loader:
             info = pop_step_info(batch)
             rows.append([] if info.is_idle else batch["numbers"])
+            used.append((info.local_costs, info.global_costs))
             if info.is_idle:
-                assert info.local_costs == ()
-        return rows, loader.metrics()["odb/cost_0"]
+                assert info.local_costs == (0, 0)
+        return rows, loader.metrics()["odb/cost_0"], used
 
 
 def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Path) -> None:
@@ -121,12 +126,15 @@ def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Pa
         assert not any(result.error for result in results), results
         found.append([result.value for result in results])
     assert found[0] == found[1]
-    batches = [batch for rows, _ in found[0] for batch in rows]
+    batches = [batch for rows, _, _ in found[0] for batch in rows]
     assert sorted(number for batch in batches for number in batch) == list(range(COUNT))
     for batch in batches:
         costs = [sum(number % 5 for number in batch), sum(map(compute_patches, batch))]
         assert len(batch) < 2 or (costs[0] <= 9 and costs[1] <= 60)
-    assert sum(cost for _, cost in found[0]) == sum(number % 5 for number in range(COUNT))
+    assert sum(cost for _, cost, _ in found[0]) == sum(number % 5 for number in range(COUNT))
+    for steps in zip(*(used for _, _, used in found[0]), strict=True):
+        (total,) = {of_all for _, of_all in steps}
+        assert total == tuple(map(sum, zip(*(own for own, _ in steps), strict=True)))
     verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))))
     assert not verdict.violations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,13 +23,13 @@ ABORTED = "terminate called without an active exception"
 """What torch may say at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
 
 
-def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0) -> str:
+def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0, python: str | None = None) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, *launcher, str(EXAMPLES / name), *arguments],
+            [python or sys.executable, *launcher, str(EXAMPLES / name), *arguments],
             cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
             capture_output=True,
             text=True,
             timeout=180,
@@ -49,6 +50,20 @@ def test_ddp_over_uneven_shards_trains_on_every_sample_once(tmp_path: Path) -> N
     traces = sorted(map(str, (tmp_path / "ddp-trace").glob("*.ndjson")))
     assert len(traces) == 4
     assert main(["check", "--replay", *traces]) == 0
+
+
+def test_a_rank_without_an_image_runs_the_vision_tower_too(tmp_path: Path) -> None:
+    """Spec: R4.5. The tower is sharded: who called it alone would wait for ever."""
+    out = run_example(tmp_path, "train_images.py", ranks=2)
+    assert "51 samples trained on, each exactly once: True" in out
+    steps, runs, dummies = zip(
+        *(re.findall(r"\d+", line)[1:4] for line in out.splitlines() if line.startswith("rank ")), strict=True
+    )
+    assert len(set(steps)) == len(set(runs)) == 1
+    assert 0 < int(runs[0]) < int(steps[0])
+    assert max(map(int, dummies)) > 0
+    with pytest.raises(AssertionError, match="Timed out"):
+        run_example(tmp_path, "train_images.py", "--no-dummies", "--timeout", "5", ranks=2)
 
 
 def test_evaluation_over_uneven_shards_equals_that_of_one_process(tmp_path: Path) -> None:

@@ -309,6 +309,18 @@ def count_input_tokens_as_supervised(trace: Tampered) -> None:
     trace.sum_again()
 
 
+def say_that_nobody_uses_a_resource(trace: Tampered) -> None:
+    """On all ranks alike: those without an image then skip the tower that another rank runs."""
+    for effect in trace.effects("post_counts"):
+        for row in effect["counts"]:
+            row[4] = 0
+    trace.sum_again()
+
+
+def tell_one_rank_of_less_of_a_resource(trace: Tampered) -> None:
+    trace.events("counted", 1)[0]["counts"][0][3] -= 1
+
+
 def carry_other_counts_in_a_step(trace: Tampered) -> None:
     trace.effects("collate", 1)[1]["steps"][0]["counts"][1] += 5
 
@@ -429,13 +441,15 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
     (put_two_groups_into_one, "BUDGET ORDER", JOIN, ()),
     (lower_a_limit, "BUDGET FEWEST", LIMITS, ()),
-    (use_more_of_a_resource, "BUDGET FEWEST", LIMITS, ()),
-    (leave_a_cost_out, "BUDGET FEWEST", LIMITS, ()),
+    (use_more_of_a_resource, "BUDGET FEWEST WEIGHT", LIMITS, ()),
+    (leave_a_cost_out, "BUDGET FEWEST WEIGHT", LIMITS, ()),
     (offer_a_group_more, "FEWEST", JOIN, ()),
     (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
     (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),
     (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),
     (carry_other_counts_in_a_step, "WEIGHT", JOIN, ()),
+    (say_that_nobody_uses_a_resource, "WEIGHT", LIMITS, ()),
+    (tell_one_rank_of_less_of_a_resource, "WEIGHT", LIMITS, ()),
 ]
 
 

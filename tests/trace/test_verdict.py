@@ -53,6 +53,7 @@ def test_right_values_are_read() -> None:
     assert get_object({"a": {"b": 1}}, "a") == {"b": 1}
     assert get_kind({"kind": "read"}) == "read"
     assert get_counts({"counts": [[1, 2, 3], [4, 5, 6]]}) == [[1, 2, 3], [4, 5, 6]]
+    assert get_counts({"counts": [[1, 2, 3, 0, 9]]}, 5) == [[1, 2, 3, 0, 9]]
     assert get_counts({"counts": []}) == []
     assert get_samples({"samples": [[1, 2, 4, 3], [1, 2, 4, 3, 5]]}) == [[1, 2, 4, 3], [1, 2, 4, 3, 5]]
     assert get_samples({"samples": []}) == []
@@ -73,11 +74,12 @@ def test_right_values_are_read() -> None:
         (lambda: get_object({"a": []}, "a"), "expected an object in 'a', got []"),
         (lambda: get_kind({"kind": 5}), "expected a kind, got 5"),
         (lambda: get_kind([]), "expected a kind, got None"),
-        (lambda: get_counts({}), "expected counts, lists of three integers"),
-        (lambda: get_counts({"counts": [[1, 2]]}), "expected counts, lists of three integers"),
-        (lambda: get_counts({"counts": [[1, 2, 3, 4]]}), "expected counts, lists of three integers"),
-        (lambda: get_counts({"counts": [[1, 2, 3], 4]}), "expected counts, lists of three integers"),
-        (lambda: get_counts({"counts": [[1, 2, True]]}), "expected counts, lists of three integers"),
+        (lambda: get_counts({}), "expected counts, lists of 3 integers"),
+        (lambda: get_counts({"counts": [[1, 2]]}), "expected counts, lists of 3 integers"),
+        (lambda: get_counts({"counts": [[1, 2, 3, 4]]}), "expected counts, lists of 3 integers"),
+        (lambda: get_counts({"counts": [[1, 2, 3]]}, 4), "expected counts, lists of 4 integers"),
+        (lambda: get_counts({"counts": [[1, 2, 3], 4]}), "expected counts, lists of 3 integers"),
+        (lambda: get_counts({"counts": [[1, 2, True]]}), "expected counts, lists of 3 integers"),
         (lambda: get_samples({}), "expected samples, lists of four integers or more"),
         (lambda: get_samples({"samples": [[1, 2, 3]]}), "expected samples, lists of four integers or more"),
         (
@@ -92,18 +94,18 @@ def test_right_values_are_read() -> None:
         ),
         (lambda: list(iterate_steps({})), "expected steps, a list"),
         (lambda: list(iterate_steps({"steps": [5]})), "expected a step, got 5"),
-        (lambda: list(iterate_steps({"steps": [{}]})), "expected positions and three counts in step {}"),
+        (lambda: list(iterate_steps({"steps": [{}]})), "expected positions and 3 counts in step {}"),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2]}]})),
-            "expected positions and three counts in step {'counts': [1, 2], 'positions': []}",
+            "expected positions and 3 counts in step {'counts': [1, 2], 'positions': []}",
         ),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, "3"]}]})),
-            "expected positions and three counts in step {'counts': [1, 2, '3'], 'positions': []}",
+            "expected positions and 3 counts in step {'counts': [1, 2, '3'], 'positions': []}",
         ),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [None], "counts": [1, 2, 3]}]})),
-            "expected positions and three counts in step {'counts': [1, 2, 3], 'positions': [None]}",
+            "expected positions and 3 counts in step {'counts': [1, 2, 3], 'positions': [None]}",
         ),
         (
             lambda: list(iterate_steps({"steps": [{"positions": [], "counts": [1, 2, 3]}]})),

@@ -11,7 +11,6 @@ from itertools import chain
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step, StepCounts, compute_counts
-from odb_ref.torch.reading.costs import compute_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,6 @@ class StepNote:
     positions: tuple[int, ...]
     local: StepCounts
     padded_tokens: int
-    costs: tuple[int, ...]
     global_counts: StepCounts
 
     @property
@@ -49,7 +47,7 @@ class RoundNote:
     positions: array[int]
     """Of all its samples, step by step."""
     rows: array[int]
-    """For each step: where its positions begin, the counts of this rank and of all ranks, padded tokens, further costs."""
+    """For each step: where its positions begin, its padded tokens, the counts of this rank, and those of all ranks."""
     digest: str
     """Of all that the machine knows of its samples."""
     carried_places: tuple[int, ...] = ()
@@ -57,23 +55,21 @@ class RoundNote:
 
     def get(self, number: int) -> StepNote:
         """Returns a step by its number."""
-        width = len(self.rows) // len(self.numbers)
-        row = self.rows[width * (number - self.numbers.start) :][:width]
-        first, samples, tokens, supervised, padded_tokens = row[:5]
-        return StepNote(
-            number,
-            self.round,
-            tuple(self.positions[first : first + samples]),
-            StepCounts(samples, tokens, supervised),
-            padded_tokens,
-            tuple(row[8:]) if samples else (),
-            StepCounts(*row[5:8]),
-        )
+        row = self._get_row(number)
+        first, padded_tokens, *counts = row
+        local, total = counts[: len(counts) // 2], counts[len(counts) // 2 :]
+        held = StepCounts.from_row(local)
+        positions = tuple(self.positions[first : first + held.samples])
+        return StepNote(number, self.round, positions, held, padded_tokens, StepCounts.from_row(total))
 
     def get_counts(self, number: int) -> StepCounts:
         """Returns what a step holds, on all ranks."""
-        first = len(self.rows) // len(self.numbers) * (number - self.numbers.start)
-        return StepCounts(*self.rows[first + 5 : first + 8])
+        row = self._get_row(number)
+        return StepCounts.from_row(row[1 + len(row) // 2 :])
+
+    def _get_row(self, number: int) -> array[int]:
+        width = len(self.rows) // len(self.numbers)
+        return self.rows[width * (number - self.numbers.start) :][:width]
 
 
 def make_round_note(
@@ -89,10 +85,9 @@ def make_round_note(
     first = next_start.planned_steps - len(steps)
     positions, rows = array("q"), array("q")
     for step in steps:
-        local, total = compute_counts(step.group), step.global_counts
-        rows.extend((len(positions), local.samples, local.tokens, local.supervised, layout.compute_tokens(step.group)))
-        rows.extend((total.samples, total.tokens, total.supervised))
-        rows.extend(compute_costs(step.group) or (0,) * resources)
+        rows.extend((len(positions), layout.compute_tokens(step.group)))
+        rows.extend(compute_counts(step.group, resources).to_row())
+        rows.extend(step.global_counts.to_row())
         positions.extend(sample.position for sample in step.group)
     numbers = range(first, first + len(steps))
     digest = _compute_digest(steps)

@@ -174,9 +174,10 @@ class Exchange:
         if wanted is not None:
             own[transport.rank] = wanted
         sums = transport.reduce_sum([*flatten(counts), *own])
-        rows = iter(sums[: len(sums) - len(own)])
-        wants = tuple(sums[len(sums) - len(own) :])
-        return Counted(tuple(StepCounts(*row) for row in zip(rows, rows, rows, strict=True)), wants)
+        end = len(sums) - len(own)
+        width = end // len(counts)
+        rows = (sums[first : first + width] for first in range(0, end, width))
+        return Counted(tuple(map(StepCounts.from_row, rows)), tuple(sums[end:]))
 
     def _exchange(self, transport: Transport) -> None:
         post = self._wait_for_post()
@@ -252,5 +253,5 @@ class Exchange:
 
 
 def flatten(counts: tuple[StepCounts, ...]) -> list[int]:
-    """Counts as integers, three for each step."""
-    return list(chain.from_iterable((item.samples, item.tokens, item.supervised) for item in counts))
+    """Counts as integers: three for each step, and one for each further resource."""
+    return list(chain.from_iterable(item.to_row() for item in counts))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.core.types import Group
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import MeasureFn
 from odb_ref.torch.reading.tasks import SampleError, get_field
@@ -64,11 +63,6 @@ def count_patches(sample: object) -> int:
 
 def _count_patches_only(sample: object) -> tuple[int]:
     return (count_patches(sample),)
-
-
-def compute_costs(group: Group) -> tuple[int, ...]:
-    """Returns what a batch uses of each further resource; empty for an idle step."""
-    return tuple(map(sum, zip(*(sample.costs for sample in group), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

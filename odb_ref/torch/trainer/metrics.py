@@ -40,8 +40,8 @@ class EpochMetrics:
         self.real_tokens += step.local.tokens
         self.padded_tokens += step.padded_tokens
         self.global_tokens += step.global_counts.tokens
-        if step.costs:
-            self.costs = tuple(map(add, self.costs, step.costs)) if self.costs else step.costs
+        costs = step.local.costs
+        self.costs = tuple(map(add, self.costs, costs)) if self.costs else costs
 
     def describe(self, budget_tokens: int, resources: Resources, world_size: int) -> dict[str, float]:
         """Returns the counters by slash-prefixed name."""

@@ -91,15 +91,15 @@ def get_kind(data: Json) -> str:
     raise TraceError(f"expected a kind, got {shorten(value)}")
 
 
-def get_counts(data: JsonObject) -> Rows:
-    """Returns the counts by step: samples, tokens, supervised tokens.
+def get_counts(data: JsonObject, width: int = 3) -> Rows:
+    """Returns the counts by step, ``width`` integers each: samples, tokens, supervised tokens, costs.
 
     Raises: TraceError when malformed.
     """
     value = data.get("counts")
-    if _is_rows(value) and set(map(len, value)) <= {3}:
+    if _is_rows(value) and set(map(len, value)) <= {width}:
         return value
-    raise TraceError("expected counts, lists of three integers")
+    raise TraceError(f"expected counts, lists of {width} integers")
 
 
 def get_wants(data: JsonObject) -> list[int]:
@@ -184,8 +184,8 @@ class TracedStep:
     counts: list[int]
 
 
-def iterate_steps(data: JsonObject) -> Iterator[TracedStep]:
-    """Yields the steps of a ``collate``.
+def iterate_steps(data: JsonObject, width: int = 3) -> Iterator[TracedStep]:
+    """Yields the steps of a ``collate``, with ``width`` counts each.
 
     Raises: TraceError when malformed.
     """
@@ -196,8 +196,8 @@ def iterate_steps(data: JsonObject) -> Iterator[TracedStep]:
         if not isinstance(step, dict):
             raise TraceError(f"expected a step, got {shorten(step)}")
         positions, counts = step.get("positions"), step.get("counts")
-        if not _is_integers(positions) or not _is_integers(counts) or len(counts) != 3:
-            raise TraceError(f"expected positions and three counts in step {shorten(step)}")
+        if not _is_integers(positions) or not _is_integers(counts) or len(counts) != width:
+            raise TraceError(f"expected positions and {width} counts in step {shorten(step)}")
         yield TracedStep(get_integer(step, "number"), positions, counts)
 
 
@@ -250,6 +250,11 @@ class Settings:
     max_age_rounds: int
     fingerprint: int
     """What every rank with this configuration must offer."""
+
+    @property
+    def counts_width(self) -> int:
+        """How many integers the counts of a step are. Spec: R4.5."""
+        return 3 + len(self.limits)
 
     def compute_tokens(self, rows: Rows) -> int:
         """Returns the tokens of a batch of these samples. Spec: R2.4."""

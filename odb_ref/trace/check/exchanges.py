@@ -90,9 +90,8 @@ class Exchanges:
             self._findings.violate(Property.ALIGN, what, rank=rank, round_=self.first_round + number)
             return
         for total, row in zip(exchange.rows, rows, strict=True):
-            total[0] += row[0]
-            total[1] += row[1]
-            total[2] += row[2]
+            for place, value in enumerate(row):
+                total[place] += value
 
     def post_report(self, rank: int, report: TracedReport) -> None:
         """Takes part in the gathering of reports."""

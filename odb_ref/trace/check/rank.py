@@ -187,7 +187,7 @@ class RankChecker:
             case "agreed":
                 self._agree(event)
             case "counted":
-                self._count(get_counts(event), get_wants(event))
+                self._count(get_counts(event, self.settings.counts_width), get_wants(event))
             case "reported":
                 is_right = self._exchanges.answer_reports(self.rank, get_reports(event))
                 self._expect(is_right, Property.EXCHANGE, "is told other reports than the ranks have posted")
@@ -217,11 +217,11 @@ class RankChecker:
                 self._wanted_samples = self._asked_samples = get_integer(effect, "count")
                 self._judge(self.draws.note_read(self._wanted_samples, get_optional(effect, "first")))
             case "collate":
-                self._collate(get_integer(effect, "round"), list(iterate_steps(effect)))
+                self._collate(get_integer(effect, "round"), list(iterate_steps(effect, self.settings.counts_width)))
             case "post_offer":
                 self._post_offer(get_offer(effect, "offer"))
             case "post_counts":
-                self._post_counts(get_counts(effect), get_optional(effect, "wanted"))
+                self._post_counts(get_counts(effect, self.settings.counts_width), get_optional(effect, "wanted"))
             case "post_report":
                 self._post_report(get_report(effect.get("report")))
             case "finish":

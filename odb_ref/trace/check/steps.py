@@ -32,9 +32,10 @@ def judge_step(
     for what in list_excesses(group, settings):
         yield Property.BUDGET, what
     if posted is not None and len(group) == len(step.positions):
-        held = [len(group), sum(row[2] for row in group), sum(row[3] for row in group)]
+        places = range(2, 4 + len(settings.limits))
+        held = [len(group), *(sum(row[place] for row in group if place < len(row)) for place in places)]
         if held != posted:
-            yield Property.WEIGHT, f"holds {held}, but posted {posted} (samples, tokens, supervised)"
+            yield Property.WEIGHT, f"holds {held}, but posted {posted} (samples, tokens, supervised, costs)"
     if told is not None and step.counts != told:
         yield Property.WEIGHT, f"carries the counts {step.counts}, but was told {told}"
 

@@ -83,7 +83,9 @@ class Exchange:
             case Agreed():
                 return self._cost.compute_offer_s(ranks)
             case Counted():
-                return self._cost.compute_counts_s(ranks, len(answer.counts), len(answer.wants))
+                return self._cost.compute_counts_s(
+                    ranks, len(answer.counts), resources=len(answer.counts[0].costs), wants=len(answer.wants)
+                )
             case Reported():
                 return self._cost.compute_reports_s(ranks)
             case _:

@@ -143,7 +143,9 @@ def simulate_rounds(
         global_samples = totals[steps - 1]
         rounds.append(merge_figures([block.emit(steps) for block in blocks]))
         is_shared = config.shared_samples is not None
-        latency_s = costs.network.compute_counts_s(workload.ranks, target, workload.ranks if is_shared else 0)
+        latency_s = costs.network.compute_counts_s(
+            workload.ranks, target, resources=len(config.limits), wants=workload.ranks if is_shared else 0
+        )
         exchange_s += latency_s
         counted_s = agreed_s + latency_s
         collated_s = counted_s + rounds[-1].collate_s

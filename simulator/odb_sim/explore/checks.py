@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, groupby
 from operator import gt
@@ -315,7 +315,7 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         raise Violation("ALIGN", f"the ranks take {taken} steps")
     if taken[0] != ranks[0].state.planned_steps:
         raise Violation("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
-    _check_counts(ranks)
+    _check_counts(bounds, ranks)
     if bounds.mode is Mode.QUOTA:
         _check_quota(bounds, ranks, any(whole))
 
@@ -327,10 +327,13 @@ def _check_drawn(bounds: Bounds, ranks: Sequence[Rank]) -> None:
         raise Violation("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
 
 
-def _check_counts(ranks: Sequence[Rank]) -> None:
+def _check_counts(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     """Every step's global counts are the sums over the ranks, and some rank has a sample in it."""
     for number, steps in enumerate(zip(*(rank.taken for rank in ranks), strict=True)):
         counts = sum((compute_counts(step.group) for step in steps), ZERO_COUNTS)
+        samples = [sample for step in steps for sample in step.group]
+        used = tuple(sum(sample.costs[place] for sample in samples) for place in range(len(bounds.limits)))
+        counts = replace(counts, costs=used)
         if any(step.global_counts != counts for step in steps):
             raise Violation("WEIGHT", f"step {number} holds {counts}, the ranks are told {steps[0].global_counts}")
         if not counts.samples:

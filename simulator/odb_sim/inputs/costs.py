@@ -170,9 +170,11 @@ class NetworkCost:
         """Returns the seconds from the last rank's offer to the agreement."""
         return self._compute_exchange_s(ranks, WIRE_SIZE * _INTEGER_BYTES)
 
-    def compute_counts_s(self, ranks: int, steps: int, wants: int = 0) -> float:
-        """Returns the seconds from the last rank's counts to their sums, with so many integers of what the ranks want."""
-        return self._compute_exchange_s(ranks, (steps * _COUNT_INTEGERS + wants) * _INTEGER_BYTES)
+    def compute_counts_s(self, ranks: int, steps: int, *, resources: int = 0, wants: int = 0) -> float:
+        """Returns the seconds from the last rank's counts, with those of so many further resources, to their sums; and with
+        so many integers of what the ranks want.
+        """
+        return self._compute_exchange_s(ranks, (steps * (_COUNT_INTEGERS + resources) + wants) * _INTEGER_BYTES)
 
     def compute_reports_s(self, ranks: int) -> float:
         """Returns the seconds to gather all reports, on failure only."""

@@ -298,10 +298,13 @@ def _gather_collations(run: RecordedRun, loader: LoaderCost) -> Spans:
 
 def _gather_exchanges(run: RecordedRun, network: NetworkCost) -> Spans:
     """Returns the shortest wait of any rank in every exchange: that of the last to post, which waited for the network alone."""
-    ranks = len(run.ranks)
+    ranks, resources = len(run.ranks), len(run.config.limits)
+    wants = 0 if run.config.shared_samples is None else ranks
 
     def compute_s(model: NetworkCost, steps: int | None) -> float:
-        return model.compute_offer_s(ranks) if steps is None else model.compute_counts_s(ranks, steps)
+        if steps is None:
+            return model.compute_offer_s(ranks)
+        return model.compute_counts_s(ranks, steps, resources=resources, wants=wants)
 
     by_message, by_byte = replace(network, alpha_s=1), replace(network, beta_s=1)
     exchanges = list(zip(*(rank.exchanges for rank in run.ranks), strict=False))

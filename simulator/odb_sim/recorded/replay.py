@@ -202,9 +202,8 @@ class _Simulated:
 
 
 def _record_step(step: Step) -> RecordedStep:
-    counts = step.global_counts
     positions = tuple(sample.position for sample in step.group)
-    return RecordedStep(step.number, positions, (counts.samples, counts.tokens, counts.supervised))
+    return RecordedStep(step.number, positions, tuple(step.global_counts.to_row()))
 
 
 def find_difference(recorded: Sequence[RankRecord], simulated: Sequence[Sequence[Round]], *, is_whole: bool) -> str:

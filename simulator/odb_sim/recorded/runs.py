@@ -35,7 +35,7 @@ class RecordedStep:
 
     number: int
     positions: tuple[int, ...]
-    counts: tuple[int, int, int]
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class _Reader:
             case "agreed" if now >= 0:
                 rank.exchanges.append(Answered(None, now - self._posted_s))
             case "counted" if now >= 0:
-                rank.exchanges.append(Answered(len(get_counts(event)), now - self._posted_s))
+                rank.exchanges.append(Answered(len(get_counts(event, 3 + self._resources)), now - self._posted_s))
             case "step_taken":
                 rank.taken_steps += 1
                 if now >= 0:
@@ -280,11 +280,10 @@ class _Reader:
 
     def _decode_steps(self, effect: JsonObject) -> tuple[RecordedStep, ...]:
         steps, rank = [], self.record
-        for step in iterate_steps(effect):
+        for step in iterate_steps(effect, 3 + self._resources):
             if step.positions and not 0 <= min(step.positions) <= max(step.positions) < len(rank.samples):
                 raise TraceError(f"rank {rank.rank} collates a position it has not read, in step {step.number}")
             longest = max((rank.samples[position].length for position in step.positions), default=0)
             rank.sizes.append((longest * len(step.positions), longest * longest * len(step.positions)))
-            samples, tokens, supervised = step.counts
-            steps.append(RecordedStep(step.number, tuple(step.positions), (samples, tokens, supervised)))
+            steps.append(RecordedStep(step.number, tuple(step.positions), tuple(step.counts)))
         return tuple(steps)
