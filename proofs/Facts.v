@@ -73,6 +73,21 @@ Lemma drain_same_plain : forall d o l s, steps_of (drain d o l s) = steps_of s /
   taken (drain d o l s) = taken s /\ plan (drain d o l s) = plan s /\ stopped (drain d o l s) = stopped s.
 Proof. intros. replace s with (set_groups (groups s) s) at 1 3 5 7 9 11 13 15 by (destruct s; reflexivity). apply drain_same. Qed.
 
+Lemma drain_round : forall d o l s, round (drain d o l s) = round s.
+Proof.
+  intros. unfold drain. match goal with |- context[finish_when_drained ?u] => destruct (finish_eq u) as [p [-> _]] end.
+  match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
+Qed.
+
+Lemma agree_round : forall c rank d a s t, agree c rank d a s = Some t -> round t = round s.
+Proof.
+  intros c rank d a s t E. unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|].
+  destruct (negb _); [discriminate|]. destruct (o_stop_rank a); [injection E as <-; rewrite drain_round; reflexivity|].
+  destruct (negb _); [discriminate|]. destruct (target c a) as [|n]; [injection E as <-; rewrite drain_round; reflexivity|].
+  destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca]. injection E as <-.
+  match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
+Qed.
+
 (** The four things an agreement can do. *)
 Inductive agreed (c : config) (rank : nat) (a : offer) (s t : state) : Prop :=
 | agreed_bad : is_bad a = true -> at_phase t = REPORT -> posted t = Some (MReport (mkReport rank (failure s) (round s) (c_print c))) ->
@@ -118,6 +133,20 @@ Proof.
   split; [assumption|]. split; [rewrite (sa_aligned _ _ X); reflexivity|]. split; [assumption|]. split; [assumption|]. split; [assumption|].
   intros Pl. exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [rewrite (sa_steps _ _ X); unfold steps_of, u0; simpl; rewrite Pl, app_nil_r, !app_assoc; reflexivity|].
   split; [|rewrite (sa_plan _ _ X); reflexivity]. apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
+Qed.
+
+Lemma make_steps_round : forall gs cs n rd, Forall (fun x => s_round x = rd) (make_steps n rd gs cs).
+Proof. induction gs as [|g gs IH]; intros [|x cs] n rd; simpl; constructor; auto. Qed.
+
+(** The steps that a rank plans are of the round that it has counted. *)
+Lemma count_rounds : forall c rank cs s t, count c rank cs s = Some t -> plan s = [] ->
+  exists new, steps_of t = steps_of s ++ new /\ map s_group new = firstn (cut c (gsum s) cs) (aligned s) /\ Forall (fun x => s_round x = round s) new.
+Proof.
+  intros c rank cs s t E Pl. unfold count in E. destruct (length cs =? length (aligned s)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
+  match goal with |- context[post c rank ?u] => set (u0 := u); assert (X : same u0 (post c rank u0)) by (apply same_post, same_refl) end.
+  exists (make_steps (planned s) (round s) (firstn (cut c (gsum s) cs) (aligned s)) cs). split; [|split; [|apply make_steps_round]].
+  - rewrite (sa_steps _ _ X). unfold steps_of, u0. simpl. rewrite Pl, app_nil_r, !app_assoc. reflexivity.
+  - apply make_steps_groups. rewrite firstn_length. pose proof (cut_le c (gsum s) cs). lia.
 Qed.
 
 (** ** Sums *)
@@ -179,13 +208,13 @@ Record measured (o : offer) : Prop := {
 Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
 Proof.
   intros c c0 r inp h u o OK K O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
-  pose proof (Permutation_length (ok_group_perm _ OK (window u))) as Lp. constructor.
-  - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (window u)) as NE. clear - NE.
+  pose proof (Permutation_length (ok_group_perm _ OK (round u) (window u))) as Lp. constructor.
+  - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (round u) (window u)) as NE. clear - NE.
     induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
-  - rewrite R4, R5, R3. intros L. destruct (c_group c (window u)); simpl in *; lia.
+  - rewrite R4, R5, R3. intros L. destruct (c_group c (round u) (window u)); simpl in *; lia.
   - rewrite R7, R5. apply count_due_le.
   - intros g Eg. rewrite R6 in Eg. destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. split; [|lia]. rewrite R3.
-    destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa. destruct (c_group c (window u)); simpl in *; lia.
+    destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa. destruct (c_group c (round u) (window u)); simpl in *; lia.
 Qed.
 
 Lemma sane_agreement : forall a os, agreement_of a os -> (forall o, In o os -> measured o) -> o_samples_max a <> 0 -> sane a.

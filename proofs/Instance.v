@@ -6,15 +6,16 @@ Import ListNotations.
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
 Definition window_samples (size ramp k : nat) : nat := Nat.max 1 (Nat.div size (2 ^ (ramp - k))).
 
-Definition shipped (budget : nat) (limits : list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
-  mkConfig (compute_groups budget limits) (shuffle before) (window_samples size ramp) is_quota quota max_age rule print.
+(** The budget and the limits are those in force in each round (R15.1): any. *)
+Definition shipped (budget : nat -> nat) (limits : nat -> list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
+  mkConfig (fun k => compute_groups (budget k) (limits k)) (shuffle before) (window_samples size ramp) is_quota quota max_age rule print.
 
 Theorem the_shipped_configuration_meets_every_assumption : forall budget limits size ramp max_age is_quota quota rule print before,
   1 <= max_age -> within_bounds rule -> config_ok (shipped budget limits size ramp max_age is_quota quota rule print before).
 Proof.
   intros. constructor; simpl; auto.
-  - apply groups_hold_exactly_the_window.
-  - apply no_group_is_empty.
+  - intros k w. apply groups_hold_exactly_the_window.
+  - intros k w. apply no_group_is_empty.
   - intros. apply shuffling_keeps_the_number_of_steps.
   - intros. apply shuffling_keeps_exactly_the_groups.
   - intros. apply shuffling_leaves_no_step_idle; assumption.

@@ -98,8 +98,11 @@ End Joined.
 (** ** The shipped configuration *)
 
 Section Shipped.
-Variables W budget size ramp max_age print : nat.
-Variable limits : list nat.
+Variables W size ramp max_age print : nat.
+(** What each rank accepts in each round; the largest budget there is, and what of the limits goes with a budget. *)
+Variable whole first : nat.
+Variable accepts : nat -> nat -> nat.
+Variable limits_of : nat -> list nat.
 Variable is_quota : bool.
 Variable quota : option nat.
 Variable rule : offer -> nat.
@@ -109,21 +112,52 @@ Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
-Notation all := (fun _ : nat => shipped budget limits size ramp max_age is_quota quota rule print before).
+
+(** The least that the ranks have offered in a round. *)
+Definition agreed_budget (k : nat) : nat := fold_right Nat.min whole (map (fun q => accepts q k) (seq 0 W)).
+
+(** The budget in force (R15.1): in the first round one with which all ranks begin, then what was agreed on in the round before.
+    That ranks may begin with different ones is not covered: configurations of equal fingerprint are equal here. *)
+Definition in_force (k : nat) : nat := match k with 0 => Nat.min whole first | S j => agreed_budget j end.
+
+Notation all := (fun _ : nat => shipped in_force (fun k => limits_of (in_force k)) size ramp max_age is_quota quota rule print before).
 
 (** Every assumption about the ranks holds. *)
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
 Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
 
-(** BUDGET, in every step of every rank, with losses and without. *)
+(** BUDGET, in every step of every rank, with losses and without: of the budget in force in the step's round. *)
 Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable W all depth input u -> r < W ->
-  Forall (fun x => fits budget limits (s_group x)) (steps_of (rank_of u r)).
+  Forall (fun x => fits (in_force (s_round x)) (limits_of (in_force (s_round x))) (s_group x)) (steps_of (rank_of u r)).
 Proof.
   intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
   destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
-  pose proof (every_batch_keeps_the_budget W all depth input ok budget limits) as B. specialize (B (fun _ w _ => every_group_fits_the_budget budget limits w)).
-  specialize (B (fun _ k gs t d _ G => shuffling_keeps_the_budget before k budget limits gs t d G) v r R H).
-  unfold groups_of in B. apply Forall_app in B as [B _]. rewrite Forall_map in B. exact B.
+  apply (every_batch_keeps_the_budget W all depth input ok (fun _ => in_force) (fun _ k => limits_of (in_force k))); [| |exact R|exact H].
+  - intros q k w _. simpl. apply every_group_fits_the_budget.
+  - intros q k gs t d _ G. simpl. apply shuffling_keeps_the_budget, G.
+Qed.
+
+Lemma least_is_least : forall l x, In x l -> fold_right Nat.min whole l <= x.
+Proof. induction l as [|y l IH]; simpl; intros x []; subst; [lia|]. specialize (IH x H). lia. Qed.
+
+Lemma least_is_one : forall l, fold_right Nat.min whole l = whole \/ In (fold_right Nat.min whole l) l.
+Proof.
+  induction l as [|y l IH]; simpl; [left; reflexivity|]. destruct (Nat.min_dec y (fold_right Nat.min whole l)) as [-> | ->]; [right; left; reflexivity|].
+  destruct IH as [E|I]; [left; exact E|right; right; exact I].
+Qed.
+
+Lemma least_is_bounded : forall l, fold_right Nat.min whole l <= whole.
+Proof. induction l; simpl; lia. Qed.
+
+(** The budget of every round but the first is the same on all ranks, and none of them has offered less in the round before. *)
+Theorem the_budget_in_force_is_the_least_that_a_rank_has_offered_the_round_before : forall k,
+  (forall q, q < W -> in_force (S k) <= accepts q k) /\ in_force (S k) <= whole /\
+  (in_force (S k) = whole \/ exists q, q < W /\ in_force (S k) = accepts q k).
+Proof.
+  intros k. simpl. split; [|split; [apply least_is_bounded|]].
+  - intros q Hq. apply least_is_least. change (accepts q k) with ((fun q => accepts q k) q). apply in_map, in_seq. lia.
+  - destruct (least_is_one (map (fun q => accepts q k) (seq 0 W))) as [E|I]; [left; exact E|right].
+    apply in_map_iff in I as [q [E I]]. apply in_seq in I. exists q. split; [lia|symmetry; exact E].
 Qed.
 
 (** TERM, in join mode: rounds and exchanges by the largest shard. *)

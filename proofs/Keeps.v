@@ -160,7 +160,7 @@ Proof.
         destruct (k_offer _ _ _ _ _ _ K0 P) as [o' [Po' O]]. rewrite Po in Po'. injection Po' as <-.
         destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
         apply (ok_align_work _ (configs_ok _ _ ok r H)); [rewrite R3; apply (ok_group_nonempty _ (configs_ok _ _ ok r H))|].
-        rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) _)). destruct (is_quota_met _ _); lia.
+        rewrite R3, (Permutation_length (ok_group_perm _ (configs_ok _ _ ok r H) _ _)). destruct (is_quota_met _ _); lia.
       * exfalso. pose proof (k_kind _ _ _ _ _ _ K0) as K3. unfold kind_ok in K3. rewrite P in K3. destruct K3 as [K3 _].
         simpl in E. rewrite P in E. destruct y as [a|cs|rs]; try discriminate. rewrite Wh in HT. unfold h_step in HT. rewrite K3 in HT. discriminate.
     + pose proof (transition_steady _ _ _ _ _ _ NG E) as [S1 _]. pose proof (transition_same _ _ _ _ _ _ NG E) as X.

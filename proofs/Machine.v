@@ -56,7 +56,7 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 (** ** Configuration: the functions are parameters, so that what is proved holds for every choice within [config_ok] *)
 
 Record config := mkConfig {
-  c_group : list sample -> list group;
+  c_group : nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
   c_window : nat -> nat;
   c_is_quota : bool;
@@ -166,7 +166,7 @@ Definition post (c : config) (rank : nat) (s : state) : state :=
   match at_phase s with
   | FILL =>
       if must_end s || (is_ready s && (is_nil (outbox s) || urged s)) then
-        let gs := c_group c (window s) in
+        let gs := c_group c (round s) (window s) in
         set_phase OFFER (set_groups gs (set_posted (Some (MOffer (compute_offer c rank s gs))) s))
       else s
   | _ => s

@@ -59,7 +59,7 @@ Definition next_view (h : hist) (v : view) (x : result) : view :=
       if is_bad a then v else
       match o_stop_rank a, target c a with
       | None, S t =>
-          let al := c_align c (h_round h) (c_group c (full_window v)) (S t) (due_of (v_marks v)) in
+          let al := c_align c (h_round h) (c_group c (h_round h) (full_window v)) (S t) (due_of (v_marks v)) in
           mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c (S (h_round h)) - length (snd al)) (full_ended v)
             (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v)
       | _, _ => v
@@ -111,7 +111,7 @@ Qed.
 
 (** The offer of a rank that is ready. *)
 Definition offer_of (h : hist) (v : view) (o : offer) : Prop :=
-  let gs := c_group c (full_window v) in
+  let gs := c_group c (h_round h) (full_window v) in
   let held := if is_quota_met c (h_samples h) then 0 else length (full_window v) in
   o = mkOffer (h_round h) (h_round h) (c_print c) (c_print c) true None None None held held
         (if full_ended v then None else Some (length gs)) (length gs) (count_due (due_of (v_marks v)) gs).
@@ -417,7 +417,7 @@ Proof.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
     assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
-    rewrite Gs, Fw, Du, Kr in E. destruct (c_align c (h_round h) (c_group c (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
+    rewrite Gs, Fw, Du, Kr in E. destruct (c_align c (h_round h) (c_group c (h_round h) (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
     match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
@@ -504,7 +504,7 @@ Proof.
     specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
     rewrite Kr in Or1, Or2. rewrite Kg in Os.
     assert (Du : due_before c (rank_of s r) = due_of c (v_marks (view_at r (results s)))) by (unfold due_before, due_of; rewrite (i_marks _ _ _ _ _ _ Ir Ah); reflexivity).
-    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs in Og, Om, Od. clear - Os Og Om Od Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
+    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs, Kr in Og, Om, Od. clear - Os Og Om Od Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
   - rewrite (k_count _ _ _ _ _ _ K Ph). destruct Kk as [Kk _]. rewrite Kk. rewrite (i_aligned _ _ _ _ _ _ Ir _ Kk). reflexivity.
   - rewrite Kk. exact Logic.I.
 Qed.

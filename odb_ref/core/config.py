@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Final, TypeVar
 
+from odb_ref.core.batching.budgets import compute_bounds_in_force
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
@@ -130,6 +131,10 @@ class Config(Terms):
                 raise UsageError(f"sample {sample.id}: length {sample.length}, supervised {sample.supervised}")
             if len(sample.costs) != costs or (costs and min(sample.costs) < 0):
                 raise UsageError(f"sample {sample.id}: costs {sample.costs}, expected {costs}, none negative")
+
+    def compute_round_bounds(self, agreed_tokens: int) -> tuple[int, tuple[int, ...]]:
+        """Returns the token budget and the limits of a round for which so many tokens are agreed on. Spec: R15.1."""
+        return compute_bounds_in_force(self.budget_tokens, self.limits, agreed_tokens)
 
     def compute_window_samples(self, round_: int) -> int:
         """Returns the size of the window of ``round_``, at least 1. Spec: R2.3."""

@@ -44,7 +44,7 @@ class InvariantError(OdbError, AssertionError):
 
 
 class RuleError(InvariantError):
-    """A target rule answered outside its bounds (Spec: R3.3)."""
+    """A target rule answered outside its bounds (Spec: R3.3), or a budget schedule no budget (R15.4)."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("RULE-BOUNDS", detail)

@@ -99,6 +99,23 @@ class PeerLost:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetAccepted:
+    """From now on this rank accepts batches of so many tokens, of fewer or of more than before. Spec: R5.11, R15.2."""
+
+    tokens: int
+
+
 Event = (
-    SamplesRead | Collated | Agreed | Counted | Reported | StepTaken | ConsumerStopped | LocalFailed | Urged | PeerLost
+    SamplesRead
+    | Collated
+    | Agreed
+    | Counted
+    | Reported
+    | StepTaken
+    | ConsumerStopped
+    | LocalFailed
+    | Urged
+    | PeerLost
+    | BudgetAccepted
 )

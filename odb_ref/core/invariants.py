@@ -95,16 +95,18 @@ def _is_released_after_commit(_config: Config, before: State, after: State, _mov
 
 
 def _is_within_budget(config: Config, before: State, after: State, _moved: Moved) -> bool:
+    if after.aligned is before.aligned:
+        return True
+    budget_tokens, limits = config.compute_round_bounds(before.agreed_tokens)
+
     def fits(group: Group) -> bool:
-        return len(group) <= 1 or config.layout.compute_tokens(group) <= config.budget_tokens
+        return len(group) <= 1 or config.layout.compute_tokens(group) <= budget_tokens
 
     def is_within_limits(group: Group) -> bool:
         used = [sum(costs) for costs in zip(*(sample.costs for sample in group), strict=True)]
-        return len(group) <= 1 or all(map(le, used, config.limits))
+        return len(group) <= 1 or all(map(le, used, limits))
 
-    if after.aligned is before.aligned:
-        return True
-    return all(map(fits, after.aligned)) and (not config.limits or all(map(is_within_limits, after.aligned)))
+    return all(map(fits, after.aligned)) and (not limits or all(map(is_within_limits, after.aligned)))
 
 
 def _is_young(config: Config, before: State, after: State, _moved: Moved) -> bool:
@@ -157,7 +159,7 @@ INVARIANTS: Final = (
     Invariant("I3", "REPLAY", "the window is in sampler order, each position once", _is_window_in_order),
     Invariant("I4", "ALIGN", "queue, outbox and plan are numbered from taken to planned, without a gap", _is_numbered),
     Invariant("I5", "RELEASE", "a plan leaves only whole, collated, and on an agreement", _is_released_after_commit),
-    Invariant("I6", "BUDGET", "a group of two or more fits the budget and every limit", _is_within_budget),
+    Invariant("I6", "BUDGET", "a group of two or more fits the budget in force and every limit", _is_within_budget),
     Invariant("I7", "AGE", "nothing due is carried", _is_young),
     Invariant("I8", "FREE", "the queue holds at most depth_steps", _is_queue_bounded),
     Invariant("I9", "TERM", "the phase says which fields are in use", _is_phase_consistent),

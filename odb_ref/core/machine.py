@@ -33,11 +33,11 @@ Spec: R5 to R7.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import accumulate, chain, repeat
 from typing import Final, assert_never
 
+from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Collate,
@@ -53,6 +53,7 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -65,6 +66,7 @@ from odb_ref.core.events import (
     StepTaken,
     Urged,
 )
+from odb_ref.core.exchange import compute_failure
 from odb_ref.core.invariants import check_transition
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import Resumed, RoundStart, resume
@@ -119,6 +121,8 @@ def transition(config: Config, state: State, event: Event) -> Transition:
             return post_when_ready(config, replace(state, is_urged=True))
         case PeerLost():
             return _lose(state, event)
+        case BudgetAccepted():
+            return replace(state, accepted_tokens=compute_offered(event.tokens, config.budget_tokens)), ()
         case _:
             assert_never(event)
 
@@ -194,6 +198,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
         window=carried,
         marks=(*released.marks, released.read_samples)[-config.max_age_rounds :],
         aligned=aligned,
+        agreed_tokens=agreement.budget_min,
     )
     counting, delivered = _deliver(config, counting)
     reads = (Read(asked),) if asked else ()
@@ -302,47 +307,6 @@ def _report(config: Config, state: State, reports: tuple[Report, ...]) -> Transi
         ranks = [report.rank for report in reports]
         raise PeerError(f"reports of round {state.round}, field rank: {ranks}, expected 0..{config.world_size - 1}")
     return _drain(config, state, compute_failure(reports), state.planned_steps - len(state.plan))
-
-
-def compute_failure(reports: tuple[Report, ...]) -> Outcome:
-    """Returns what the reports of all ranks say went wrong, the same on every rank. Spec: R7.2, R7.3."""
-    for report in reports:
-        if report.cause:
-            return Outcome(OutcomeKind.FAILED, report.rank, report.cause)
-    first = reports[0]
-    for report in reports:
-        if report.round != first.round:
-            return Outcome(OutcomeKind.MISMATCH, report.rank, f"round {report.round}, rank 0 is in {first.round}")
-        if report.config != first.config:
-            return Outcome(OutcomeKind.MISMATCH, report.rank, _describe_difference(report.config, first.config))
-    raise PeerError(f"reports of round {first.round}: no rank has failed and no configuration differs")
-
-
-def _describe_difference(theirs: str, reference: str) -> str:
-    other, base = _read_settings(theirs), _read_settings(reference)
-    return "; ".join(
-        f"{key} is {other.get(key)!r}, rank 0 has {base.get(key)!r}"
-        for key in sorted(base.keys() | other.keys())
-        if other.get(key) != base.get(key)
-    )
-
-
-def _read_settings(shared_json: str) -> dict[str, object]:
-    """Returns the settings by name; those of a tag that is a JSON object count one by one."""
-    try:
-        settings: object = json.loads(shared_json)
-    except (ValueError, RecursionError) as error:
-        raise PeerError(f"reports, field config: not JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise PeerError(f"reports, field config: not an object: {shared_json[:80]!r}")
-    try:
-        inner: object = json.loads(str(settings.get("tag")))
-    except (ValueError, RecursionError):
-        return settings
-    if isinstance(inner, dict):
-        del settings["tag"]
-        settings |= inner
-    return settings
 
 
 def _stop(config: Config, state: State) -> Transition:

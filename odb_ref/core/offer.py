@@ -60,6 +60,8 @@ class Offer:
     """The most groups any rank has formed of its window."""
     due_max: int = _max()
     """The most groups that hold a sample due by age, on any rank."""
+    budget_min: int = field(default=NONE, metadata={"reduction": Reduction.MIN, "absent": NONE})
+    """The least token budget that any rank accepts for the next round; NONE when none has one below the configuration's."""
 
     def to_wire(self) -> tuple[int, ...]:
         """Returns the offer as integers whose reduction is an elementwise maximum (MIN fields are negated). Spec: R3.2."""

@@ -14,6 +14,7 @@ from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import NONE
 from odb_ref.core.rounds import Transition, compute_wanted_samples, draw_samples, post_when_ready, read_draw
 from odb_ref.core.state import State, replace
 from odb_ref.core.types import Sample
@@ -32,6 +33,10 @@ class RoundStart:
     global_samples: int = 0
     draw: Draw = field(default=NOTHING_DRAWN, metadata={"absent": NOTHING_DRAWN})
     """With shared shards: what the rank has drawn for the round's window. Spec: R14.6."""
+    agreed_tokens: int = field(default=NONE, metadata={"absent": NONE})
+    """The budget of the round's groups, where it is below the configuration's. Spec: R15.5."""
+    accepted_tokens: int = field(default=NONE, metadata={"absent": NONE})
+    """What the rank accepts for the next round, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ def compute_round_start(state: State) -> RoundStart:
         planned_steps=state.planned_steps,
         global_samples=state.global_samples,
         draw=state.draw,
+        agreed_tokens=state.agreed_tokens,
+        accepted_tokens=state.accepted_tokens,
     )
 
 
@@ -96,6 +103,8 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
         taken_steps=start.planned_steps,
         taken_samples=start.read_samples - len(carried),
         global_samples=start.global_samples,
+        agreed_tokens=start.agreed_tokens,
+        accepted_tokens=start.accepted_tokens,
     )
     state, reads = _read_first(config, state, start)
     return (state, reads) if reads else post_when_ready(config, state)

@@ -31,7 +31,8 @@ def post_when_ready(config: Config, state: State) -> Transition:
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()
-    groups = config.order.compute_groups(state.window, config.layout, config.budget_tokens, config.limits)
+    bounds = config.compute_round_bounds(state.agreed_tokens)
+    groups = config.order.compute_groups(state.window, config.layout, *bounds)
     offer = _compute_offer(config, state, groups, is_ready)
     return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
 
@@ -54,6 +55,7 @@ def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_r
         groups_min=NONE if state.is_ended else len(groups),
         groups_max=len(groups),
         due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,
+        budget_min=state.accepted_tokens,
     )
 
 

@@ -44,6 +44,10 @@ class State:
     """``read_samples`` at the end of each of the last ``max_age_rounds`` windows; what precedes the first is due (AGE)."""
     groups: tuple[Group, ...] = ()
     """The window as groups, from the offer to its agreement."""
+    agreed_tokens: int = NONE
+    """The budget that the round before has agreed on for the groups of this one, where it is below the configuration's."""
+    accepted_tokens: int = NONE
+    """The largest budget that this rank accepts; what it offers for the next round."""
     # Steps, from formed to taken: aligned, plan, outbox, queue. Numbered alike on all ranks (ALIGN).
     aligned: tuple[Group, ...] = ()
     """The steps of ``round`` whose global counts are not known yet; only in COUNT."""

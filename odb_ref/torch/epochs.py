@@ -12,8 +12,10 @@ from typing import Generic, Self
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms
+from odb_ref.core.errors import check_integer
 from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.backend.process_backend import ProcessBackend
 from odb_ref.torch.backend.thread_backend import ThreadBackend
@@ -69,9 +71,14 @@ class Epochs(Generic[Batch]):
     _shared: SharedSettings
     _options: LoaderOptions
     _schedule: Schedule
+    _budget_schedule: BudgetSchedule | None
 
     def _start_session(self) -> None:
         self._trainer_side: TrainerSide | None = None
+        self._accepted_tokens: int | None = None
+        self._steps_before = 0
+        """Steps that were taken before the epoch under way, or before what `load_state_dict` was given last."""
+        self._is_loaded = False
         self._reminders = Reminders()
         self._last_step = LastStep()
         self._session = Session(TABLE.drop)
@@ -158,7 +165,8 @@ class Epochs(Generic[Batch]):
         rank, world_size = get_rank_and_size(self.process_group)
         trainer_side = self._trainer_side
         progress = None if trainer_side is None or trainer_side.is_exhausted else trainer_side.compute_progress()
-        return self._schedule.compute_state(rank, world_size, progress).to_dict()
+        state = self._schedule.compute_state(rank, world_size, progress).to_dict()
+        return state | {"steps": self._count_steps(), "accepted_tokens": self._accepted_tokens}
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
         """Goes on from a saved state with the next iteration.
@@ -169,12 +177,38 @@ class Epochs(Generic[Batch]):
         Raises: UsageError when this is no such state; whether it fits is known at the next iteration.
         """
         self._schedule.load(state)
+        states = [state] if isinstance(state, Mapping) else state
+        self._steps_before, self._is_loaded = max(_get_integer(one, "steps") or 0 for one in states), True
+        accepted = [tokens for one in states if (tokens := _get_integer(one, "accepted_tokens")) is not None]
+        self._accepted_tokens = min(accepted, default=None)
 
     def _begin(self, rank: int, world_size: int) -> Beginning:
         beginning = self._schedule.plan(rank, world_size)
         path = self._trace
         trace = None if path is None else compute_trace_path(path, rank, world_size, beginning.start.epoch)
-        return replace(beginning, start=replace(beginning.start, tag=self._shared.make_tag(beginning), trace=trace))
+        # A round that is formed again was counted before.
+        self._steps_before, self._is_loaded = self._count_steps() - beginning.start.progress.steps, False
+        start = replace(
+            beginning.start,
+            tag=self._shared.make_tag(beginning),
+            trace=trace,
+            accepted_tokens=self._accepted_tokens,
+            steps_before=self._steps_before,
+        )
+        if start.checkpoint is None:
+            acceptance = Acceptance(
+                self.token_budget,
+                self._budget_schedule,
+                told_tokens=self._accepted_tokens,
+                steps_before=self._steps_before,
+            )
+            start = replace(start, first_tokens=acceptance.compute_first())
+        return replace(beginning, start=start)
+
+    def _count_steps(self) -> int:
+        """Returns how many steps were taken since training began."""
+        trainer_side = None if self._is_loaded else self._trainer_side
+        return self._steps_before + (0 if trainer_side is None else trainer_side.next_step)
 
     def close(self) -> None:
         """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
@@ -216,6 +250,27 @@ class Epochs(Generic[Batch]):
         """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
         return () if self._trainer_side is None else self._trainer_side.bad_samples.records
 
+    # Budget ----------------------------------------------------------------------------------------------------------
+
+    def accept_budget(self, tokens: int) -> None:
+        """Says what this rank accepts as its token budget, from now on and in later epochs; the least of all ranks' holds.
+
+        May be called on any rank, during an epoch or between two, by the thread that trains. It exchanges nothing by itself:
+        the next offer says it, and the round after that is formed with it, so up to two windows of steps still come as before.
+        It may rise again, to ``token_budget`` at most.
+
+        Spec: R15.2, R15.3.
+        Raises: UsageError when it is not a number of tokens.
+        """
+        self._accepted_tokens = check_integer(tokens, "tokens", 1)
+        if self._trainer_side is not None:
+            self._trainer_side.accept_budget(self._accepted_tokens)
+
+    @property
+    def accepted_budget(self) -> int:
+        """What `accept_budget` has said last on this rank; before that, and at most, ``token_budget``."""
+        return self.token_budget if self._accepted_tokens is None else min(self.token_budget, self._accepted_tokens)
+
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def _make_config(self, rank: int, world_size: int) -> Config:
@@ -244,5 +299,12 @@ class Epochs(Generic[Batch]):
             window_bytes=self._window_bytes,
             on_bad_sample=self._on_bad_sample,
             label_check=self._counting.label_check,
+            budget_schedule=self._budget_schedule,
         )
         return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec, is_inline=True)
+
+
+def _get_integer(state: Mapping[str, object], key: str) -> int | None:
+    """Returns what a saved state has at ``key``; None where it has nothing, as states of earlier versions."""
+    value = state.get(key)
+    return value if type(value) is int and value >= 0 else None

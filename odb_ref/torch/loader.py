@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
@@ -58,6 +59,11 @@ class ODBDataLoader(Epochs[Batch]):
     carries another number fails, for its weight would be wrong). Batches of a window leave shuffled; with ``order="sampler"``
     they hold neighbours and leave in the sampler's order, at a price. ``policy`` is the target rule, ``max_age_rounds`` bounds
     how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+
+    **Budgets that change.** ``token_budget`` is the largest there is. ``budget_schedule(step, current)`` may answer with a
+    smaller one, by the number of steps planned since training began and the budget in force: a function of these alone, called
+    once a round where batches are formed. `accept_budget` says on any one rank what it accepts, as out of memory or a metric
+    would have it. The least that any rank accepts holds on all of them, from the same step on (R15).
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
     fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a batch may
@@ -116,6 +122,7 @@ class ODBDataLoader(Epochs[Batch]):
         dataset: Dataset[Element],
         *,
         token_budget: int,
+        budget_schedule: BudgetSchedule | None = None,
         layout: str = "padded",
         order: str = "shuffled",
         max_patches: int | None = None,
@@ -163,6 +170,7 @@ class ODBDataLoader(Epochs[Batch]):
         trace: str | Path | None = None,
     ) -> None:
         check_functions(collate_fn=collate_fn, length_fn=length_fn, supervised_fn=supervised_fn, cost_fn=cost_fn)
+        check_functions(budget_schedule=budget_schedule)
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
         # What the data set yields is what these functions take: past this point samples are opaque.
@@ -171,6 +179,7 @@ class ODBDataLoader(Epochs[Batch]):
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.token_budget = check_integer(token_budget, "token_budget", 1)
+        self._budget_schedule = budget_schedule
         self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
         self._window = check_integer(window, "window", 1)
         self._window_bytes = None if window_bytes is None else check_integer(window_bytes, "window_bytes", 1)

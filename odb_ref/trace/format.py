@@ -21,12 +21,13 @@ from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
-from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
+from odb_ref.core.batching.shards import Draw
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -73,21 +74,23 @@ def _encode_step(step: Step) -> Json:
     }
 
 
-def encode_start(start: RoundStart) -> dict[str, Json]:
-    """Returns the start of a round as JSON; without a draw where there is none (R14.6)."""
-    data: dict[str, Json] = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(start).items()
+def encode_fields(value: Offer | RoundStart) -> dict[str, Json]:
+    """Returns a dataclass as JSON, but for each field that has the value its metadata calls ``absent``."""
+    absent = [
+        item.name
+        for item in fields(value)
+        if "absent" in item.metadata and getattr(value, item.name) == item.metadata["absent"]
+    ]
+    return {
+        key: list(item) if isinstance(item, tuple) else item for key, item in asdict(value).items() if key not in absent
     }
-    if start.draw == NOTHING_DRAWN:
-        del data["draw"]
-    return data
 
 
 def encode_event(event: Event | Resumed) -> JsonObject:
     """Returns the event as JSON. Spec: R9.2, R9.4."""
     match event:
         case Resumed():
-            return {"kind": RESUMED, "start": encode_start(event.start), "samples": _encode_samples(event.samples)}
+            return {"kind": RESUMED, "start": encode_fields(event.start), "samples": _encode_samples(event.samples)}
         case SamplesRead():
             samples = _encode_samples(event.samples)
             full = {"is_full": True} if event.is_full else {}  # left out where it is not, as older traces do
@@ -95,7 +98,7 @@ def encode_event(event: Event | Resumed) -> JsonObject:
         case Collated():
             return {"kind": "collated", "round": event.round}
         case Agreed():
-            return {"kind": "agreed", "agreement": asdict(event.agreement)}
+            return {"kind": "agreed", "agreement": encode_fields(event.agreement)}
         case Counted():
             counted: JsonObject = {"kind": "counted", "counts": _encode_counts(event.counts)}
             return {**counted, "wants": event.wants} if event.wants else counted
@@ -111,6 +114,8 @@ def encode_event(event: Event | Resumed) -> JsonObject:
             return {"kind": "urged"}
         case PeerLost():
             return {"kind": "peer_lost", "rank": event.rank, "cause": event.cause}
+        case BudgetAccepted():
+            return {"kind": "budget_accepted", "tokens": event.tokens}
         case _:
             assert_never(event)
 
@@ -125,7 +130,7 @@ def encode_effect(effect: Effect) -> JsonObject:
             read: JsonObject = {"kind": "read", "count": effect.count}
             return read if effect.first is None else {**read, "first": effect.first}
         case PostOffer():
-            return {"kind": "post_offer", "offer": asdict(effect.offer)}
+            return {"kind": "post_offer", "offer": encode_fields(effect.offer)}
         case PostCounts():
             posted: JsonObject = {"kind": "post_counts", "counts": _encode_counts(effect.counts)}
             return posted if effect.wanted is None else {**posted, "wanted": effect.wanted}
@@ -296,6 +301,8 @@ def decode_event(data: JsonObject) -> Event:
             return Urged()
         case "peer_lost":
             return PeerLost(None if data.get("rank") is None else _integer(data, "rank"), _text(data, "cause"))
+        case "budget_accepted":
+            return BudgetAccepted(_integer(data, "tokens"))
         case kind:
             raise TraceError(f"unknown event kind {kind!r}")
 

@@ -113,7 +113,7 @@ let config () =
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let before = order () in let rank = int () in let depth = int () in
-  (shipped budget limits size ramp max_age is_quota quota rule print before, rank, depth)
+  (shipped (fun _ -> budget) (fun _ -> limits) size ramp max_age is_quota quota rule print before, rank, depth)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
 let run_events show =

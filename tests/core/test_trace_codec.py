@@ -26,6 +26,7 @@ from odb_ref.core.effects import (
 )
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -62,6 +63,7 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     LocalFailed: st.builds(LocalFailed, TEXT),
     Urged: st.just(Urged()),
     PeerLost: st.builds(PeerLost, st.none() | N, TEXT),
+    BudgetAccepted: st.builds(BudgetAccepted, N),
 }
 
 

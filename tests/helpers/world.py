@@ -19,6 +19,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Final
 
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.batching.rules import get_rule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
@@ -36,6 +37,7 @@ from odb_ref.core.effects import (
 )
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -50,7 +52,7 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE
-from odb_ref.core.resume import Checkpoint, Ledger, compute_round_start
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
 from odb_ref.trace.format import TraceWriter
@@ -88,6 +90,7 @@ class Node:
     is_dead: bool = False
     events: list[tuple[Event, tuple[Effect, ...]]] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    acceptance: Acceptance = field(init=False)
     begun: tuple[Effect, ...] = ()
     drawn: list[range] = field(default_factory=list)
     """With shared shards: the places of the common order that were drawn, a range for each read."""
@@ -150,11 +153,14 @@ class AnyOrder(Schedule):
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with ``rank`` after so many events: ``kind`` is fail, stop, kill, or urge (for nothing)."""
+    """What goes wrong with ``rank`` after so many events: ``kind`` is fail, stop, kill, urge (for nothing), or accept: it then
+    accepts so many ``tokens``.
+    """
 
     kind: str
     rank: int
     after: int
+    tokens: int = 0
 
 
 class ByArrival(Schedule):
@@ -192,6 +198,8 @@ class ByArrival(Schedule):
                 node.waiting.append(Urged())
             case "kill":
                 world.kill(fault.rank)
+            case "accept":
+                world.accept(fault.rank, fault.tokens)
             case "stop":
                 world.do("stop", fault.rank)
             case _:
@@ -235,6 +243,7 @@ class World:
         checkpoints: Sequence[Checkpoint] | None = None,
         make_machine: Callable[[Config], Machine] = Machine,
         window_bytes: int = 0,
+        budgets: Sequence[BudgetSchedule | None] = (),
     ) -> None:
         self.window_bytes = window_bytes
         self.schedule = schedule or AnyOrder(seed)
@@ -249,13 +258,18 @@ class World:
             for rank, (of_rank, shard) in enumerate(zip(configs, shards, strict=True))
         ]
         for rank, node in enumerate(self.nodes):
+            node.acceptance = Acceptance(node.machine.config.budget_tokens, budgets[rank] if budgets else None)
             if checkpoints is None:
-                node.begun = node.machine.begin()
+                agreed_tokens, accepted_tokens = node.acceptance.compute_first()
+                first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
+                node.ledger = Ledger(first)
+                node.begun = node.machine.begin(None if first == RoundStart() else first)
             else:
                 start = checkpoints[rank].start
                 node.read = start.read_samples
                 node.ledger = Ledger(start)
                 node.begun = node.machine.begin(start, tuple(node.shard[position] for position in start.carried))
+            node.acceptance.begin(node.machine.state.accepted_tokens)
             self._perform(rank, node.begun)
 
     # What the ranks ask for -----------------------------------------------------------------------------------------
@@ -303,8 +317,20 @@ class World:
         effects = self.nodes[rank].machine.handle(event)
         self.nodes[rank].events.append((event, effects))
         if isinstance(event, Counted):
+            self._ask_schedule(rank)
             self.nodes[rank].ledger.note_round(compute_round_start(self.nodes[rank].machine.state))
         self._perform(rank, effects)
+
+    def accept(self, rank: int, tokens: int) -> None:
+        """A rank is told what it accepts."""
+        self.send(rank, BudgetAccepted(self.nodes[rank].acceptance.tell(tokens)))
+
+    def _ask_schedule(self, rank: int) -> None:
+        node = self.nodes[rank]
+        state = node.machine.state
+        tokens = node.acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
+        if tokens is not None:
+            self.send(rank, BudgetAccepted(tokens))
 
     # What can happen ------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ REBUILT = (
     "batching.shards",
     "rounds",
     "resume",
+    "exchange",
     "machine",
     "summary",
 )

@@ -668,7 +668,7 @@ def align(
     ),
     Mutant(
         name="different configurations are noticed and not named",
-        module="machine",
+        module="exchange",
         old="        if report.config != first.config:",
         new="        if report.config is None:",
         property="FREE",
@@ -693,7 +693,7 @@ def align(
     ),
     Mutant(
         name="the failure of a rank is put down to another",
-        module="machine",
+        module="exchange",
         old="return Outcome(OutcomeKind.FAILED, report.rank, report.cause)",
         new="return Outcome(OutcomeKind.FAILED, 0, report.cause)",
         property="ABORT",

@@ -9,6 +9,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, OutcomeKind, PostCounts, PostOffer, PostReport
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -109,6 +110,8 @@ def write_event(event: Event, prints: dict[str, int]) -> str:
             return _words("failed", event.cause)
         case Urged():
             return "urged"
+        case BudgetAccepted():
+            raise NotImplementedError("the model says by round what a rank accepts, and has no such event")
         case PeerLost():
             return _words("lost", -1 if event.rank is None else event.rank, event.cause)
         case _:

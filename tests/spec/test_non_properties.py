@@ -213,6 +213,31 @@ def test_in_sampler_order_a_window_may_make_more_groups_than_needed() -> None:
     assert len(compute_groups(samples, 4)) == 3
 
 
+def test_when_a_lowered_budget_holds_is_timing() -> None:
+    """NP24. Checks: REPLAY. Both runs lower it after step 3 was taken; all ranks of a run follow at the same step."""
+    found = []
+    for seed in range(6):
+        world = World(make_config(window_samples=8), make_shards([[2] * 60, [2] * 60]), seed=seed)
+        while len(world.nodes[0].taken) < 4:
+            assert world.step()
+        world.accept(0, 4)
+        world.run()
+        first = [next(step.number for step in node.taken if len(step.group) == 2) for node in world.nodes]
+        assert first[0] == first[1]
+        found.append(first[0])
+    assert len(set(found)) > 1
+
+
+def test_what_was_grouped_before_keeps_its_budget() -> None:
+    """NP25. Checks: BUDGET."""
+    world = World(make_config(depth_steps=1), make_shards([[2] * 40]))
+    while len(world.nodes[0].taken) < 4:
+        assert world.step()
+    world.accept(0, 4)
+    world.run()
+    assert [len(step.group) for step in world.nodes[0].taken[4:]].count(4) > 0
+
+
 def test_an_empty_epoch_still_takes_a_round() -> None:
     """NP20. Checks: TERM. No samples, no steps, but one agreement: nobody knows alone that nobody has anything."""
     world = run([[], []], make_config())

@@ -25,6 +25,7 @@ OFFERS = st.builds(Offer, **{field.name: VALUE for field in fields(Offer)})
 NAMES = [
     "round_min", "round_max", "fingerprint_min", "fingerprint_max", "ready_min", "failed_rank", "stop_step",
     "stop_rank", "samples_min", "samples_max", "groups_min", "groups_max", "due_max",
+    "budget_min",
 ]  # fmt: skip
 
 
@@ -74,7 +75,7 @@ def test_the_wire_holds_the_fields_in_order_with_min_negated(offer: Offer) -> No
     """Spec: R3.2."""
     assert [field.name for field in fields(Offer)] == NAMES
     signs = [-1 if field.metadata["reduction"] is Reduction.MIN else 1 for field in fields(Offer)]
-    assert signs == [-1, 1, -1, 1, -1, -1, -1, -1, -1, 1, -1, 1, 1]
+    assert signs == [-1, 1, -1, 1, -1, -1, -1, -1, -1, 1, -1, 1, 1, -1]
     assert offer.to_wire() == tuple(s * getattr(offer, name) for s, name in zip(signs, NAMES, strict=True))
     assert Offer.from_wire(offer.to_wire()) == offer
     with pytest.raises(PeerError):

@@ -12,12 +12,14 @@ import json
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
@@ -137,6 +139,12 @@ def _align(
     return steps + [[]] * (target - len(steps)), []
 
 
+def _lower(config: Config, budget: int) -> Config:
+    """R15.1."""
+    limits = tuple(max(1, math.floor(Fraction(limit * budget, config.budget_tokens))) for limit in config.limits)
+    return replace(config, budget_tokens=budget, limits=limits)
+
+
 def _sum(items: list[Item]) -> int:
     return sum(length for _, length, _ in items)
 
@@ -160,6 +168,7 @@ def _run(
     shards: list[list[tuple[int, tuple[int, ...]]]],
     reached: Counter[str] | None = None,
     window_bytes: int = 0,
+    schedules: Sequence[BudgetSchedule] = (),
 ) -> list[list[Taken]]:
     """For each rank its steps. Counts what was ``reached``."""
     reached = Counter() if reached is None else reached
@@ -171,7 +180,9 @@ def _run(
     planned = round_ = 0
     common, shards = (list(shards[0]), [[] for _ in ranks]) if config.shared_samples is not None else ([], shards)
     counted = [0] * len(shards)
+    in_force = [min(config.budget_tokens, schedule(0, config.budget_tokens)) for schedule in schedules]
     while True:
+        accepted = [schedule(len(steps[0]), in_force[r]) for r, schedule in enumerate(schedules)]
         size = max(1, config.window_samples // 2 ** max(0, config.ramp_rounds - round_))
         if config.shared_samples is not None:
             dealt = _deal([max(0, size - counted[r]) for r in ranks], len(common))
@@ -194,7 +205,11 @@ def _run(
                 ended[r] = not common
             windows[r] += new
             read[r] += len(new)
-        groups = [_group(windows[r], config) for r in ranks]
+        bounds = [_lower(config, in_force[r]) if schedules else config for r in ranks]
+        groups = [_group(windows[r], bounds[r]) for r in ranks]
+        reached["budget"] |= any(bound.budget_tokens < config.budget_tokens for bound in bounds)
+        if schedules:
+            in_force = [min(config.budget_tokens, *accepted)] * len(shards)
         before = [marks[r][0] if len(marks[r]) == config.max_age_rounds else 0 for r in ranks]
         due = max(sum(any(p < before[r] for p, _, _ in group) for group in groups[r]) for r in ranks)
         is_met = config.quota_samples is not None and planned >= config.quota_samples
@@ -251,6 +266,14 @@ def _list_taken(world: World) -> list[list[Taken]]:
     ]
 
 
+SCHEDULES = st.builds(
+    lambda least, width, pace: lambda step, current: least + (pace * step + current) % width,
+    st.integers(1, 12),
+    st.integers(1, 15),
+    st.integers(0, 3),
+)
+
+
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(1, 10), st.tuples(st.integers(0, 5), st.integers(0, 5))), max_size=14),
@@ -273,7 +296,11 @@ def test_both_make_the_same_batches(
     order: StepOrder,
     data: st.DataObject,
 ) -> None:
-    """Spec: R2, R2.1, R2.3 to R2.6, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9. Checks: REPLAY, ORDER."""
+    """Spec: R2, R2.1, R2.3 to R2.6, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
+    R15.4.
+
+    Checks: REPLAY, ORDER, BUDGET.
+    """
     config = make_config(
         mode=mode,
         rule=RULES[rule],
@@ -292,8 +319,10 @@ def test_both_make_the_same_batches(
         [[length for length, _ in shard] for shard in shards], [[costs for _, costs in shard] for shard in shards]
     )
     window_bytes = data.draw(st.sampled_from((0, 0, 1, 8, 30)))
-    world = World(config, samples, seed=data.draw(st.integers(0, 99)), window_bytes=window_bytes).run()
-    assert _list_taken(world) == _run(config, shards, window_bytes=window_bytes)
+    schedules = data.draw(st.just([]) | st.lists(SCHEDULES, min_size=len(shards), max_size=len(shards)))
+    seed = data.draw(st.integers(0, 99))
+    world = World(config, samples, seed=seed, window_bytes=window_bytes, budgets=schedules).run()
+    assert _list_taken(world) == _run(config, shards, window_bytes=window_bytes, schedules=schedules)
 
 
 @given(

@@ -97,7 +97,7 @@ def test_an_offer_that_fails_names_its_own_rank(failed_rank: int) -> None:
     for has_failed, right in ((True, 1), (False, NONE)):
         seen = Seen(
             rank=1, rows=[[0, 0, 8, 0]], due_before=0, is_ended=False, is_collated=True, wanted_samples=0,
-            has_failed=has_failed, stopped_after=None,
+            has_failed=has_failed, stopped_after=None, accepted_tokens=NONE,
         )  # fmt: skip
         wrong = {rule for rule, how in judge_offer(offer, seen, make_settings(())) if how}
         assert wrong == (set() if failed_rank == right else {Property.ABORT})

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, Post, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
-from odb_ref.core.events import Counted, Event, LocalFailed, SamplesRead, StepTaken
+from odb_ref.core.events import BudgetAccepted, Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed, compute_round_start
 from odb_ref.core.summary import StateSummary, compute_summary, make_stand_in
@@ -59,8 +60,12 @@ class _Entry:
 class Driver:
     """One epoch of one rank: either `begin` or `fail` is its first call."""
 
-    def __init__(self, config: Config, start: EpochStart, listener: Listener) -> None:
+    def __init__(
+        self, config: Config, start: EpochStart, listener: Listener, schedule: BudgetSchedule | None = None
+    ) -> None:
         self._config = config
+        told, before = start.accepted_tokens, start.steps_before
+        self._acceptance = Acceptance(config.budget_tokens, schedule, told_tokens=told, steps_before=before)
         self._start = start
         self._listener = listener
         self._quarantine = start.make_quarantine()
@@ -175,10 +180,24 @@ class Driver:
                 pass  # the epoch ends without them; one that failed before it began would not know their positions
             case event if self._is_finished and not isinstance(event, StepTaken):
                 self._perform((), None, is_answer=entry.is_answered)
+            case BudgetAccepted(tokens):
+                effects = self._machine.handle(BudgetAccepted(self._acceptance.tell(tokens)))
+                self._perform(effects, None, is_answer=entry.is_answered)
             case event:
                 effects = self._machine.handle(event)
-                planned = self._make_round_note(effects) if isinstance(event, Counted) else None
+                planned = None
+                if isinstance(event, Counted):
+                    state = self._machine.state
+                    self._accept_budget(
+                        self._acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
+                    )
+                    planned = self._make_round_note(effects)
                 self._perform(effects, planned, is_answer=entry.is_answered)
+
+    def _accept_budget(self, tokens: int | None) -> None:
+        """Tells the machine what this rank accepts, where that is something else than before. Spec: R15.4."""
+        if tokens is not None:
+            self._machine.handle(BudgetAccepted(tokens))
 
     def _handle_begin(self, begin: _Begin) -> None:
         if begin.failure:
@@ -188,7 +207,9 @@ class Driver:
             return
         checkpoint = self._start.checkpoint
         try:
-            effects = self._machine.begin(None if checkpoint is None else checkpoint.start, begin.carried)
+            round_start = self._start.make_first() if checkpoint is None else checkpoint.start
+            effects = self._machine.begin(round_start, begin.carried)
+            self._accept_budget(self._acceptance.begin(self._machine.state.accepted_tokens))
         except UsageError as error:  # the samples carried are not what they were
             self.on_error(describe(error), error)
         else:

@@ -22,13 +22,14 @@ class ThreadBackend:
         self.is_inline = is_inline
         """True when the consumer's thread reads and collates, by `work`."""
         self._pipeline = ReadPipeline(spec, is_inline=is_inline)
+        self._budget_schedule = spec.budget_schedule
         self._stops = Stops(spec.options.silence_s)
         self._driver: Driver | None = None
 
     def begin(self, start: EpochStart, listener: Listener) -> None:
         """Starts an epoch."""
         self.end()
-        driver = Driver(start.make_config(self._config), start, listener)
+        driver = Driver(start.make_config(self._config), start, listener, self._budget_schedule)
         try:
             driver.begin(self._pipeline)
         finally:

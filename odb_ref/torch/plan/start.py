@@ -9,6 +9,7 @@ from pathlib import Path
 
 from odb_ref.core.config import Config
 from odb_ref.core.machine import start as begin_epoch
+from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
 from odb_ref.torch.plan.state import START, Progress
 from odb_ref.torch.reading.quarantine import Places, Quarantine
@@ -32,6 +33,12 @@ class EpochStart:
     max_bad: float = 0
     tag: str = ""
     quota_samples: int | None = None
+    accepted_tokens: int | None = None
+    """The token budget that the rank was told to accept; None: the loader's."""
+    first_tokens: tuple[int, int] = (NONE, NONE)
+    """The token budgets of the first round and accepted for the next, where they are below the loader's. Spec: R15.1."""
+    steps_before: int = 0
+    """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
     trace: Path | None = None
     epoch: int = 0
     started_s: float = field(default_factory=time.monotonic)
@@ -45,7 +52,15 @@ class EpochStart:
         """Returns where the first round begins, on a rank of this configuration."""
         if self.checkpoint is not None:
             return self.checkpoint.start
-        return compute_round_start(begin_epoch(config)[0])
+        agreed_tokens, accepted_tokens = self.first_tokens
+        begun = compute_round_start(begin_epoch(config)[0])
+        return replace(begun, agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
+
+    def make_first(self) -> RoundStart | None:
+        """Returns the first round of an epoch, where its budget is the rank's own; None where there is nothing to say of it."""
+        agreed_tokens, accepted_tokens = self.first_tokens
+        first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
+        return None if first == RoundStart() else first
 
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
 
@@ -191,8 +192,9 @@ def _encode_checkpoint(place: Checkpoint) -> StateDict:
     start: StateDict = {
         key: list(value) if isinstance(value, tuple) else value for key, value in asdict(place.start).items()
     }
-    if place.start.draw == NOTHING_DRAWN:
-        del start["draw"]
+    for name, absent in (("draw", NOTHING_DRAWN), ("agreed_tokens", NONE), ("accepted_tokens", NONE)):
+        if getattr(place.start, name) == absent:
+            del start[name]
     return {"start": start, "taken_steps": place.taken_steps, "taken": list(place.taken)}
 
 
@@ -252,6 +254,8 @@ def _decode_checkpoint(data: object) -> Checkpoint:
                 planned_steps=planned_steps,
                 global_samples=global_samples,
                 draw=_decode_draw(more.get("draw")),
+                agreed_tokens=_decode_tokens(more.get("agreed_tokens", NONE)),
+                accepted_tokens=_decode_tokens(more.get("accepted_tokens", NONE)),
             )
             return Checkpoint(start=start, taken_steps=taken_steps, taken=tuple(taken))
     raise _make_error()
@@ -263,6 +267,12 @@ def _decode_draw(data: object) -> Draw:
             return NOTHING_DRAWN
         case {"first": int(first), "count": int(count), "end": int(end)}:
             return Draw(first, count, end)
+    raise _make_error()
+
+
+def _decode_tokens(data: object) -> int:
+    if type(data) is int and data > 0:
+        return data
     raise _make_error()
 
 

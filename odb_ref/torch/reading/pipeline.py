@@ -14,6 +14,7 @@ from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
 from odb_ref.torch.reading.counting import LabelCheck
@@ -50,6 +51,8 @@ class PipelineSpec:
     """How many bytes of samples a window may hold; None: any."""
     label_check: LabelCheck | None = None
     """None where no weight depends on it, or only the user knows what carries loss."""
+    budget_schedule: BudgetSchedule | None = None
+    """What the rank accepts as its token budget, by the steps planned. Spec: R15.4."""
 
 
 class ReadPipeline:

@@ -25,6 +25,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -199,6 +200,12 @@ class TrainerSide:
                 self._condition.wait_for(
                     lambda: self.is_finished or self._is_closed or self._machine.is_answered(event)
                 )
+
+    def accept_budget(self, tokens: int) -> None:
+        """This rank accepts another token budget from now on. Spec: R15.2."""
+        with self._condition:
+            if not self.is_finished:
+                self._submit(BudgetAccepted(tokens))
 
     # The consumer ----------------------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def get_samples(data: JsonObject) -> Rows:
     return value
 
 
-_OFFER_FIELDS: Final = tuple(item.name for item in fields(Offer))
+_OFFER_FIELDS: Final = {item.name: item.metadata.get("absent") for item in fields(Offer)}
 
 
 def get_offer(data: JsonObject, key: str) -> Offer:
@@ -136,8 +136,8 @@ def get_offer(data: JsonObject, key: str) -> Offer:
     Raises: TraceError when malformed.
     """
     value = data.get(key)
-    if isinstance(value, dict) and len(value) == len(_OFFER_FIELDS):
-        values = {name: item for name in _OFFER_FIELDS if type(item := value.get(name)) is int}
+    if isinstance(value, dict) and value.keys() <= _OFFER_FIELDS.keys():
+        values = {name: item for name, absent in _OFFER_FIELDS.items() if type(item := value.get(name, absent)) is int}
         if len(values) == len(_OFFER_FIELDS):
             return Offer(**values)
     raise TraceError(f"expected an offer in {key!r}, with {', '.join(_OFFER_FIELDS)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check.decode import Rows, Settings
@@ -26,6 +26,61 @@ class Seen:
     wanted_samples: int
     has_failed: bool
     stopped_after: int | None
+    accepted_tokens: int
+    """The budget that it accepts, NONE when that is the header's. Spec: R15.2."""
+
+
+class Fingerprint:
+    """What a rank says of its configuration, ``own`` by its header."""
+
+    def __init__(self, own: int) -> None:
+        self._own = self.told = own
+        self._is_other = False
+
+    def judge(self, agreement: Offer) -> Iterator[Judgement]:
+        """Yields ABORT: ranks that continue have the configuration of the header."""
+        if not self._is_other and agreement.fingerprint_min == agreement.fingerprint_max:
+            self._is_other = self.told != self._own
+            what = f"continues with the fingerprint {self.told}, but its configuration's is {self._own}"
+            yield Property.ABORT, what if self._is_other else ""
+
+
+class RankBudget:
+    """Follows one rank's budget."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.in_force = settings
+        """The settings of the groups that were offered last: with the budget and the limits of their round."""
+        self._agreed_tokens = NONE
+        self.accepted_tokens = NONE
+        """What its offer must say; NONE when that is no less than the header's budget."""
+
+    def resume(self, agreed_tokens: int, accepted_tokens: int) -> None:
+        """Begins at a saved round, or with a budget of its own. Spec: R15.5."""
+        self._agreed_tokens, self.accepted_tokens = agreed_tokens, accepted_tokens
+
+    def accept(self, tokens: int) -> None:
+        """The rank is told what it accepts."""
+        self.accepted_tokens = tokens if tokens < self._settings.budget_tokens else NONE
+
+    def offer(self) -> Settings:
+        """Returns the settings of the groups that are offered now."""
+        self.in_force = shrink(self._settings, self._agreed_tokens)
+        return self.in_force
+
+    def agree(self, agreement: Offer) -> None:
+        """The ranks agree on the budget of the next round."""
+        self._agreed_tokens = agreement.budget_min
+
+
+def shrink(settings: Settings, tokens: int) -> Settings:
+    """Returns the settings under a budget of so many tokens, if that is less: with each limit in proportion. Spec: R15.1."""
+    whole = settings.budget_tokens
+    if tokens >= whole:
+        return settings
+    limits = tuple(max(1, limit * max(0, tokens) // whole) for limit in settings.limits)
+    return replace(settings, budget_tokens=max(1, tokens), limits=limits)
 
 
 def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgement]:
@@ -39,6 +94,8 @@ def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgem
     yield Property.FEWEST, what if offer.groups_min != fewest else ""
     what = f"offers {offer.due_max} due groups, but {due} hold a sample that is due"
     yield Property.AGE, what if offer.due_max != due else ""
+    what = f"offers to accept {offer.budget_min} tokens, but accepts {seen.accepted_tokens}"
+    yield Property.BUDGET, what if offer.budget_min != seen.accepted_tokens else ""
     is_ready = seen.is_collated and seen.wanted_samples <= 0
     what = "says that it is ready" if offer.ready_min else "does not say that it is ready"
     what += f"; the round before is {'' if seen.is_collated else 'not '}collated, a read is "

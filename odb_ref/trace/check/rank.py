@@ -31,7 +31,7 @@ from odb_ref.trace.check.decode import (
 )
 from odb_ref.trace.check.draws import RankDraws
 from odb_ref.trace.check.exchanges import Exchanges, Kind
-from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
+from odb_ref.trace.check.offers import Fingerprint, RankBudget, Seen, compare_window, judge_offer
 from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.steps import find_disorder, judge_step
@@ -59,6 +59,7 @@ class RankChecker:
         self.held: dict[int, list[int]] = {}
         """Samples read and in no step yet, by position, oldest first."""
         self.draws = RankDraws(rank, settings, rounds.places)
+        self._budget = RankBudget(settings)
         self._skipped: list[range] = []
         """Positions left out by the reads: none, in a right trace."""
         self._new_samples = self._asked_samples = 0
@@ -69,8 +70,7 @@ class RankChecker:
         self.posted = dict.fromkeys(Kind, 0)
         self.answered = dict.fromkeys(Kind, 0)
         self._agreement: Offer | None = None
-        self._offered_fingerprint = settings.fingerprint
-        self._is_other = False  # of another configuration than its header says
+        self._fingerprint = Fingerprint(settings.fingerprint)
         self._posted_counts: Rows = []
         self._counted: Rows = []
         # Steps.
@@ -160,6 +160,7 @@ class RankChecker:
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
         self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end))
+        self._budget.resume(start.agreed_tokens, start.accepted_tokens)
         self.read_samples, self.is_ended = start.read_samples, start.is_ended or self.draws.has_ended
         self.seen_samples = len(rows)
         self.held = {row[1]: row for row in rows}
@@ -203,6 +204,8 @@ class RankChecker:
                     self.failure = cause if isinstance(cause, str) and cause else "unknown failure"
             case "peer_lost":
                 self.lost_peers.add(None if event.get("rank") is None else get_integer(event, "rank"))
+            case "budget_accepted":
+                self._budget.accept(get_integer(event, "tokens"))
             case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
 
@@ -276,8 +279,9 @@ class RankChecker:
             wanted_samples=self._wanted_samples,
             has_failed=bool(self.failure),
             stopped_after=self.stopped_after,
+            accepted_tokens=self._budget.accepted_tokens,
         )
-        self._judge(judge_offer(offer, seen, self.settings))
+        self._judge(judge_offer(offer, seen, self._budget.offer()))
         if not (is_met or self.failure or self.stopped_after is not None):
             self._judge(self.draws.judge_offer(held, self._wanted_samples))
             size = None if self.draws.is_shared else self.settings.compute_window_samples(number)
@@ -285,13 +289,13 @@ class RankChecker:
             if what := compare_window(held, *read, is_ended=self.is_ended, is_full=self._is_full):
                 self._violate(Property.REPLAY, what)
         self._new_samples = self._asked_samples = 0
-        self._offered_fingerprint = offer.fingerprint_min
+        self._fingerprint.told = offer.fingerprint_min
 
     def _post_report(self, report: TracedReport) -> None:
         self._exchanges.post_report(self.rank, report)
         self.posted[Kind.REPORT] += 1
         self.reported_cause = report.cause
-        self._judge(judge_report(report, (self.rank, self.failure, self.round), self._offered_fingerprint))
+        self._judge(judge_report(report, (self.rank, self.failure, self.round), self._fingerprint.told))
 
     # Rounds --------------------------------------------------------------------------------------------------------
 
@@ -301,19 +305,12 @@ class RankChecker:
         agreement, is_right = self._exchanges.answer_offer(self.rank, number, event)
         self._expect(is_right, Property.EXCHANGE, "is told another agreement than the combination of all offers")
         self._agreement = agreement
+        self._budget.agree(agreement)
         self._marks[self._first_round + number] = self.read_samples
         self._marks.pop(self._first_round + number - self.settings.max_age_rounds - 2, None)
-        self._judge_fingerprint(agreement)
+        self._judge(self._fingerprint.judge(agreement))
         if not is_broken_off(agreement) and agreement.stop_rank == NONE and agreement.ready_min == 1:
             self._released_steps = self.planned_steps
-
-    def _judge_fingerprint(self, agreement: Offer) -> None:
-        """Judges ABORT: ranks that continue have the configuration of the header."""
-        told, own = self._offered_fingerprint, self.settings.fingerprint
-        if not self._is_other and agreement.fingerprint_min == agreement.fingerprint_max:
-            self._is_other = told != own
-            what = f"continues with the fingerprint {told}, but its configuration's is {own}"
-            self._expect(told == own, Property.ABORT, what)
 
     def _post_counts(self, rows: Rows, wanted: int | None) -> None:
         number = self.posted[Kind.COUNTS]
@@ -384,7 +381,9 @@ class RankChecker:
                 self._violate(Property.CONSERVE, f"position {position} was never read", step.number, number)
         rows = (self._posted_counts, self._counted)
         posted, told = (of_round[offset] if offset < len(of_round) else None for of_round in rows)
-        for property_, what in judge_step(step, group, self.settings, due_before=due_before, counts=(posted, told)):
+        for property_, what in judge_step(
+            step, group, self._budget.in_force, due_before=due_before, counts=(posted, told)
+        ):
             self._violate(property_, what, step.number, number)
         if self.settings.is_quota:
             self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)

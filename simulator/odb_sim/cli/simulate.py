@@ -15,7 +15,7 @@ from odb_sim.cli.options import LENGTHS_HELP, add_run_options, build_run, check_
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary, list_step_columns, list_step_values
 from odb_sim.engine.timeline import Timeline
-from odb_sim.inputs.conditions import parse_fault
+from odb_sim.inputs.conditions import parse_budget_schedule, parse_fault
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import choose_ranks, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
@@ -36,6 +36,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="odb",
         metavar="P",
         help=f"of {', '.join(POLICIES)}, or module:name or path.py:name for a target rule of your own (odb)",
+    )
+    parser.add_argument(
+        "--budget-schedule",
+        metavar="STEP:TOKENS,...",
+        help="the token budget that every rank accepts once so many steps are planned: 0:4096,500:8192, say",
     )
     parser.add_argument(
         "--batch-size",
@@ -71,6 +76,8 @@ def run_command(options: argparse.Namespace) -> int:
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"needs {', '.join(missing)}")
     what = build_run(options, options.policy, load_lengths_option(options, options.lengths))
+    if options.budget_schedule is not None:
+        what = replace(what, budget_schedule=parse_budget_schedule(options.budget_schedule))
     faults = tuple(map(parse_fault, options.fault))
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
     if options.trace is not None and not what.is_protocol:

@@ -182,8 +182,8 @@ class Block:
         self._known = np.full_like(self._known, drawn)
         self._is_ended = np.full_like(self._is_ended, drawn == self._config.shared_samples)
 
-    def read(self, asked_s: float) -> float:
-        """Fills the windows and forms their groups; when the rank that reads longest has done so."""
+    def read(self, asked_s: float, agreed_tokens: int) -> float:
+        """Fills the windows and forms their groups, of a budget agreed on; when the rank that reads longest has done so."""
         counts = self._asked
         if isinstance(self._reader, DrawReader):
             answers_s = self._reader.read(self._first, counts, asked_s, self._loader_factors)
@@ -193,7 +193,7 @@ class Block:
         tokens = self._workload.tokens[places]
         windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, places), counts))
         self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
-        budget_tokens, limits = self._config.budget_tokens, self._config.limits
+        budget_tokens, limits = self._config.compute_round_bounds(agreed_tokens)
         if self._config.order is StepOrder.SAMPLER:
             layout = self._config.layout
             self._windows, self._bounds = line_up_windows(self._windows, layout, min(budget_tokens, HUGE), limits)

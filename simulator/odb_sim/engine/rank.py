@@ -9,6 +9,7 @@ from typing import assert_never
 
 import numpy as np
 
+from odb_ref.core.batching.budgets import Acceptance
 from odb_ref.core.effects import (
     Collate,
     Deliver,
@@ -21,9 +22,10 @@ from odb_ref.core.effects import (
     PostReport,
     Read,
 )
-from odb_ref.core.events import Collated, Event, LocalFailed, SamplesRead
+from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.loading import DrawReader, WindowReader
@@ -38,6 +40,7 @@ class Rank:
     """
 
     __slots__ = (
+        "_acceptance",
         "_collate_fault",
         "_draw_reader",
         "_full_reads",
@@ -63,6 +66,7 @@ class Rank:
     ) -> None:
         self._stage = stage
         self._post = post
+        self._acceptance = Acceptance(machine.config.budget_tokens, stage.budget_schedule)
         self._notice = notice
         self._read_samples = self._reads = 0
         self._full_reads = stage.full_reads[machine.config.rank] if stage.full_reads else {}
@@ -89,16 +93,27 @@ class Rank:
     def begin(self) -> None:
         """Starts the epoch, or resumes it."""
         if not self._stage.starts:
-            self._perform(self.machine.begin())
+            agreed_tokens, accepted_tokens = self._acceptance.compute_first()
+            first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
+            self._perform(self.machine.begin(None if first == RoundStart() else first))
             return
         start, workload = self._stage.starts[self.number], self._stage.workload
+        self._acceptance.begin(start.accepted_tokens)
         self._read_samples = start.read_samples
         carried = [workload.read_samples(self.number, position, 1) for position in start.carried]
         self._perform(self.machine.begin(start, tuple(chain.from_iterable(carried))))
 
     def handle(self, event: Event) -> None:
         """Hands the machine an event, and does what it asks for."""
-        if not self.is_gone and (effects := self.machine.handle(event)):
+        if self.is_gone:
+            return
+        effects = self.machine.handle(event)
+        if isinstance(event, Counted):
+            state = self.machine.state
+            tokens = self._acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
+            if tokens is not None:
+                self.machine.handle(BudgetAccepted(tokens))
+        if effects:
             self._perform(effects)
 
     def answer(self, answer: Answer) -> None:

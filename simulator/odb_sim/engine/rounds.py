@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule, compute_offered
 from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
@@ -100,6 +101,31 @@ class Clock:
         return [min(self._depth_steps, steps) for steps in ahead]
 
 
+class _Budgets:
+    """The budget in force, where all ranks accept what one schedule says. Spec: R15."""
+
+    __slots__ = ("_acceptance", "_accepted_tokens", "_config", "_planned_steps", "agreed_tokens")
+
+    def __init__(self, config: Config, schedule: BudgetSchedule | None, starts: Sequence[RoundStart]) -> None:
+        self._config = config
+        self._acceptance = Acceptance(config.budget_tokens, schedule)
+        self._planned_steps = starts[0].planned_steps if starts else 0
+        if starts:
+            self.agreed_tokens = starts[0].agreed_tokens
+            self._accepted_tokens = min(start.accepted_tokens for start in starts)
+            self._acceptance.begin(self._accepted_tokens)
+        else:
+            self.agreed_tokens, self._accepted_tokens = self._acceptance.compute_first()
+
+    def plan(self, steps: int) -> None:
+        """So many steps more are planned, and the next round begins."""
+        self._planned_steps += steps
+        self.agreed_tokens = self._accepted_tokens
+        tokens = self._acceptance.find_change(self._planned_steps, self.agreed_tokens, self._accepted_tokens)
+        if tokens is not None:
+            self._accepted_tokens = compute_offered(tokens, self._config.budget_tokens)
+
+
 def simulate_rounds(
     config: Config,
     workload: Workload,
@@ -107,6 +133,7 @@ def simulate_rounds(
     *,
     conditions: Conditions = STEADY,
     starts: Sequence[RoundStart] = (),
+    budget_schedule: BudgetSchedule | None = None,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
 ) -> tuple[list[StepRow], Totals]:
@@ -125,7 +152,8 @@ def simulate_rounds(
     rounds: list[Figures] = []
     counted_s = collated_s = exchange_s = 0.0
     drawn = _ask(config, blocks, 0)
-    read_s = max([block.read(0.0) for block in blocks])
+    budgets = _Budgets(config, budget_schedule, starts)
+    read_s = max([block.read(0.0, budgets.agreed_tokens) for block in blocks])
     while True:
         is_met = is_quota_met(config, State(global_samples=global_samples))
         agreement = reduce_offers([block.compute_offer(round_, is_quota_met=is_met) for block in blocks])
@@ -150,7 +178,8 @@ def simulate_rounds(
         counted_s = agreed_s + latency_s
         collated_s = counted_s + rounds[-1].collate_s
         asked_s = counted_s if is_shared else agreed_s
-        read_s = asked_s + (max([block.read(asked_s) for block in blocks]) - asked_s)
+        budgets.plan(steps)
+        read_s = asked_s + (max([block.read(asked_s, budgets.agreed_tokens) for block in blocks]) - asked_s)
         round_ += 1
         if on_progress is not None:
             on_progress(global_samples)

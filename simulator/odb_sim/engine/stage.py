@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import simpy
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.timeline import Timeline
@@ -28,6 +29,7 @@ class Stage:
         seed: int,
         starts: Sequence[RoundStart],
         full_reads: Sequence[Mapping[int, int]],
+        budget_schedule: BudgetSchedule | None,
         timeline: Timeline | None,
     ) -> None:
         self.env = simpy.Environment(initial_time=0.0)
@@ -40,6 +42,7 @@ class Stage:
         """Where each rank resumes a saved epoch; empty for one from its beginning."""
         self.full_reads = full_reads
         """How many samples a read of each rank finds before the window is full, by the read's number; empty: no bound."""
+        self.budget_schedule = budget_schedule
         self._random = random.Random(seed)
         self._fault_s: float | None = None
         self._finished_s = 0.0

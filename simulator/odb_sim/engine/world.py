@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.effects import (
     Effect,
@@ -62,6 +63,7 @@ class World:
         seed: int = 0,
         starts: Sequence[RoundStart] = (),
         full_reads: Sequence[Mapping[int, int]] = (),
+        budget_schedule: BudgetSchedule | None = None,
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
         on_progress: Callable[[int], None] | None = None,
@@ -80,6 +82,7 @@ class World:
             seed=seed,
             starts=starts,
             full_reads=full_reads,
+            budget_schedule=budget_schedule,
             timeline=timeline,
         )
         self.exchange = Exchange(

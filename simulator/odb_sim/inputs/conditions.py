@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Final
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.errors import UsageError
 
 
@@ -113,3 +114,23 @@ def parse_fault(text: str) -> Fault:
     except ValueError:
         kinds = ", ".join(FaultKind)
         raise UsageError(f"{text!r}: expected KIND:RANK:AT with a kind of {kinds}, for example stop:3:20") from None
+
+
+def parse_budget_schedule(text: str) -> BudgetSchedule:
+    """Returns the schedule that ``text`` says, as in ``0:4096,500:8192``: tokens from each number of steps on. Spec: R15.4.
+
+    Raises: UsageError when it is none.
+    """
+    try:
+        pairs = [tuple(map(int, part.split(":"))) for part in text.split(",")]
+        changes = [(step, tokens) for step, tokens in pairs]
+    except ValueError:
+        changes = []
+    steps = [step for step, _ in changes]
+    if not changes or steps[0] != 0 or steps != sorted(set(steps)) or min(tokens for _, tokens in changes) < 1:
+        raise UsageError(f"a budget schedule is STEP:TOKENS,..., from step 0 on, with rising steps, got {text!r}")
+
+    def schedule(step: int, _current: int) -> int:
+        return next(tokens for begin, tokens in reversed(changes) if step >= begin)
+
+    return schedule

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
@@ -79,6 +80,8 @@ class Run(Terms):
     full_reads: tuple[Mapping[int, int], ...] = ()
     """How many samples a read of each rank finds before the window is full of bytes, by the read's number; empty: no bound."""
     driver: Driver = Driver.AUTO
+    budget_schedule: BudgetSchedule | None = None
+    """What every rank accepts as its token budget, by the steps planned. Spec: R15.4."""
 
     def __post_init__(self) -> None:
         if self.rule is None and self.policy not in POLICIES and not is_rule(self.policy):
@@ -89,6 +92,8 @@ class Run(Terms):
             raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot keep a limit")
         if self.conditions.faults and not self.is_protocol:
             raise UsageError(f"policy {self.policy} does not run the protocol, so it cannot be told of a fault")
+        if self.budget_schedule is not None and not self.is_protocol:
+            raise UsageError(f"policy {self.policy} does not run the protocol, so its budget cannot change")
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"a batch holds at least 1 sample, got {self.batch_size}")
         self.conditions.check_ranks(self.workload.ranks)
@@ -200,6 +205,7 @@ def run(
             what.costs,
             conditions=what.conditions,
             starts=what.starts,
+            budget_schedule=what.budget_schedule,
             on_progress=on_progress,
         )
     elif driver == Driver.EVENTS:
@@ -211,6 +217,7 @@ def run(
             seed=what.seed,
             starts=what.starts,
             full_reads=what.full_reads,
+            budget_schedule=what.budget_schedule,
             observer=observer,
             timeline=timeline,
             on_progress=on_progress,

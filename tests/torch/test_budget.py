@@ -1,0 +1,126 @@
+"""Budgets that change: the same step on every rank, whoever says so, with any number of workers. Spec: R15."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.trace.check import check_traces
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
+
+FULL, LESS = 90, 40
+
+
+def _make_loader(count: int = 240, **options: Any) -> ODBDataLoader:
+    values: dict[str, Any] = {"token_budget": FULL, "window": 12, "ramp_rounds": 0, "depth": 2, "shuffle": True}
+    return ODBDataLoader(Numbers(0, count), collate_fn=collate, **(values | options))
+
+
+def _read(loader: ODBDataLoader, lower_at: int | None = None) -> list[tuple[int, int, list[int]]]:
+    """Round, padded tokens and samples of each step; accepts less after step ``lower_at``."""
+    found = []
+    for batch, info in loader.steps():
+        numbers = [] if info.is_idle else batch["numbers"]
+        found.append((info.round, info.padded_tokens if len(numbers) > 1 else 0, numbers))
+        if info.step == lower_at:
+            loader.accept_budget(LESS)
+    return found
+
+
+def _lower_on_one_rank(rank: int, workers: int, trace: str) -> list[tuple[int, int, list[int]]]:
+    torch.manual_seed(0)
+    with _make_loader(num_workers=workers, trace=trace) as loader:
+        return _read(loader, lower_at=4 if rank == 1 else None)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_rank_lowers_the_budget_and_all_follow_at_the_same_step(workers: int, tmp_path: Path) -> None:
+    """Spec: R15.2, R15.3, R5.11. Checks: BUDGET, COVER, ALIGN."""
+    results = run_ranks(2, _lower_on_one_rank, workers, str(tmp_path / "trace.ndjson"))
+    steps = [result.value for result in results]
+    assert all(steps), results
+    assert len(steps[0]) == len(steps[1])
+    assert sorted(number for own in steps for _, _, numbers in own for number in numbers) == list(range(240))
+    # The last round with a batch of more than the new budget: the same on both ranks, or one of them had none by chance.
+    last = [max((round_ for round_, tokens, _ in own if tokens > LESS), default=-1) for own in steps]
+    assert all(tokens > LESS for own in steps for round_, tokens, _ in own[:1] if tokens)
+    lowered_in = steps[1][4][0]
+    assert max(last) <= lowered_in + 3  # taken in one round, offered in one of the next two, in force after that
+    assert max(last) < steps[0][-1][0] - 2
+    verdict = check_traces(sorted(tmp_path.glob("*.ndjson")))
+    assert verdict.is_ok, verdict
+
+
+def _grow(step: int, current: int) -> int:
+    return min(FULL, 30 + 2 * step)
+
+
+def _follow_schedule(rank: int, workers: int) -> list[tuple[int, int, list[int]]]:
+    with _make_loader(num_workers=workers, budget_schedule=_grow) as loader:
+        return _read(loader)
+
+
+def test_a_schedule_gives_the_same_batches_with_any_number_of_workers() -> None:
+    """Spec: R15.1, R15.4. Checks: REPLAY, BUDGET."""
+    alone, helped = (run_ranks(2, _follow_schedule, workers) for workers in (0, 2))
+    assert [result.value for result in alone] == [result.value for result in helped]
+    first = [tokens for round_, tokens, _ in alone[0].value if round_ == 0]
+    assert max(first) <= 30
+    assert max(tokens for _, tokens, _ in alone[0].value) > 60
+
+
+def test_a_lowered_budget_is_saved_and_holds_in_the_first_round_of_the_next_epoch() -> None:
+    """Spec: R15.1, R15.5."""
+    with _make_loader() as loader:
+        _read(loader, lower_at=3)
+        assert loader.accepted_budget == LESS
+        again = _read(loader)
+        state = loader.state_dict()
+    assert max(tokens for _, tokens, _ in again) <= LESS
+    with _make_loader() as other:
+        other.load_state_dict(state)
+        assert other.accepted_budget == LESS
+        assert max(tokens for _, tokens, _ in _read(other)) <= LESS
+
+
+@pytest.mark.parametrize("steps", [3, 9, 20, 31])
+def test_an_epoch_under_a_schedule_is_resumed_with_the_same_batches(steps: int) -> None:
+    """Spec: R15.4, R15.5. Checks: RESUME."""
+    with _make_loader(budget_schedule=_grow) as loader:
+        whole = _read(loader)
+    with _make_loader(budget_schedule=_grow) as loader:
+        iterator = loader.steps()
+        for _ in range(steps):
+            next(iterator)
+        state = loader.state_dict()
+        iterator.close()
+    with _make_loader(budget_schedule=_grow) as loader:
+        loader.load_state_dict(state)
+        assert _read(loader) == whole[steps:]
+
+
+def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
+    """Spec: R15.4."""
+    with _make_loader(count=60, budget_schedule=_grow) as loader:
+        first, second = _read(loader), _read(loader)
+    assert max(tokens for _, tokens, _ in first[:4]) <= 30
+    assert max(tokens for _, tokens, _ in second[:4]) > 30
+    assert len(second) < len(first)
+
+
+def _answer_nonsense(step: int, current: int) -> int:
+    return 0 if step else current
+
+
+def test_a_budget_that_is_none_is_refused() -> None:
+    """Spec: R8, R15.4."""
+    with _make_loader() as loader, pytest.raises(UsageError, match="at least 1"):
+        loader.accept_budget(0)
+    with _make_loader(budget_schedule=_answer_nonsense) as loader, pytest.raises(Exception, match="budget schedule"):
+        _read(loader)
