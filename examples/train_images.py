@@ -2,11 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/train_images.py
 
-A sharded tower (FSDP, ZeRO-3) has collectives of its own: a rank that calls it waits for every other rank to call it too. Whether
-a batch has images differs from rank to rank, and the order in which lengths fall decides, so a rank cannot know it of the others.
-`StepInfo.global_costs` says it: how many patches the step has on all ranks. Where that is above 0, every rank runs the tower, one
-without an image on a dummy patch that counts for nothing; where it is 0, none does, not even a rank whose idle batch is a replay
-of a sample with an image.
+A sharded tower (FSDP, ZeRO-3) has collectives of its own: a rank that calls it waits for every other rank to call it too.
+Whether a batch has images differs from rank to rank, and a rank cannot know it of the others. `StepInfo.global_costs` says it:
+how many patches the step has on all ranks. Where that is above 0, every rank runs the tower, one without an image on a dummy
+patch that counts for nothing; where it is 0, none does, not even a rank whose idle batch is a replay of a sample with an image.
 """
 
 from __future__ import annotations
@@ -130,7 +129,9 @@ def main() -> None:
     dist.all_gather_object(results, (steps, model.tower_runs, model.dummy_runs, numbers))
     if rank == 0:
         for other, (steps, runs, dummies, numbers) in enumerate(results):
-            print(f"rank {other}: {steps} steps, the tower ran in {runs}, on a dummy in {dummies}, {len(numbers)} samples")
+            print(
+                f"rank {other}: {steps} steps, the tower ran in {runs}, on a dummy in {dummies}, {len(numbers)} samples"
+            )
         emitted = sorted(number for *_, numbers in results for number in numbers)
         print(f"{len(emitted)} samples trained on, each exactly once: {emitted == list(range(sum(SHARDS)))}")
     dist.destroy_process_group()

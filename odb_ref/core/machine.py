@@ -197,7 +197,8 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
     )
     counting, delivered = _deliver(config, counting)
     reads = (Read(asked),) if asked else ()
-    return counting, (*delivered, *reads, PostCounts(tuple(map(compute_counts, aligned, repeat(len(config.limits)))), told))
+    counts = tuple(map(compute_counts, aligned, repeat(len(config.limits))))
+    return counting, (*delivered, *reads, PostCounts(counts, told))
 
 
 def _count(config: Config, state: State, event: Counted) -> Transition:

@@ -128,7 +128,7 @@ class StepInfo:
     """What the local batch uses of each further resource: 0 in an idle step, also where the batch is a replay that has some."""
     global_costs: tuple[int, ...] = ()
     """What the step uses of each further resource on all ranks: 0 where no rank has any, the same on every rank. A part of the
-    model with collectives of its own (a vision tower) runs where this is above 0, on every rank; see `docs/howto/cost-resource.md`."""
+    model with collectives of its own (a vision tower) is to run where this is above 0, on every rank."""
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 

@@ -324,7 +324,9 @@ def test_both_make_the_same_batches_of_a_common_order(
 
 def _compare_shared(config: Config, lengths: list[int], ranks: int, seed: int, reached: Counter[str]) -> None:
     world = World(config, [()] * ranks, order=make_shards([lengths])[0], seed=seed).run()
-    assert _list_taken(world) == _run(config, [[(length, ()) for length in lengths], *([] for _ in range(ranks - 1))], reached)
+    assert _list_taken(world) == _run(
+        config, [[(length, ()) for length in lengths], *([] for _ in range(ranks - 1))], reached
+    )
 
 
 def test_both_make_the_same_batches_of_a_long_common_order() -> None:

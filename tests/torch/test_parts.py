@@ -19,6 +19,7 @@ from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E4
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.measure import SupervisedCounter  # noqa: E402
 from odb_ref.torch.reading.serialization import LARGE_BYTES, pack  # noqa: E402
+from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK, LoaderOptions, ReadPlan, Source  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 
@@ -270,3 +271,34 @@ def test_a_data_loader_that_does_not_batch_needs_a_collate_fn() -> None:
         apply(plain, token_budget=60)
     with apply(plain, token_budget=60, collate_fn=collate) as loader:
         assert sum(len(batch["numbers"]) for batch in loader) == 9
+
+
+class _AtOnce(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "count", "largest"),
+    [
+        (Numbers(0, 2000), 2000, LARGEST_CHUNK),
+        (Numbers(0, 80, delay_s=0.002), 80, CHUNK_SAMPLES),
+        (_AtOnce(0, 2000), 2000, CHUNK_SAMPLES),
+    ],
+    ids=["quick", "slow", "read at once"],
+)
+def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
+    dataset: Numbers, count: int, largest: int
+) -> None:
+    """What a data set draws for a chunk must not follow from the clock. Spec: R12.1. Preserves: REPLAY."""
+    sizes: list[int] = []
+
+    def measure(samples: list[Any]) -> list[Any]:
+        sizes.append(len(samples))
+        return samples
+
+    source = Source(dataset, measure, LoaderOptions(), is_guarded=False)
+    items = source.open(ReadPlan(keys=range(count), places=range(count)), print)
+    assert [place for place, _ in items] == list(range(count))
+    assert sizes[0] == CHUNK_SAMPLES
+    assert max(sizes) == largest

@@ -149,7 +149,7 @@ class CollateWorkers:
         """
         worker = self._find_worker() if task.can_travel else None
         if worker is None:
-            made = _make_timed(self._make, task)
+            made = _make_timed(self._make, task) if self._are_worth_it is None else self._make(task)
             doubts, self._doubts = self._doubts, ()
             self._made_here.append((number, replace(made, doubts=made.doubts + doubts)))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,11 @@ from odb_ref.torch.reading.reports import Gate, ReadItem
 from odb_ref.torch.reading.serialization import Packed
 
 CHUNK_SAMPLES: Final = 16
-"""How many samples a worker reads at a time: one message for each chunk."""
+"""How many samples a worker reads at a time, at least: one message for each chunk."""
+
+LARGEST_CHUNK: Final = 64
+CHUNK_S: Final = 0.025
+"""Samples that are read quickly come in chunks that take about so long: for small ones, messages are what takes the time."""
 
 _REPEATED: Final = (
     "the workers begin with the same samples, as those of an iterable data set do that does not share them out by "
@@ -107,11 +112,12 @@ class KeyFeed(Sampler[list[SampleKey]]):
 
     def __init__(self) -> None:
         self.plan = ReadPlan(keys=())
+        self.chunk_samples = CHUNK_SAMPLES
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
         plan = self.plan
         items = zip(plan.places, plan.keys or (), strict=True)
-        while chunk := [(plan.seed, place, key) for place, key in islice(items, CHUNK_SAMPLES)]:
+        while chunk := [(plan.seed, place, key) for place, key in islice(items, self.chunk_samples)]:
             yield chunk
         while plan.draws is not None and (drawn := plan.draws.take()) is not None:
             yield [(plan.seed, place, key) for place, key in drawn]
@@ -126,6 +132,8 @@ class Source:
         self.workers: tuple[BaseProcess, ...] = ()
         """This process's children when reading began, but for those that collate: in a process of its own, the workers."""
         self._feed = KeyFeed()
+        # Where a data set reads a chunk at once it may draw for it at once, and what it draws must not follow from the clock.
+        self._may_grow = not hasattr(dataset, "__getitems__")
         self._generator = torch.Generator()
         # Workers that outlive an epoch learn of the next one's seed by shared memory.
         self._epoch_seed = torch.zeros((), dtype=torch.int64)
@@ -171,7 +179,7 @@ class Source:
         self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None]
     ) -> Iterator[tuple[int, object]]:
         is_shared_out = plan.keys is None and self._loader.num_workers > 1
-        items = _flatten(_compare(chunks, warn) if is_shared_out else chunks)
+        items = self._flatten(_compare(chunks, warn) if is_shared_out else chunks)
         if plan.draws is not None:
             yield from _name_drawn(items, plan)
         elif plan.keys is not None:
@@ -182,6 +190,18 @@ class Source:
                     yield place, item
         if not self._loader.persistent_workers:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
+
+    def _flatten(self, chunks: Iterator[object]) -> Iterator[object]:
+        """Yields what is in the chunks, and has the next ones hold as many samples as a worker reads in a moment."""
+        began_s, count, workers = time.monotonic(), 0, max(1, self._loader.num_workers)
+        for chunk in chunks:
+            if not isinstance(chunk, list):
+                raise OdbError(f"unexpected answer of the inner DataLoader: {type(chunk).__name__}")
+            count += len(chunk)
+            if self._may_grow:
+                quick = int(CHUNK_S * count / (workers * max(time.monotonic() - began_s, CHUNK_S)))
+                self._feed.chunk_samples = max(CHUNK_SAMPLES, min(LARGEST_CHUNK, quick))
+            yield from chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,13 +328,6 @@ class DrawReader(Reader):
         self._buffer.clear()
         self._buffer_bytes = 0
         self.listener.on_read(items, is_ended=True, is_full=False)
-
-
-def _flatten(chunks: Iterator[object]) -> Iterator[object]:
-    for chunk in chunks:
-        if not isinstance(chunk, list):
-            raise OdbError(f"unexpected answer of the inner DataLoader: {type(chunk).__name__}")
-        yield from chunk
 
 
 def _compare(chunks: Iterator[object], warn: Callable[[str], None]) -> Iterator[object]:

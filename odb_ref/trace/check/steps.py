@@ -33,7 +33,7 @@ def judge_step(
         yield Property.BUDGET, what
     if posted is not None and len(group) == len(step.positions):
         places = range(2, 4 + len(settings.limits))
-        held = [len(group), *(sum(row[place] for row in group) for place in places)]
+        held = [len(group), *(sum(row[place] for row in group if place < len(row)) for place in places)]
         if held != posted:
             yield Property.WEIGHT, f"holds {held}, but posted {posted} (samples, tokens, supervised, costs)"
     if told is not None and step.counts != told:
