@@ -30,8 +30,9 @@ class Terms:
     metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and as ``absent`` the value for which
     the header leaves it out, as it must whatever came after the first trace format: what was done before there was a choice.
 
-    ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other; ``cost`` by
-    what batches are balanced. ``limits`` bounds, beside the tokens, what a batch may use of each further resource (``Sample.costs``).
+    ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other; ``cost`` in
+    what those that meet in a step are alike. ``limits`` bounds, beside tokens, what a batch may use of each further resource
+    (``Sample.costs``).
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
+from odb_ref.core.batching.cost import CostOfLength, choose_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
@@ -56,8 +57,10 @@ class ODBDataLoader(Epochs[Batch]):
     ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
     say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
     carries another number fails, for its weight would be wrong). Batches of a window leave shuffled; with ``order="sampler"``
-    they hold neighbours and leave in the sampler's order, at a price. ``policy`` is the target rule, ``max_age_rounds`` bounds
-    how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+    they hold neighbours and leave in the sampler's order, at a price. ``cost`` says by what the batches that meet in a step are
+    alike: tokens, ``"attention/Q"`` (``tokens + tokens**2 // Q``), or a function of a sample's tokens. ``policy`` is the target
+    rule, ``max_age_rounds`` bounds how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for
+    an early first step.
 
     **Several resources.** ``max_patches`` bounds the patches of a batch's images and videos too (`count_patches` has the
     fields it counts). Or ``cost_fn`` gives what a sample uses of any resources, as integers, and ``limits`` what a batch may
@@ -118,6 +121,7 @@ class ODBDataLoader(Epochs[Batch]):
         token_budget: int,
         layout: str = "padded",
         order: str = "shuffled",
+        cost: str | CostOfLength = "tokens",
         max_patches: int | None = None,
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
@@ -177,6 +181,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._terms = Terms(
             layout=self._layout,
             order=choose(StepOrder, order, "order"),
+            cost=choose_cost(cost),
             limits=self._resources.limits,
             max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),

@@ -27,13 +27,14 @@ def align(
     due_before: int,
     layout: Layout = Layout.PADDED,
     step_order: StepOrder = StepOrder.FULLEST,
+    *,
     cost: Cost = TOKENS,
 ) -> tuple[tuple[Group, ...], Group]:
     """Returns exactly ``target`` groups to emit, lined up, idle (empty) ones last, and the samples carried, by position.
 
     Due groups are emitted before any other, then the fullest (most tokens) or, in sampler order, the first; ties fall to the
-    order of ``groups``. A group is carried to be filled, so its cost does not matter. What is emitted is lined up by falling cost,
-    so that what meets in a step takes equally long, or in sampler order.
+    order of ``groups``. A group is carried to be filled, so its cost does not matter. What is emitted is lined up by falling
+    cost, so that what meets in a step takes equally long, or in sampler order.
     Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
     """
     if len(groups) > target:
