@@ -6,6 +6,7 @@
     python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
     python -m tests.bench --only model    # the simulator's model of a loader beside real loaders, 1 to 4 workers
     python -m tests.bench --only quality  # how full the batches are, beside the peer, fixed batches and oracles
+    python -m tests.bench --only training # packed rows beside padded and fixed batches and the peer, two ranks, real text
     python -m tests.bench --only plan     # known lengths beside verl and TRL, which need an environment of their own
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
 
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 
-from tests.bench import cases, failures, inside, model, plan, process, quality, speed
+from tests.bench import cases, failures, inside, model, plan, process, quality, speed, training
 
 PARTS = ("loader", "exchange", "inside")
 """What is measured unless something else is asked for."""
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
     parser.add_argument(
         "--only",
-        choices=[*PARTS, "process", "failures", "model", "plan", "quality"],
+        choices=[*PARTS, "process", "failures", "model", "plan", "quality", "training"],
         action="append",
         help="(repeatable)",
     )
@@ -145,6 +146,11 @@ def run_benchmarks(
         speed.say("")
         figures["quality"] = quality.encode(measured_quality)
         status |= int(not quality.print_quality(measured_quality))
+    if "training" in parts:
+        trained = training.measure_training(repetitions, speed.say)
+        speed.say("")
+        figures["training"] = {kind: asdict(item) for kind, item in trained.items()}
+        status |= int(not training.print_training(trained))
     figures["loaders"] = [asdict(runs) for runs in found]
     return figures, status | int(any(runs.troubles for runs in found if runs.kind == "ours"))
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from tests.bench import failures, process
+from tests.bench import failures, process, training
 from tests.bench.collectives import Meter
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
 from tests.bench.launch import find_descendants, get_maker
@@ -273,4 +273,5 @@ JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {
     "fail": failures.fail,
     "busy": process.busy,
     "first": process.first,
+    "learn": training.learn,
 }

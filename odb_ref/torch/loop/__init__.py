@@ -1,0 +1,18 @@
+"""For a loop of one's own: a budget from memory, steps that survive running out of it, a learning rate that follows the batch,
+and inference.
+"""
+
+from odb_ref.torch.loop.budget import MemoryFit, MemoryPoint, fit_token_budget, rehearse
+from odb_ref.torch.loop.guard import StepGuard
+from odb_ref.torch.loop.inference import generate
+from odb_ref.torch.loop.rates import scaled_learning_rate
+
+__all__ = [
+    "MemoryFit",
+    "MemoryPoint",
+    "StepGuard",
+    "fit_token_budget",
+    "generate",
+    "rehearse",
+    "scaled_learning_rate",
+]

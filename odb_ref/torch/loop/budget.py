@@ -1,0 +1,231 @@
+"""A token budget from the memory that training steps really take, and the hardest batches it allows, before an epoch begins.
+
+A step's memory is what does not depend on the batch (weights, gradients, the optimizer's state) and what grows with its tokens.
+So a line is fitted through a few steps, and its last point is the budget itself: nothing rests on extrapolation alone. Longer
+samples may take more a token (attention), so the longest is probed, first, and so is the median.
+
+Where there are several ranks all of them run the same probes, and the line is that of the rank that needs most: steps may hold
+collectives, and the budget is the same everywhere. Spec: R1.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import linear_regression, median_high
+
+import torch.distributed as dist
+
+from odb_ref.core.errors import JobError, UsageError, check_integer
+from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, measure_peak, release_memory
+from odb_ref.torch.loop.ranks import gather
+
+Step = Callable[[int, int], object]
+"""Runs a training step on a made-up batch of so many samples, of so many tokens each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """One step that was measured."""
+
+    samples: int
+    length: int
+    """Of each sample, in tokens."""
+    peak_bytes: int | None
+    """On the rank that took most; None where a rank ran out of memory."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the batch, padding included."""
+        return self.samples * self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """What was measured, the line through it, and the budget that follows. Printing it says all of it."""
+
+    points: tuple[MemoryPoint, ...]
+    base_bytes: float
+    """What a step takes however small its batch is."""
+    bytes_per_token: float
+    limit_bytes: int
+    threshold: float
+    """The share of ``limit_bytes`` that a step may take."""
+    token_budget: int
+
+    def predict_bytes(self, tokens: int) -> int:
+        """Returns what a step on a batch of so many tokens takes, padding included."""
+        return round(self.base_bytes + self.bytes_per_token * tokens)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What a full batch leaves of the limit."""
+        return self.limit_bytes - self.predict_bytes(self.token_budget)
+
+    def __str__(self) -> str:
+        lines = [
+            f"token budget {self.token_budget}: {_show(self.predict_bytes(self.token_budget))} of {_show(self.limit_bytes)}, "
+            f"{_show(self.headroom_bytes)} to spare (threshold {self.threshold:.0%})",
+            f"line: {_show(self.base_bytes)} + {self.bytes_per_token:.0f} bytes a token",
+        ]
+        for point in self.points:
+            peak = "out of memory" if point.peak_bytes is None else _show(point.peak_bytes)
+            lines.append(f"  {point.samples:6} samples of {point.length:6} tokens: {peak}")
+        return "\n".join(lines)
+
+
+def _show(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if abs(size) >= 2**30 else f"{size / 2**20:.2f} MiB"
+
+
+def fit_token_budget(
+    step: Step,
+    lengths: Sequence[int],
+    *,
+    limit_bytes: int | None = None,
+    threshold: float = 0.9,
+    growth: float = 2.0,
+    multiple_of: int = 1,
+    group: dist.ProcessGroup | None = None,
+) -> MemoryFit:
+    """Returns the largest budget whose steps take at most ``threshold`` of ``limit_bytes``, alike on all ranks; a collective.
+
+    ``step(samples, length)`` runs what a training step runs, backward included, on a made-up batch. ``lengths`` are those of
+    some samples, the longest among them. ``limit_bytes`` is by default what the accelerator has for this process; without one
+    it must be given, and memory is counted by tensors, under a ``FakeTensorMode`` too, in which nothing is allocated. Each
+    probe has at most ``growth`` times the samples of the one before. The budget is rounded down to a ``multiple_of``.
+
+    Raises: UsageError, on every rank, when the arguments make no sense, or a batch of one sample takes too much; what ``step``
+    raises, on the others JobError.
+    """
+    if not lengths or not 0 < threshold <= 1 or growth <= 1:
+        raise UsageError("lengths must not be empty, threshold lie above 0 and at most at 1, growth above 1")
+    check_integer(multiple_of, "multiple_of", 1)
+    own_limit = get_available_bytes() if limit_bytes is None else check_integer(limit_bytes, "limit_bytes", 1)
+    if own_limit is None:
+        raise UsageError("without an accelerator nobody knows how much memory a step may take: pass limit_bytes=")
+    limit = min(gather(own_limit, group))
+    facts = gather((max(lengths), median_high(lengths)), group)
+    longest, median = max(fact[0] for fact in facts), max(fact[1] for fact in facts)
+    measure = _Measure(step, group)
+    fits = []
+    for length in sorted({longest, median}, reverse=True):
+        found = _probe(measure, length, limit * threshold, growth)
+        base, slope = _fit_line(found)
+        budget = max(point.tokens for point in found if _fits(point, limit * threshold))
+        fits.append((budget, base, slope))
+    budget, base, slope = min(fits)
+    return MemoryFit(
+        points=tuple(measure.points),
+        base_bytes=base,
+        bytes_per_token=slope,
+        limit_bytes=limit,
+        threshold=threshold,
+        token_budget=max(budget // multiple_of * multiple_of, 1),
+    )
+
+
+def rehearse(
+    step: Step, lengths: Sequence[int], token_budget: int, *, count: int = 1, group: dist.ProcessGroup | None = None
+) -> tuple[MemoryPoint, ...]:
+    """Runs the hardest ``count`` batches that the budget allows, made up, and returns what each took; a collective.
+
+    Hardest is what fills the budget with the longest samples: of each length as many as fit, a longer one alone. It is run
+    before an epoch, so that running out of memory shows at once: which samples share a step is the protocol's to say.
+
+    Raises: JobError, on every rank, when one runs out of memory; what ``step`` raises else, on the others JobError.
+    """
+    everywhere = {length for part in gather(tuple(set(lengths)), group) for length in part}
+    shapes = [(max(1, token_budget // length), length) for length in everywhere]
+    shapes.sort(key=lambda shape: (shape[0] * shape[1], shape[1]), reverse=True)
+    measure = _Measure(step, group)
+    for samples, length in shapes[:count]:
+        if measure(samples, length).peak_bytes is None:
+            raise JobError(
+                f"a batch of {samples} samples of {length} tokens, which token_budget={token_budget} allows, does not fit: "
+                f"rank {measure.rank_without} ran out of memory",
+                measure.rank_without,
+                "out of memory",
+            )
+    return tuple(measure.points)
+
+
+class _Measure:
+    """Measures steps on all ranks at once."""
+
+    def __init__(self, step: Step, group: dist.ProcessGroup | None) -> None:
+        self.points: list[MemoryPoint] = []
+        self.rank_without: int | None = None
+        """The first rank that ran out of memory in the last step."""
+        self._step = step
+        self._group = group
+
+    def __call__(self, samples: int, length: int) -> MemoryPoint:
+        peak, error = 0, None
+        try:
+            peak = measure_peak(lambda: self._step(samples, length))
+        except Exception as raised:  # the others wait for what this rank has to say
+            error = raised
+        cause = (
+            "" if error is None else "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}"
+        )
+        said = gather((peak, cause), self._group)
+        for rank, (_, other) in enumerate(said):
+            if other not in ("", "out of memory"):
+                raise error or JobError(f"rank {rank} failed while memory was measured: {other}", rank, other)
+        without = [rank for rank, (_, other) in enumerate(said) if other]
+        self.rank_without = without[0] if without else None
+        found = MemoryPoint(
+            samples=samples, length=length, peak_bytes=None if without else max(peak for peak, _ in said)
+        )
+        self.points.append(found)
+        if error is not None:
+            error = None  # and with it the frames, which hold tensors
+            release_memory()
+        return found
+
+
+def _probe(measure: _Measure, length: int, allowed_bytes: float, growth: float) -> list[MemoryPoint]:
+    """Returns measured steps of samples of one length; the largest that fits is as large as may be."""
+    found = [measure(1, length)]
+    if not _fits(found[0], allowed_bytes):
+        peak = found[0].peak_bytes
+        takes = "runs out of memory" if peak is None else f"takes {_show(peak)}"
+        raise UsageError(f"a batch of one sample of {length} tokens {takes}, and {_show(allowed_bytes)} are allowed")
+    good, bad = 1, 0
+    while True:
+        wanted = max(good + 1, int(good * growth))
+        measured = [point for point in found if point.peak_bytes is not None]
+        if len(measured) > 1:
+            base, slope = _fit_line(found)
+            wanted = min(wanted, int((allowed_bytes - base) / slope / length))
+        if bad:
+            # A rank that ran out of memory adds nothing to the line.
+            wanted = min(wanted, bad - 1 if found[-1].peak_bytes is not None else (good + bad) // 2)
+        if wanted <= good:
+            return found
+        found.append(measure(wanted, length))
+        if _fits(found[-1], allowed_bytes):
+            good = wanted
+        else:
+            bad = wanted
+
+
+def _fits(point: MemoryPoint, allowed_bytes: float) -> bool:
+    return point.peak_bytes is not None and point.peak_bytes <= allowed_bytes
+
+
+def _fit_line(points: Sequence[MemoryPoint]) -> tuple[float, float]:
+    """Returns base and slope.
+
+    Raises: UsageError when memory does not grow.
+    """
+    measured = [(point.tokens, point.peak_bytes) for point in points if point.peak_bytes is not None]
+    if len(measured) == 1:
+        return 0.0, measured[0][1] / measured[0][0]
+    slope, base = linear_regression(*zip(*measured, strict=True))
+    if slope <= 0:
+        raise UsageError(
+            "more samples do not take more memory: step(samples, length) must run a whole training step on them"
+        )
+    return base, slope

@@ -1,0 +1,275 @@
+"""Steps that survive running out of memory, on all ranks together, without losing or repeating a sample.
+
+**A whole model on each rank** (DDP, or not wrapped). Each rank makes the gradients of its batch alone, and all are averaged
+when an accumulation window ends, in one go. So a rank that runs out of memory can begin its window again, with the failing
+batch in halves, while the others wait for it in that average. It begins again rather than keep what it has: a backward pass
+that fails has added to some gradients already, and a copy of them would take memory where there is none. The price is that
+gradients do not travel while the backward pass is still running, as they do with DDP.
+
+**A sharded model** (FSDP). There are collectives inside the forward pass, and nobody can help a rank that fails between two
+of them. So each rank tries beforehand: it allocates what its batch will take by a `MemoryFit`, and halves the batch until
+that succeeds. Then all ranks take as many passes as the one that needs most.
+
+A sample that does not fit alone fails the step on every rank: it is not left out in silence. Spec: R4.5. Preserves: WEIGHT.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Generic
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from odb_ref.core.errors import JobError, choose
+from odb_ref.torch.batches import Batch
+from odb_ref.torch.info import LossReduction, StepInfo
+from odb_ref.torch.loop.budget import MemoryFit
+from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
+from odb_ref.torch.loop.ranks import average, reduce_max
+from odb_ref.torch.loop.splitting import find_count, split_batch
+
+_LOG: Final = logging.getLogger("odb_ref")
+
+SHRINK: Final = 0.9
+"""The share of the smallest batch that did not fit which `StepGuard.token_budget` proposes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece(Generic[Batch]):
+    """A batch of the window, or what became of a part of it."""
+
+    batch: Batch
+    step: int
+    weight: float
+    """What its loss is multiplied by."""
+    samples: int
+    supervised: int
+    tokens: int
+    """Padding included."""
+
+
+class StepGuard(Generic[Batch]):
+    """Runs forward and backward passes, in halves where memory runs out.
+
+    ::
+
+        guard = StepGuard(model, compute_loss)          # compute_loss(model, batch), as `info.scale` takes it
+        for batch, info in loader.steps():
+            loss = guard.backward(batch, info)
+            if info.is_window_end:
+                optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
+
+    ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
+    `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
+    (default: by the first dimension), ``count(batch)`` says how many of its tokens carry loss (default: by its labels). A
+    layer that mixes the samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compute_loss: Callable[[nn.Module, Batch], torch.Tensor],
+        *,
+        loss_reduction: str = "mean",
+        split: Callable[[Batch, int], tuple[Batch, Batch]] = split_batch,
+        count: Callable[[Batch], int] | None = None,
+        memory: MemoryFit | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.failures = 0
+        """How often this rank has run out of memory."""
+        self.token_budget: int | None = None
+        """A budget that would have avoided what has failed here so far; None while nothing has."""
+        # Under DDP's own forward pass its backward pass would average as it goes.
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._is_sharded = any(isinstance(item, FSDPModule | FullyShardedDataParallel) for item in model.modules())
+        self._compute_loss = compute_loss
+        self._reduction = choose(LossReduction, loss_reduction, "loss_reduction")
+        self._split = split
+        self._count = count
+        self._memory = memory
+        self._group = group
+        self._window: list[_Piece[Batch]] = []
+        self._failure: Exception | None = None
+        """What went wrong in this window: raised at its end, with all ranks. Until then a rank asks for its batches, since the
+        others may need it for theirs."""
+        self._losses: list[torch.Tensor] = []
+        """Of the pieces of the window that have run."""
+
+    def backward(self, batch: Batch, info: StepInfo) -> torch.Tensor:
+        """Returns the scaled loss of a batch, detached, when its gradients have been added to those of the window.
+
+        All ranks call it for every step. With the last step of a window the gradients are those of all ranks.
+
+        Raises: when the window ends, what ``compute_loss`` has raised, and OutOfMemoryError for a sample that does not fit
+        alone; JobError on the other ranks.
+        """
+        if not self._window:
+            self._clear()
+        piece = _Piece(
+            batch=batch,
+            step=info.step,
+            weight=info.loss_scale,
+            samples=info.local_samples,
+            supervised=info.local_supervised,
+            tokens=info.padded_tokens,
+        )
+        if self._is_sharded:
+            self._run_together(piece)
+        else:
+            self._window.append(piece)
+            try:
+                if self._failure is None:
+                    self._run_window()
+            except Exception as error:
+                self._failure = error
+            if info.is_window_end:
+                self._average()
+            if self._failure is not None:
+                return self._parameters[0].new_full((), torch.nan)
+        loss = [loss for loss, piece in zip(self._losses, self._window, strict=True) if piece.step == info.step]
+        total = torch.stack(loss).sum()
+        if info.is_window_end:
+            self._window, self._losses = [], []
+        return total
+
+    # A whole model on each rank ------------------------------------------------------------------------------------------
+
+    def _run_window(self) -> None:
+        """Runs what of the window has not run, and all of it again when memory runs out."""
+        while len(self._losses) < len(self._window):
+            number = len(self._losses)
+            piece = self._window[number]
+            loss, text = self._try(piece)
+            if loss is not None:
+                self._losses.append(loss)
+                continue
+            self._window[number : number + 1] = self._halve(piece, text)
+            self._losses = []
+            self._clear()
+            release_memory()
+
+    def _try(self, piece: _Piece[Batch]) -> tuple[torch.Tensor | None, str]:
+        """Returns the loss; or None and why, when memory runs out: no frame that held tensors is left then."""
+        if not piece.weight:
+            return self._parameters[0].new_zeros(()), ""
+        try:
+            return self._run(piece), ""
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, str(error)
+
+    def _run(self, piece: _Piece[Batch]) -> torch.Tensor:
+        loss = self._compute_loss(self._model, piece.batch)
+        if not piece.weight:
+            loss = torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
+        scaled = loss * piece.weight
+        torch.autograd.backward(scaled)
+        return scaled.detach()
+
+    def _average(self) -> None:
+        """Replaces the gradients by their mean over ranks.
+
+        Those of parameters that no rank has used stay None. Raises: what has failed here, JobError for another rank.
+        """
+        own = [int(parameter.grad is not None) for parameter in self._parameters]
+        try:
+            present = self._exchange(own, has_failed=self._failure is not None)
+        finally:
+            if self._failure is not None:
+                raise self._failure
+        parameters = [parameter for parameter, is_used in zip(self._parameters, present, strict=True) if is_used]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        average([parameter.grad for parameter in parameters if parameter.grad is not None], self._group)
+
+    # A sharded model -----------------------------------------------------------------------------------------------------
+
+    def _run_together(self, piece: _Piece[Batch]) -> None:
+        """Runs a batch in as many pieces as the rank that needs most; one that needs fewer repeats its last with weight 0."""
+        pieces, failure = [piece], None
+        try:
+            while (number := next((n for n, item in enumerate(pieces) if not self._has_room(item)), None)) is not None:
+                pieces[number : number + 1] = self._halve(pieces[number], "its memory cannot be allocated")
+        except Exception as error:
+            failure = error
+        (needed,) = self._exchange([len(pieces)], has_failed=failure is not None)
+        if failure is not None:
+            raise failure
+        pieces += [replace(pieces[-1], weight=0.0)] * (needed - len(pieces))
+        for item in pieces:
+            self._window.append(item)
+            self._losses.append(self._run(item))
+
+    def _has_room(self, piece: _Piece[Batch]) -> bool:
+        if self._memory is None:
+            return True
+        needed = self._memory.predict_bytes(piece.tokens) - self._memory.predict_bytes(0)
+        try:
+            reserve_memory(needed, self._parameters[0].device)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    # Both ----------------------------------------------------------------------------------------------------------------
+
+    def _halve(self, piece: _Piece[Batch], text: str) -> tuple[_Piece[Batch], _Piece[Batch]]:
+        self.failures += 1
+        shrunk = max(1, int(piece.tokens * SHRINK))
+        self.token_budget = min(shrunk, self.token_budget or shrunk)
+        if piece.samples < 2:
+            raise torch.OutOfMemoryError(
+                f"step {piece.step}: a sample of {piece.tokens} tokens does not fit alone: {text}"
+            )
+        _LOG.warning(
+            "out of memory in step %d: %d samples, %d tokens with padding, go in halves",
+            piece.step,
+            piece.samples,
+            piece.tokens,
+        )
+        batches = self._split(piece.batch, piece.samples)
+        counts = (piece.supervised, 0)
+        if self._reduction is LossReduction.MEAN:
+            count = self._count or find_count(piece.batch, piece.supervised)
+            counts = count(batches[0]), count(batches[1])
+        first = (piece.samples + 1) // 2
+        halves = []
+        for batch, samples, supervised in zip(batches, (first, piece.samples - first), counts, strict=True):
+            is_mean = self._reduction is LossReduction.MEAN
+            halves.append(
+                replace(
+                    piece,
+                    batch=batch,
+                    samples=samples,
+                    supervised=supervised,
+                    tokens=piece.tokens * samples // piece.samples,
+                    weight=piece.weight * supervised / piece.supervised if is_mean else piece.weight,
+                )
+            )
+        return halves[0], halves[1]
+
+    def _exchange(self, own: list[int], *, has_failed: bool) -> list[int]:
+        """Returns the largest of each value over all ranks.
+
+        Raises: JobError when another rank has failed.
+        """
+        rank = dist.get_rank(self._group) if dist.is_initialized() else 0
+        failed, *values = reduce_max([rank + 1 if has_failed else 0, *own], self._parameters[0].device, self._group)
+        if failed and not has_failed:
+            raise JobError(f"rank {failed - 1} failed in a step: see what it raised", failed - 1, "failed in a step")
+        return values
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None

@@ -1,0 +1,143 @@
+"""Outputs of a model for each sample of a data set, once, in its order, over all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset
+
+from odb_ref.core.errors import JobError, UsageError
+from odb_ref.torch import ODBDataLoader
+from odb_ref.torch.batches import Batch
+from odb_ref.torch.loop.memory import is_out_of_memory, release_memory
+from odb_ref.torch.loop.ranks import gather
+
+_LOG: Final = logging.getLogger("odb_ref")
+
+Element = TypeVar("Element")
+Output = TypeVar("Output")
+
+
+def generate(
+    run: Callable[[Batch], Iterable[Output]],
+    dataset: Dataset[Element],
+    *,
+    token_budget: int,
+    length_fn: Callable[[Element], int],
+    collate_fn: Callable[[list[Element]], Batch],
+    window: int = 1024,
+    num_workers: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> list[Output]:
+    """Returns ``run``'s output for each sample of a map-style data set, in its order, on every rank; a collective.
+
+    ``run(batch)`` gives one output a sample: the rows of a tensor, which are brought to the CPU, or a list. ``length_fn`` says
+    what a sample takes of the budget: for text that is generated, the prompt and what may follow it. The `ODBDataLoader` that
+    reads has ``window`` and ``num_workers``. When memory runs out, a batch is collated again in halves. ``run`` must not hold
+    collectives: a rank that has no sample left, or splits a batch, runs another number of batches.
+
+    Raises: what ``run`` raises, and OutOfMemoryError for a sample that does not fit alone; JobError on the other ranks.
+    """
+    numbered = _Numbered(dataset)
+    found: dict[int, Output] = {}
+    error: Exception | None = None
+    try:
+        loader = ODBDataLoader[list[tuple[int, Element]]](
+            numbered,
+            token_budget=token_budget,
+            length_fn=_Length(length_fn),
+            supervised_fn=_count_nothing,
+            collate_fn=_keep,
+            loss_scaling="none",
+            window=window,
+            num_workers=num_workers,
+            process_group=group,
+        )
+        with loader, torch.inference_mode():
+            for samples, info in loader.steps():
+                if not info.is_idle:
+                    found |= _run(run, collate_fn, samples)
+    except Exception as raised:  # the others wait for what this rank has found
+        error = raised
+    said = gather((found, None if error is None else f"{type(error).__name__}: {error}"), group)
+    if error is not None:
+        raise error
+    for rank, (_, cause) in enumerate(said):
+        if cause is not None:
+            raise JobError(f"rank {rank} failed: {cause}", rank, cause)
+    outputs = {number: output for part, _ in said for number, output in part.items()}
+    return [outputs[number] for number in range(len(numbered))]
+
+
+class _Numbered(Dataset[tuple[int, Element]]):
+    """The samples of a data set with their numbers."""
+
+    def __init__(self, dataset: Dataset[Element]) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self._dataset))
+
+    def __getitem__(self, number: int) -> tuple[int, Element]:
+        return number, self._dataset[number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Length(Generic[Element]):
+    """The length of a numbered sample."""
+
+    length_fn: Callable[[Element], int]
+
+    def __call__(self, numbered: tuple[int, Element]) -> int:
+        return self.length_fn(numbered[1])
+
+
+def _count_nothing(_: object) -> int:
+    return 0
+
+
+def _keep(samples: list[tuple[int, Element]]) -> list[tuple[int, Element]]:
+    """Leaves samples as they are, so that fewer of them can be collated when memory runs out."""
+    return samples
+
+
+def _run(
+    run: Callable[[Batch], Iterable[Output]],
+    collate_fn: Callable[[list[Element]], Batch],
+    samples: list[tuple[int, Element]],
+) -> dict[int, Output]:
+    found: dict[int, Output] = {}
+    parts = [samples]
+    while parts:
+        part = parts.pop(0)
+        outputs, text = _try(run, collate_fn, [sample for _, sample in part])
+        if outputs is not None:
+            if len(outputs) != len(part):
+                raise UsageError(f"run gave {len(outputs)} outputs for a batch of {len(part)} samples")
+            found |= {number: output for (number, _), output in zip(part, outputs, strict=True)}
+            continue
+        if len(part) == 1:
+            raise torch.OutOfMemoryError(f"sample {part[0][0]} does not fit alone: {text}")
+        _LOG.warning("out of memory: a batch of %d samples goes in halves", len(part))
+        release_memory()
+        half = (len(part) + 1) // 2
+        parts = [part[:half], part[half:], *parts]
+    return found
+
+
+def _try(
+    run: Callable[[Batch], Iterable[Output]], collate_fn: Callable[[list[Element]], Batch], samples: list[Element]
+) -> tuple[list[Output] | None, str]:
+    """Returns the outputs; or None and why, when memory runs out: no frame that held tensors is left then."""
+    try:
+        outputs = run(collate_fn(samples))
+        return list(outputs.cpu() if isinstance(outputs, torch.Tensor) else outputs), ""
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, str(error)

@@ -1,0 +1,56 @@
+"""What ranks say to one another beside the loader's own exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import torch
+import torch.distributed as dist
+
+Value = TypeVar("Value")
+
+_BUCKET_BYTES: Final = 25 * 2**20
+"""How much of the gradients travels at once, as with DDP: what is copied for it is memory beside them."""
+
+
+def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
+    """Returns what each rank says, by rank; a collective."""
+    if not dist.is_initialized():
+        return [own]
+    said = [own] * dist.get_world_size(group)
+    dist.all_gather_object(said, own, group=group)
+    return said
+
+
+def reduce_max(own: Sequence[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
+    """Returns the largest of each value over all ranks; a collective."""
+    values = torch.tensor(own, dtype=torch.int64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
+    return [int(value) for value in values.tolist()]
+
+
+def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Replaces tensors by their mean over ranks, in place; a collective of ranks that hold the same ones in the same order."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return
+    bucket: list[torch.Tensor] = []
+    for tensor in tensors:
+        if bucket and (bucket[0].dtype, bucket[0].device) != (tensor.dtype, tensor.device):
+            _average_bucket(bucket, group)
+            bucket = []
+        bucket.append(tensor)
+        if sum(item.nbytes for item in bucket) >= _BUCKET_BYTES:
+            _average_bucket(bucket, group)
+            bucket = []
+    if bucket:
+        _average_bucket(bucket, group)
+
+
+def _average_bucket(bucket: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    whole = torch.cat([tensor.flatten() for tensor in bucket])
+    dist.all_reduce(whole, group=group)
+    whole /= dist.get_world_size(group)
+    for tensor, part in zip(bucket, torch.split(whole, [tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(part.view_as(tensor))

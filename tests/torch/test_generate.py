@@ -1,0 +1,88 @@
+"""Inference over the loader's batches: each sample once, in order, on every rank, whatever does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch.loop import generate  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT = 37
+EXPECTED = [int(make_sample(number)["input_ids"].sum()) for number in range(COUNT)]
+
+
+def measure(sample: dict[str, Any]) -> int:
+    return len(sample["input_ids"])
+
+
+class Run:
+    """Adds up each sample's tokens, and holds no more than so many samples."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.failures = 0
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: dict[str, Any]) -> torch.Tensor:
+        if len(batch["numbers"]) > self.most:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.sizes.append(len(batch["numbers"]))
+        assert torch.is_inference_mode_enabled()
+        return batch["input_ids"].sum(1)
+
+
+def run_all(rank: int, most: int, num_workers: int = 0) -> Any:
+    run = Run(most)
+    outputs = generate(
+        run,
+        Numbers(0, COUNT),
+        token_budget=200,
+        length_fn=measure,
+        collate_fn=collate,
+        window=16,
+        num_workers=num_workers,
+    )
+    return [int(output) for output in outputs], run.failures, run.sizes
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_each_sample_has_its_output_in_its_place(num_workers: int) -> None:
+    outputs, failures, sizes = run_all(0, 1000, num_workers)
+    assert outputs == EXPECTED and failures == 0 and max(sizes) > 3
+
+
+def test_what_does_not_fit_goes_in_halves() -> None:
+    outputs, failures, sizes = run_all(0, 3)
+    assert outputs == EXPECTED and failures > 3 and max(sizes) <= 3 and sum(sizes) == COUNT
+
+
+def test_all_ranks_have_all_outputs() -> None:
+    results = run_ranks(2, run_all, 3)
+    assert [result.error for result in results] == ["", ""], results
+    assert [result.value[0] for result in results] == [EXPECTED, EXPECTED]
+    assert sum(sum(result.value[2]) for result in results) == COUNT
+    assert all(result.value[1] for result in results)
+
+
+def fail_on_rank(rank: int) -> Any:
+    return run_all(rank, 0 if rank else 3)
+
+
+def test_a_sample_that_does_not_fit_fails_on_every_rank() -> None:
+    results = run_ranks(2, fail_on_rank)
+    assert [result.error for result in results] == ["JobError", "OutOfMemoryError"], results
+    assert "does not fit alone" in results[1].text and results[0].rank == 1
+
+
+def test_a_run_that_gives_another_number_of_outputs_is_refused() -> None:
+    with pytest.raises(UsageError, match="1 outputs for a batch of"):
+        generate(lambda batch: [0], Numbers(0, 9), token_budget=200, length_fn=measure, collate_fn=collate)

@@ -1,0 +1,327 @@
+"""Out of memory in a step: halves on the rank that fails, the same gradients on all, nothing lost, nobody left waiting."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.loop import MemoryFit, StepGuard  # noqa: E402
+from odb_ref.torch.loop import guard as guard_module  # noqa: E402
+from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.torch.test_training import compute_loss, compute_union_gradient, get_gradient, make_model  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+
+torch.set_num_threads(1)
+SIZES = [30, 9]
+OPTIONS: dict[str, Any] = {"token_budget": 90, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 30}
+
+
+@pytest.fixture(autouse=True)
+def light_collections() -> Iterator[None]:
+    """Leaves what is imported out of the garbage collections that follow each failure: a tenth of a second for each."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class _FailingBackward(torch.autograd.Function):
+    """Lets a tensor through, and runs out of memory on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory: injected on the way back")
+
+
+class Faults:
+    """Makes batches of more than ``most`` samples fail, with some chance, at some place of the step."""
+
+    def __init__(self, seed: int, chance: float, *, most: int = 1) -> None:
+        self.choose = random.Random(seed)
+        self.chance = chance
+        self.most = most
+        self.count = 0
+        self.passes: list[tuple[int, ...]] = []
+        """The samples of each pass that came to its end."""
+
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any], reduction: str) -> torch.Tensor:
+        place = ""
+        if len(batch["numbers"]) > self.most and self.choose.random() < self.chance:
+            place = self.choose.choice(["before", "forward", "loss", "first", "middle"])
+            self.count += 1
+        if place == "before":
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        handles = []
+        if place in ("forward", "middle"):
+
+            def fail(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+                if place == "forward":
+                    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
+                return _FailingBackward.apply(output)
+
+            handles.append(model[1].register_forward_hook(fail))
+        try:
+            loss = compute_loss(model, batch, reduction)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if place == "loss":
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        if place == "first":
+            return _FailingBackward.apply(loss)
+        self.passes.append(tuple(batch["numbers"]))
+        return loss
+
+
+def train(
+    rank: int, chance: float, seed: int, options: dict[str, Any], kind: str = "ddp", epochs: int = 1
+) -> tuple[list[dict[str, Any]], int, int | None]:
+    """By window, the samples and the gradient; and how often memory ran out here."""
+    model = make_model()
+    wrapped = DistributedDataParallel(model) if kind == "ddp" and dist.is_initialized() else model
+    reduction = options.get("loss_reduction", "mean")
+    faults = Faults(seed + rank, chance)
+    guard = StepGuard(
+        wrapped, lambda model, batch: faults.compute_loss(model, batch, reduction), loss_reduction=reduction
+    )
+    windows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    data = Numbers(sum(SIZES[:rank]), SIZES[rank])
+    with ODBDataLoader(data, **(OPTIONS | options)) as loader:
+        for _ in range(epochs):
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+                numbers += [] if info.is_idle else batch["numbers"]
+                if info.is_window_end:
+                    windows.append({"epoch": info.epoch, "numbers": numbers, "gradient": get_gradient(wrapped)})
+                    numbers = []
+    assert not numbers
+    assert guard.failures == faults.count
+    return windows, guard.failures, guard.token_budget
+
+
+def check(ranks: list[list[dict[str, Any]]], sizes: list[int], epochs: int = 1) -> None:
+    for epoch in range(epochs):
+        trained = [n for windows in ranks for window in windows if window["epoch"] == epoch for n in window["numbers"]]
+        assert sorted(trained) == list(range(sum(sizes)))
+    for windows in zip(*ranks, strict=True):
+        expected = compute_union_gradient([number for window in windows for number in window["numbers"]])
+        for window in windows:
+            found = torch.tensor(window["gradient"], dtype=torch.float64)
+            assert torch.linalg.norm(found - expected) <= 1e-9 * max(torch.linalg.norm(expected).item(), 1e-3)
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"accumulation_steps": 3},
+    {"accumulation_steps": 2, "loss_reduction": "sum"},
+    {"on_idle": "none"},
+]
+
+
+def train_variants(rank: int) -> Any:
+    return [train(rank, 0.5, seed, options) for seed, options in enumerate(VARIANTS)]
+
+
+def test_gradients_are_exact_on_one_process_whatever_fails() -> None:
+    for seed, options in enumerate(VARIANTS[:3]):
+        windows, failures, token_budget = train(0, 0.5, seed, options)
+        check([windows], SIZES[:1])
+        assert failures > 3
+        assert token_budget is not None and token_budget < OPTIONS["token_budget"]
+
+
+def test_gradients_are_exact_on_two_processes_whatever_fails() -> None:
+    results = run_ranks(2, train_variants, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for variant in zip(*(result.value for result in results), strict=True):
+        check([windows for windows, _, _ in variant], SIZES)
+        assert sum(failures for _, failures, _ in variant) > 3
+
+
+@pytest.mark.slow
+def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
+    epochs = 64
+    results = run_ranks(2, train, 0.75, 100, {"accumulation_steps": 2}, "ddp", epochs, timeout_s=280)
+    assert not any(result.error for result in results), results
+    check([result.value[0] for result in results], SIZES, epochs)
+    assert sum(result.value[1] for result in results) >= 1000
+
+
+# What does not fit alone, and what is no lack of memory -------------------------------------------------------------------
+
+
+def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
+    model = make_model()
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if rank == 1:
+            raise error
+        return compute_loss(model, batch, "mean")
+
+    guard = StepGuard(model, step)
+    options = OPTIONS | {"accumulation_steps": accumulation_steps}
+    with ODBDataLoader(Numbers(20 * rank, 20), **options) as loader:
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 3])
+def test_a_sample_that_does_not_fit_alone_fails_on_every_rank(accumulation_steps: int) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    results = run_ranks(2, fail_for_good, error, accumulation_steps)
+    assert [result.error for result in results] == ["JobError", "OutOfMemoryError"]
+    assert results[0].rank == 1
+    assert "does not fit alone: CUDA out of memory" in results[1].text
+
+
+def test_any_other_error_is_raised_as_it_is_and_the_others_are_told() -> None:
+    results = run_ranks(2, fail_for_good, ValueError("a bug"), 1)
+    assert [(result.error, result.text) for result in results][1] == ("ValueError", "a bug")
+    assert results[0].error == "JobError" and results[0].rank == 1
+
+
+# A sharded model ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def limited_memory(most_bytes: Callable[[], float]) -> Iterator[None]:
+    """Lets the guard reserve only so much."""
+
+    def reserve(size: int, device: torch.device) -> None:
+        if size > most_bytes():
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard_module, "reserve_memory", reserve)
+        yield
+
+
+FIT = MemoryFit(points=(), base_bytes=0, bytes_per_token=1, limit_bytes=1000, threshold=0.9, token_budget=90)
+
+
+def train_sharded(rank: int, kind: str, options: dict[str, Any], least: int = 31) -> Any:
+    model = make_model()
+    if kind == "fsdp2":
+        fully_shard(model[2])
+        wrapped: nn.Module = fully_shard(model)
+    else:
+        wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+    passes = 0
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return compute_loss(model, batch, "mean")
+
+    guard = StepGuard(wrapped, step, memory=FIT)
+    choose = random.Random(rank)
+    windows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    steps = 0
+    with (
+        ODBDataLoader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **(OPTIONS | options)) as loader,
+        limited_memory(lambda: choose.uniform(least, 90)),
+    ):
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+            steps += 1
+            numbers += [] if info.is_idle else batch["numbers"]
+            if info.is_window_end:
+                gradient = get_gradient(wrapped) if kind == "fsdp2" else get_whole_gradient(wrapped)
+                windows.append({"epoch": 0, "numbers": numbers, "gradient": gradient})
+                numbers = []
+    return windows, guard.failures, passes - steps
+
+
+def get_whole_gradient(model: nn.Module) -> list[float]:
+    with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+        return get_gradient(model)
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+def test_a_sharded_model_takes_more_passes_on_every_rank(kind: str) -> None:
+    results = run_ranks(2, train_sharded, kind, {"accumulation_steps": 2}, timeout_s=120)
+    assert not any(result.error for result in results), results
+    check([result.value[0] for result in results], SIZES)
+    (_, failures, more), (_, other_failures, others_more) = (result.value for result in results)
+    assert failures + other_failures > 5
+    assert more == others_more >= 3
+
+
+def test_a_sharded_model_that_cannot_hold_a_sample_fails_before_the_step_on_every_rank() -> None:
+    results = run_ranks(2, train_sharded, "fsdp2", {"seed": 0}, 1)
+    assert {result.error for result in results} <= {"JobError", "OutOfMemoryError"}
+    assert "OutOfMemoryError" in {result.error for result in results}
+
+
+# Halves -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_cut_where_samples_end() -> None:
+    batch = {"ids": torch.arange(6).view(3, 2), "names": ["a", "b", "c"], "scale": torch.tensor(2.0), "kind": "text"}
+    first, second = split_batch(batch, 3)
+    assert first["ids"].tolist() == [[0, 1], [2, 3]] and second["ids"].tolist() == [[4, 5]]
+    assert (first["names"], second["names"]) == (["a", "b"], ["c"])
+    assert first["scale"] == second["scale"] == 2.0 and first["kind"] == "text"
+    pair = split_batch((torch.arange(4), torch.arange(4)), 4)
+    assert [[part.tolist() for part in half] for half in pair] == [[[0, 1], [0, 1]], [[2, 3], [2, 3]]]
+    assert [half.tolist() for half in split_batch(torch.arange(3), 3)] == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize(
+    "batch", [{"ids": torch.zeros(1, 9)}, {"images": {"a": torch.zeros(3)}}, object(), {"mask": [1, 2]}]
+)
+def test_a_batch_whose_samples_nobody_can_tell_is_not_cut(batch: Any) -> None:
+    with pytest.raises(UsageError, match="pass split="):
+        split_batch(batch, 3)
+
+
+def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
+    """The gradient of a batch of four samples that fails once."""
+    model = make_model()
+    faults = Faults(0, 1.0, most=3)
+    guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"), **options)
+    with ODBDataLoader(Numbers(0, 4), **(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0})) as loader:
+        ((found, info),) = loader.steps()
+        guard.backward(found | batch, info)
+    assert guard.failures == 1
+    return get_gradient(model)
+
+
+def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
+    expected = run_once({})
+    counts = iter((0, 1))
+
+    def count(batch: dict[str, Any]) -> int:
+        next(counts)
+        return int((batch["labels"][:, 1:] != -100).sum())
+
+    assert run_once({"kind": "text"}, count=count) == pytest.approx(expected, abs=1e-15)
+    with pytest.raises(UsageError, match="pass count="):
+        model = make_model()
+        faults = Faults(0, 1.0, most=3)
+        guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"))
+        options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "supervised_fn": lambda sample: 1}
+        with ODBDataLoader(Numbers(0, 4), **options) as loader:
+            guard.backward(*next(iter(loader.steps())))
