@@ -124,7 +124,7 @@ class Config(Terms):
             for item, value in values
             if not item.metadata.get("is_own") and not ("absent" in item.metadata and value == item.metadata["absent"])
         }
-        shared_json = json.dumps(shared, sort_keys=True, default=attrgetter("name"))  # what is no value has a name
+        shared_json = json.dumps(shared, sort_keys=True, default=attrgetter("name"))  # a cost and a rule have names
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()
         object.__setattr__(self, "shared_json", shared_json)
         object.__setattr__(self, "fingerprint", int.from_bytes(digest, "big"))
