@@ -90,6 +90,7 @@ class ODBTrainer(EvaluatingTrainer):
         """How far training has come; None before it begins."""
         self._steps: TrainerSteps | None = None
         self._states: list[Mapping[str, object]] = []
+        self._saved_progress: Mapping[str, float] | None = None
         # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
         self.args.ignore_data_skip = True
         self.remove_callback(_LoaderCallback)
@@ -164,7 +165,9 @@ class ODBTrainer(EvaluatingTrainer):
                     f"how many updates an epoch takes cannot be told ({error}): set max_steps or "
                     "ODBOptions(updates_per_epoch=...), an estimate for the learning rate's schedule and the progress bar"
                 ) from error
-        self.progress = Progress(updates or args.max_steps, accumulation_steps=k)
+        self.progress = Progress(updates or args.max_steps)
+        if self._saved_progress is not None:
+            self.progress.load_state_dict(self._saved_progress)
         if updates is None or args.max_steps > 0:
             values = super().set_initial_training_values(args, dataloader)
             return values
@@ -275,7 +278,9 @@ class ODBTrainer(EvaluatingTrainer):
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
-        self._states = _read_states(Path(folder)) if folder else []
+        saved = _read_states(Path(folder)) if folder else []
+        self._states = [loader for loader, _ in saved]
+        self._saved_progress = saved[0][1] if saved else None
         self.step_info = self.progress = None
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -291,11 +296,12 @@ class ODBTrainer(EvaluatingTrainer):
         return newest is not None and newest.is_last and newest.epoch + 1 >= self.args.num_train_epochs
 
     def write_loader_state(self, folder: Path) -> None:
-        """Saves this rank's place, after the last optimizer step, in a checkpoint's folder."""
-        if self._steps is not None:
+        """Saves this rank's place and the training's, after the last optimizer step, in a checkpoint's folder."""
+        if self._steps is not None and self.progress is not None:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{_STATE_STEM}{self.args.process_index}.json"
-            path.write_text(json.dumps(self._steps.loader.state_dict()))
+            state = {"loader": self._steps.loader.state_dict(), "progress": self.progress.state_dict()}
+            path.write_text(json.dumps(state))
 
 
 def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:
@@ -363,10 +369,12 @@ class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
         self._trainer.write_loader_state(folder)
 
 
-def _read_states(folder: Path) -> list[Mapping[str, object]]:
+def _read_states(folder: Path) -> list[tuple[Mapping[str, object], Mapping[str, float]]]:
+    """Returns each rank's place, and how far training had come."""
     paths = sorted(folder.glob(f"{_STATE_STEM}*.json"), key=lambda path: int(path.stem.removeprefix(_STATE_STEM)))
-    if not paths:
+    states = [json.loads(path.read_text()) for path in paths]
+    if not states or any("progress" not in state for state in states):
         raise UsageError(
             f"{folder} holds no state of an ODBTrainer's loader ({_STATE_STEM}0.json, one file for each rank)"
         )
-    return [json.loads(path.read_text()) for path in paths]
+    return [(state["loader"], state["progress"]) for state in states]

@@ -110,7 +110,7 @@ def learn(spec: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            samples = [] if is_idle else list(_list_samples(batch))
+            samples = [] if is_idle else list(list_samples(batch))
             steps.append((0 if is_idle else batch["input_ids"].numel(), samples, loss.item() / ranks))
     return {"seconds": time.monotonic() - began, "steps": steps}
 
@@ -167,7 +167,8 @@ def _pad(samples: Sequence[Any]) -> Any:
     return batch | {"attention_mask": (batch["input_ids"] != 0).long()}
 
 
-def _list_samples(batch: Any) -> Iterator[Ids]:
+def list_samples(batch: Any) -> Iterator[Ids]:
+    """Yields the ids of each sample of a batch, padded or packed."""
     if "cu_seq_lens_q" in batch:
         for begin, end in pairwise(batch["cu_seq_lens_q"].tolist()):
             yield batch["input_ids"][0, begin:end].tolist()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
 
 pytestmark = pytest.mark.torch
@@ -44,6 +45,23 @@ def test_a_stage_trains_on_whole_samples_with_the_loss_of_one_process(
         assert max(rank["rows"]) <= budget
         assert rank["error"] < 1e-4
         assert rank["epoch"] == 1.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("stage", "settings"), [("sft", {"gradient_accumulation_steps": 2}), ("pt", {"packing": False}), ("dpo", {})]
+)
+def test_a_checkpoint_goes_on_where_it_was_saved(
+    tmp_path: Path, stage: str, ranks: int, settings: dict[str, Any]
+) -> None:
+    """Checks: RESUME, REPLAY. In the middle of an epoch: the same batches, logs and weights, to the last bit."""
+    settings = resuming.SETTINGS | settings
+    whole = run(tmp_path, stage, ranks, **settings)
+    step = resuming.pick_middles(whole[0]["logs"])[0]
+    checkpoint = str(tmp_path / f"out-{stage}" / f"checkpoint-{step}")
+    parts = run(tmp_path, stage, ranks, **settings, resume_from_checkpoint=checkpoint)
+    found = [{"whole": one, "steps": [step], "parts": [part]} for one, part in zip(whole, parts, strict=True)]
+    resuming.check(found, settings.get("gradient_accumulation_steps", 1))
 
 
 def test_what_packs_beforehand_and_what_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -88,22 +89,37 @@ def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> Non
 
 
 def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
+    """From any update; where nobody knows how many samples there are, too, and on another number of ranks."""
     options = OPTIONS | {"shuffle": True, "collate_fn": len, "loss_scaling": "none"}
     with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader:
-        infos = [info for _, info in loader.steps()]
-    whole, resumed = Progress(3), Progress(3)
-    for info in infos:
-        whole.note_update(info)
-    for info in infos[5:]:
-        resumed.note_update(info)
-    for progress in (whole, resumed):
-        assert (progress.epochs, progress.coverage, progress.samples) == (1.0, 1.0, sum(SIZES))
-    assert whole.updates_per_epoch == len(infos)
-    assert resumed.updates_per_epoch == pytest.approx(len(infos), rel=0.3)
-    after = replace(infos[0], epoch=1)
-    whole.note_update(after)
-    assert (whole.epochs, whole.coverage) == (1 + after.progress, after.progress)
-    assert whole.updates_per_epoch == len(infos)  # too early in its epoch to say more
+        known = [info for _ in range(2) for _, info in loader.steps()]
+    unknown = [replace(info, progress=None) for info in known]
+    per_epoch = sum(info.epoch == 0 for info in known)
+    for infos in (known, unknown):
+        whole, states = Progress(3), []
+        for info in infos:
+            whole.note_update(info)
+            states.append(whole.state_dict())
+        assert (whole.epochs, whole.coverage, whole.samples) == (2.0, 1.0, 2 * sum(SIZES))
+        assert whole.updates_per_epoch == len(infos) - per_epoch
+        for begin in range(1, len(infos)):
+            resumed = Progress(5)
+            resumed.load_state_dict(json.loads(json.dumps(states[begin - 1])))
+            for info, state in zip(infos[begin:], states[begin:], strict=True):
+                resumed.note_update(info)
+                assert resumed.state_dict() == state
+    # In the middle of the second epoch two ranks take over.
+    middle = per_epoch + 4
+    wider = Progress(5)
+    wider.load_state_dict(states[middle - 1])
+    before = wider.epochs
+    for info in unknown[middle:]:
+        wider.note_update(replace(info, world_size=2))
+        assert before < wider.epochs <= 2
+        before = wider.epochs
+    assert (wider.epochs, wider.samples) == (2.0, 2 * sum(SIZES))
+    with pytest.raises(UsageError, match="not how far a training has come"):
+        wider.load_state_dict({"epochs": 1.0})
 
 
 # The Trainer -------------------------------------------------------------------------------------------------------------

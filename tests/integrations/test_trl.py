@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.environments import resuming
 from tests.integrations.environments.run import run_script
 
 pytestmark = pytest.mark.torch
@@ -39,3 +40,11 @@ def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path
         packed, unbounded = rank["refused"]
         assert "packing=True fills rows before training" in packed
         assert "pass token_budget=" in unbounded
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path, world_size: int) -> None:
+    """Checks: RESUME, REPLAY. In the middle of either epoch: the same batches, logs and weights, to the last bit."""
+    ranks = run_script("ODB_TRL_PYTHON", "torch trl", "train_trl.py", tmp_path, world_size, ODB_TASK="resume")
+    for kind, steps_an_update in {"sft": 1, "padding_free": 2, "dpo": 1}.items():
+        resuming.check([rank[kind] for rank in ranks], steps_an_update)

@@ -23,13 +23,13 @@ ABORTED = "terminate called without an active exception"
 """What torch may say at the end of a process that has just taken part in a collective of gloo: pytorch issue 190489."""
 
 
-def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0) -> str:
+def run_example(tmp_path: Path, name: str, *arguments: str, ranks: int = 0, python: str | None = None) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, *launcher, str(EXAMPLES / name), *arguments],
+            [python or sys.executable, *launcher, str(EXAMPLES / name), *arguments],
             cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)},
             capture_output=True,
             text=True,
             timeout=180,
@@ -93,3 +93,10 @@ def test_metrics_reach_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     assert "steps written to" in run_example(tmp_path, "tensorboard_metrics.py")
     assert list((tmp_path / "runs" / "odb").glob("events.out.*"))
+
+
+def test_training_from_memory_goes_in_halves_and_trains_on_every_sample_once(tmp_path: Path) -> None:
+    out = run_example(tmp_path, "train_from_memory.py", ranks=2)
+    assert "token budget" in out and "of 2.00 MiB" in out
+    assert "60 samples trained on, each exactly once: True" in out
+    assert int(out.split("out of memory ")[1].split(" times")[0]) > 2

@@ -192,6 +192,18 @@ def test_the_hardest_batches_come_first_and_stay_in_the_budget() -> None:
 # Several ranks -----------------------------------------------------------------------------------------------------------
 
 
+def fit_fake_on_rank(rank: int) -> Any:
+    with FakeTensorMode():
+        return fit_token_budget(Step(), [30 + 20 * rank], limit_bytes=20 * MIB).token_budget
+
+
+def test_ranks_may_probe_with_fake_tensors() -> None:
+    alone = fit_token_budget(Step(), [50, 30], limit_bytes=20 * MIB).token_budget
+    results = run_ranks(2, fit_fake_on_rank)
+    assert [result.error for result in results] == ["", ""], results
+    assert results[0].value == results[1].value == pytest.approx(alone, rel=0.01)
+
+
 def fit_on_rank(rank: int) -> Any:
     step = Step()
     if rank == 1:  # needs more than the other

@@ -168,7 +168,55 @@ def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     assert sum(result.value[1] for result in results) >= 1000
 
 
-# What does not fit alone, and what is no lack of memory -------------------------------------------------------------------
+class Uneven(nn.Module):
+    """Uses one parameter on even batches, another on odd ones, a third never; counts its passes, as batch norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even, self.odd, self.never = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(3))
+        self.single = nn.Parameter(torch.ones(2, dtype=torch.float32))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        self.passes += 1
+        used = self.odd if batch["numbers"][0] % 2 else self.even
+        return used.sum() * len(batch["numbers"]) + self.single.sum().double()
+
+
+def train_uneven(rank: int) -> Any:
+    model = Uneven()
+    wrapped = DistributedDataParallel(model)
+    budgets: list[int] = []
+    guard = StepGuard(
+        wrapped, lambda model, batch: fail_once(model(batch)), loss_reduction="sum", lower_budget=budgets.append
+    )
+    is_new = True
+
+    def fail_once(loss: torch.Tensor) -> torch.Tensor:
+        nonlocal is_new
+        has_failed, is_new = is_new and not rank, False
+        return _FailingBackward.apply(loss) if has_failed else loss
+
+    options = OPTIONS | {"loss_scaling": "none", "loss_reduction": "sum", "ramp_rounds": 0, "token_budget": 10_000}
+    with ODBDataLoader(Numbers(2 + rank, 1 + (not rank)), **options) as loader:
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+    gradients = [model.even.grad, model.odd.grad, model.never.grad, model.single.grad]
+    return [None if grad is None else grad.tolist() for grad in gradients], budgets, guard.token_budget
+
+
+def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> None:
+    """Samples 2 and 3 on rank 0, in halves since it fails once; 3 on rank 1."""
+    results = run_ranks(2, train_uneven)
+    assert [result.error for result in results] == ["", ""], results
+    expected = [[0.5] * 3, [1.0] * 3, None, [1.5] * 2]
+    for result in results:
+        assert result.value[0] == expected
+    assert results[0].value[1] == [results[0].value[2]] and results[0].value[2] > 0
+    assert results[1].value[1:] == ([], None)
+
+
+# What does not fit alone, and what is not a lack of memory -------------------------------------------------------------------
 
 
 def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:

@@ -221,7 +221,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (ask_for_more_than_the_window, "RELEASE REPLAY", JOIN, ()),
     (lengthen_a_sample, "BUDGET ORDER WEIGHT", JOIN, ()),
     (supervise_less, "WEIGHT", JOIN, ()),
-    (use_less_of_a_resource, "FEWEST", LIMITS, ()),
+    (use_less_of_a_resource, "FEWEST WEIGHT", LIMITS, ()),
     (begin_again, "EXCHANGE", JOIN, ()),
     (collate_twice, "RELEASE", JOIN, ()),
     (report_another_round, "ABORT", JOIN, FAIL),

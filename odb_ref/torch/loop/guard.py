@@ -69,6 +69,7 @@ class StepGuard(Generic[Batch]):
     `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
     (default: by the first dimension), ``count(batch)`` says how many of its tokens carry loss (default: by its labels). A
     layer that mixes the samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew.
+    ``lower_budget`` is told of each new `token_budget`.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class StepGuard(Generic[Batch]):
         split: Callable[[Batch, int], tuple[Batch, Batch]] = split_batch,
         count: Callable[[Batch], int] | None = None,
         memory: MemoryFit | None = None,
+        lower_budget: Callable[[int], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.failures = 0
@@ -95,6 +97,7 @@ class StepGuard(Generic[Batch]):
         self._split = split
         self._count = count
         self._memory = memory
+        self._lower_budget = lower_budget
         self._group = group
         self._window: list[_Piece[Batch]] = []
         self._failure: Exception | None = None
@@ -227,7 +230,10 @@ class StepGuard(Generic[Batch]):
     def _halve(self, piece: _Piece[Batch], text: str) -> tuple[_Piece[Batch], _Piece[Batch]]:
         self.failures += 1
         shrunk = max(1, int(piece.tokens * SHRINK))
-        self.token_budget = min(shrunk, self.token_budget or shrunk)
+        if self.token_budget is None or shrunk < self.token_budget:
+            self.token_budget = shrunk
+            if self._lower_budget is not None:
+                self._lower_budget(shrunk)
         if piece.samples < 2:
             raise torch.OutOfMemoryError(
                 f"step {piece.step}: a sample of {piece.tokens} tokens does not fit alone: {text}"

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 Value = TypeVar("Value")
 
@@ -19,7 +20,8 @@ def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
     if not dist.is_initialized():
         return [own]
     said = [own] * dist.get_world_size(group)
-    dist.all_gather_object(said, own, group=group)
+    with unset_fake_temporarily():  # memory may be probed with fake tensors, which hold nothing that could be sent
+        dist.all_gather_object(said, own, group=group)
     return said
 
 

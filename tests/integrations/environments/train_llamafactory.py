@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from odb_ref.integrations.llamafactory import run_exp
 from odb_ref.torch import UsageError
+from tests.integrations.environments import resuming
 
 WORDS = 40
 COUNT = 31
@@ -74,6 +75,11 @@ class Keeper(TrainerCallback):
 
     trainer: Any = None
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Its Accelerate calls the processor of a rank "cpu:0", where torch restores no optimizer's state.
+        found = vars(args)
+        found |= {key: torch.device("cpu") for key, value in found.items() if isinstance(value, torch.device)}
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         import gc
 
@@ -99,7 +105,7 @@ def train(folder: Path, stage: str, **settings: Any) -> dict[str, Any]:
         "finetuning_type": "full",
         "template": "empty",
         "cutoff_len": 24,
-        "output_dir": str(folder / f"out-{stage}"),
+        "output_dir": str(folder.parent / f"out-{stage}"),
         "per_device_train_batch_size": 4,
         "learning_rate": RATE,
         "lr_scheduler_type": "constant",
@@ -121,6 +127,8 @@ def train(folder: Path, stage: str, **settings: Any) -> dict[str, Any]:
     trainer = Keeper.trainer
     sampled = [[] if info.is_idle else describe(ids, stage) for info, ids in trainer.batches]
     state = trainer.state
+    if args["save_strategy"] != "no":
+        return resuming.describe(trainer, sampled)
     return {
         "samples": sorted(show(sample) for sample in trainer.train_dataset),
         "batches": sampled,
@@ -186,7 +194,7 @@ def main() -> None:
     sys.argv = sys.argv[:1]
     torch.set_num_threads(1)
     own = folder / f"rank-{rank}"  # the ranks do not wait for one another to write
-    own.mkdir()
+    own.mkdir(exist_ok=True)
     make_files(own)
     stage = os.environ["ODB_STAGE"]
     if stage == "refused":

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from odb_ref.integrations.trl import configure_trainer
+from tests.integrations.environments import resuming
 
 WORDS = 40
 COUNT = 31
@@ -84,7 +87,7 @@ def get_weights(model: Any) -> Any:
 def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
     trainer = record(configure_trainer(make(), evaluation={}, window=12, timeout_s=30, **options))
     trainer.train()
-    numbers = [[] if info.is_idle else sorted(describe(batch, key)) for info, batch in trainer.batches]
+    numbers = list_samples(trainer, key)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         "samples": sorted(show(sample, trainer.args.max_length) for sample in trainer.train_dataset),
@@ -101,6 +104,21 @@ def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
         "epoch": trainer.state.epoch,
         "evaluated": trainer.evaluate() if trainer.eval_dataset is not None else {},
     }
+
+
+def list_samples(trainer: Any, key: str) -> list[list[str]]:
+    return [[] if info.is_idle else sorted(describe(batch, key)) for info, batch in trainer.batches]
+
+
+def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
+    """Two epochs, and again from the middle of each."""
+
+    def train(checkpoint: str | None) -> dict[str, Any]:
+        trainer = record(configure_trainer(make(folder, **resuming.SETTINGS), window=12, timeout_s=30, **options))
+        trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
+        return resuming.describe(trainer, list_samples(trainer, key))
+
+    return resuming.go_on(train)
 
 
 def compare(trainer: Any, plain: Any, steps: list[tuple[bool, list[str]]]) -> float:
@@ -167,22 +185,19 @@ COMMON: dict[str, Any] = {
 
 def make_sft(folder: Path, *, steps: int = 1, **settings: Any) -> Any:
     texts = make_texts()
-    args = SFTConfig(output_dir=str(folder), gradient_accumulation_steps=steps, **COMMON, **settings)
+    args = SFTConfig(output_dir=str(folder), gradient_accumulation_steps=steps, **(COMMON | settings))
     return SFTTrainer(make_model(), args, train_dataset=texts, eval_dataset=texts, processing_class=make_tokenizer())
 
 
 def make_dpo(folder: Path, **settings: Any) -> Any:
-    args = DPOConfig(output_dir=str(folder), **COMMON, **settings)
+    args = DPOConfig(output_dir=str(folder), **(COMMON | settings))
     pairs = make_pairs()
     return DPOTrainer(
         make_model(), make_model(), args, train_dataset=pairs, eval_dataset=pairs, processing_class=make_tokenizer()
     )
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
+def train_all(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["sft"] = train(lambda: make_sft(folder, max_length=20), "texts")
     free = {"steps": 2, "max_length": None, "padding_free": True}
@@ -194,6 +209,24 @@ def main() -> None:
             configure_trainer(make_sft(folder, **settings), token_budget=budget)
         except Exception as error:
             found["refused"].append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def resume_all(folder: Path) -> dict[str, Any]:
+    sft, dpo = partial(make_sft, max_length=20), partial(make_dpo, max_length=20)
+    free = partial(make_sft, steps=2, max_length=None, padding_free=True)
+    return {
+        "sft": resume(sft, folder / "sft", "texts"),
+        "padding_free": resume(free, folder / "free", "texts", token_budget=60),
+        "dpo": resume(dpo, folder / "dpo", "pairs"),
+    }
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    found = (resume_all if os.environ.get("ODB_TASK") == "resume" else train_all)(folder)
     rank = dist.get_rank() if dist.is_initialized() else 0
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     if dist.is_initialized():

@@ -1,0 +1,152 @@
+"""DeepSpeed's three stages, from a checkpoint in the middle of an epoch: by its own loop, Accelerate and the Trainer.
+
+DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 resume_deepspeed.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DeepSpeedPlugin
+from transformers import TrainingArguments
+
+from odb_ref.integrations.accelerate import accumulate
+from odb_ref.integrations.hf import ODBOptions
+from odb_ref.torch import JobState, ODBDataLoader, pop_step_info
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Model, Samples, collate, make_shard
+from tests.integrations.environments import resuming
+from tests.integrations.environments.train_deepspeed import Recorder, get_whole, make_config, pretend
+
+RATE = 0.05
+AT = 3
+"""Updates before the checkpoint."""
+
+
+def make_data() -> Samples:
+    """This rank's shard, or all of it."""
+    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
+
+
+def make_loader(**options: Any) -> ODBDataLoader:
+    options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate, "shuffle": False} | options
+    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options)
+
+
+def make_parts() -> tuple[Any, Any]:
+    model = Model()
+    return model, torch.optim.AdamW(model.parameters(), lr=RATE)
+
+
+class Log:
+    """What a training was, as `resuming.check` compares it."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.batches: list[list[int]] = []
+        self.logs: list[dict[str, float]] = []
+
+    def note(self, batch: Any, info: Any, loss: Any) -> bool:
+        """Whether the checkpoint is due after this batch."""
+        self.batches.append([] if info.is_idle else batch["numbers"].tolist())
+        self.logs.append({"loss": loss.item(), "scale": info.loss_scale, "share": info.progress})
+        self.updates += info.is_window_end
+        return info.is_window_end and self.updates == AT
+
+    def describe(self, model: Any) -> dict[str, Any]:
+        return {"batches": self.batches, "logs": self.logs, "weights": get_whole(model)}
+
+
+def train_plain(stage: int, folder: Path, is_resumed: bool) -> dict[str, Any]:
+    model, optimizer = make_parts()
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, 2))
+    log = Log(AT if is_resumed else 0)
+    with make_loader(trainer_divides_loss=True) as loader:
+        if is_resumed:
+            _, client = engine.load_checkpoint(str(folder), tag="middle")
+            JobState(loader).load_state_dict(client["loader"])
+        for batch, info in loader.steps():
+            engine.set_gradient_accumulation_boundary(info.is_window_end)
+            loss = engine(batch["input_ids"], batch["labels"])["loss"]
+            engine.backward(info.scale(loss))
+            engine.step()
+            if log.note(batch, info, loss) and not is_resumed:
+                state = {"loader": JobState(loader).state_dict()}
+                engine.save_checkpoint(str(folder), tag="middle", client_state=state)
+    return log.describe(engine.module)
+
+
+def train_accelerate(stage: int, folder: Path, is_resumed: bool) -> dict[str, Any]:
+    pretend()
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=make_config(stage, 1)))
+    engine, optimizer = accelerator.prepare(*make_parts())
+    log = Log(AT if is_resumed else 0)
+    with make_loader() as loader:
+        accelerator.register_for_checkpointing(JobState(loader))
+        if is_resumed:
+            accelerator.load_state(str(folder))
+        for batch in accelerator.prepare(loader):
+            info = pop_step_info(batch)
+            with accumulate(accelerator, engine, info):
+                loss = engine(batch["input_ids"], batch["labels"])["loss"]
+                accelerator.backward(info.scale(loss))
+            if info.is_window_end:
+                optimizer.step()
+                optimizer.zero_grad()
+            if log.note(batch, info, loss) and not is_resumed:
+                accelerator.save_state(str(folder))
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    return log.describe(engine.module)
+
+
+def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str, Any]:
+    args = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=False,
+        report_to=[],
+        disable_tqdm=True,
+        max_grad_norm=0,
+        logging_steps=1,
+        remove_unused_columns=False,
+        gradient_accumulation_steps=2,
+        deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": 8},
+        **resuming.SETTINGS,
+    )
+    pretend()
+    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=6, loader=OPTIONS | {"shard": "given"})
+    trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
+    trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    whole = get_whole(trainer.model)
+    return resuming.describe(trainer, list(trainer.updates)) | {"weights": whole}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    folder, kind = Path(sys.argv[1]), os.environ["ODB_KIND"]
+    torch.set_num_threads(1)
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    rank, found = dist.get_rank(), {}
+    for stage in (1, 2, 3):
+        own = folder / str(stage)
+        if kind == "trainer":
+            found[stage] = resuming.go_on(
+                lambda checkpoint, stage=stage, own=own: train_trainer(stage, own, checkpoint)
+            )
+            continue
+        train = {"plain": train_plain, "accelerate": train_accelerate}[kind]
+        whole, part = train(stage, own, False), train(stage, own, True)
+        found[stage] = {"whole": whole, "steps": [AT], "parts": [part]}
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""A training that saves on the way, and what goes on from its checkpoints: all that must be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+SETTINGS: dict[str, Any] = {
+    "num_train_epochs": 2,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "optim": "adamw_torch",
+    "lr_scheduler_type": "linear",
+    "learning_rate": 0.05,
+}
+"""An optimizer with a memory and a rate that falls: both must be taken up again."""
+OF_A_PROCESS = ("runtime", "per_second", "num_tokens", "train_loss")
+"""Ends of what is logged and not compared: times, the tokens that TRL counts from 0 in each process, and the mean loss of the
+updates of one process, which `check` looks at by itself."""
+
+
+def describe(trainer: Any, batches: list[list[str]]) -> dict[str, Any]:
+    """What a training was: the samples of its batches, its logs, and the weights in the end."""
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+    logs = [
+        {key: value for key, value in entry.items() if not key.endswith(OF_A_PROCESS)}
+        for entry in trainer.state.log_history
+    ]
+    mean = trainer.state.log_history[-1]["train_loss"]
+    return {"batches": batches, "logs": logs, "weights": weights.tolist(), "train_loss": mean}
+
+
+def go_on(train: Callable[[str | None], dict[str, Any]]) -> dict[str, Any]:
+    """A whole training, and one that goes on from the middle of each epoch: ``train`` is told the checkpoint's name."""
+    whole = train(None)
+    steps = pick_middles(whole["logs"])
+    return {"whole": whole, "steps": steps, "parts": [train(f"checkpoint-{step}") for step in steps]}
+
+
+def pick_middles(logs: list[dict[str, Any]]) -> list[int]:
+    """For each of two epochs an update within it that is not its last."""
+    epochs = {entry["step"]: entry["epoch"] for entry in logs if "loss" in entry}
+    return [[step for step, at in epochs.items() if epoch < at < epoch + 1][-1] for epoch in (0, 1)]
+
+
+def check(found: list[dict[str, Any]], steps_an_update: int = 1) -> None:
+    """Checks that each rank's parts are the rest of its whole training, to the last bit."""
+    for rank in found:
+        whole = rank["whole"]
+        assert len(rank["parts"]) == len(rank["steps"])
+        for step, part in zip(rank["steps"], rank["parts"], strict=True):
+            assert part["batches"] == whole["batches"][step * steps_an_update :]
+            assert part["batches"]
+            # A Trainer takes up the logs of its checkpoint.
+            assert part["logs"] == whole["logs"][-len(part["logs"]) :]
+            assert len(part["logs"]) >= len(part["batches"]) / steps_an_update
+            assert part["weights"] == whole["weights"]
+            if "train_loss" in part:
+                losses = [entry["loss"] for entry in part["logs"][step:] if "loss" in entry]
+                assert part["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
