@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Final, TypeVar
 
 from odb_ref.core.batching.budgets import compute_bounds_in_force
+from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
@@ -29,8 +31,9 @@ class Terms:
     metadata holds the ``least`` it may be, ``help`` if commands take it as an option, and as ``absent`` the value for which
     the header leaves it out, as it must whatever came after the first trace format: what was done before there was a choice.
 
-    ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other. ``limits``
-    bounds, beside the tokens, what a batch may use of each further resource (``Sample.costs``).
+    ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other; ``cost`` in
+    what those that meet in a step are alike. ``limits`` bounds, beside tokens, what a batch may use of each further resource
+    (``Sample.costs``).
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """
@@ -48,6 +51,13 @@ class Terms:
             "absent": StepOrder.FULLEST,
             "help": "of a round's steps. shuffled: by seed and round; sampler: batches of neighbours, in the sampler's order; "
             "fullest: fullest first",
+        },
+    )
+    cost: Cost = field(
+        default=TOKENS,
+        metadata={
+            "absent": TOKENS,
+            "help": "by what the steps of ranks are balanced. tokens; attention/Q: tokens + tokens**2 // Q of each sample",
         },
     )
     limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "absent": ()})
@@ -115,7 +125,7 @@ class Config(Terms):
             for item, value in values
             if not item.metadata.get("is_own") and not ("absent" in item.metadata and value == item.metadata["absent"])
         }
-        shared_json = json.dumps(shared | {"rule": self.rule.name}, sort_keys=True)
+        shared_json = json.dumps(shared, sort_keys=True, default=attrgetter("name"))  # a cost and a rule have names
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()
         object.__setattr__(self, "shared_json", shared_json)
         object.__setattr__(self, "fingerprint", int.from_bytes(digest, "big"))
@@ -126,11 +136,14 @@ class Config(Terms):
         Raises: UsageError when a length or a cost makes no sense, or there is not one cost for each limit. Spec: R1.1.
         """
         costs = len(self.limits)
+        is_priced = self.cost != TOKENS
         for sample in samples:
             if sample.length < 1 or not 0 <= sample.supervised <= sample.length:
                 raise UsageError(f"sample {sample.id}: length {sample.length}, supervised {sample.supervised}")
             if len(sample.costs) != costs or (costs and min(sample.costs) < 0):
                 raise UsageError(f"sample {sample.id}: costs {sample.costs}, expected {costs}, none negative")
+            if is_priced and self.cost.of_tokens(sample.length) < 1:
+                raise UsageError(f"sample {sample.id}: {self.cost.name} gives {sample.length} tokens a cost below 1")
 
     def compute_round_bounds(self, agreed_tokens: int) -> tuple[int, tuple[int, ...]]:
         """Returns the token budget and the limits of a round for which so many tokens are agreed on. Spec: R15.1."""

@@ -125,12 +125,12 @@ def _is_in_order(config: Config, before: State, after: State, _moved: Moved) -> 
     if config.order == StepOrder.SAMPLER:
         positions = [sample.position for group in (*filled, after.window) for sample in group]
         return all(map(lt, positions, positions[1:]))
-    tokens = list(map(config.layout.compute_tokens, filled))
+    costs = [config.layout.compute_cost(group, config.cost) for group in filled]
     if config.order == StepOrder.SHUFFLED:
         places = permute(len(after.aligned), config.order_seed, before.round)
-        lined = zip([place for place in places if place < len(filled)], tokens, strict=True)
-        tokens = [count for _, count in sorted(lined)]
-    return all(map(ge, tokens, tokens[1:])) and not any(after.aligned[len(filled) :])
+        lined = zip([place for place in places if place < len(filled)], costs, strict=True)
+        costs = [cost for _, cost in sorted(lined)]
+    return all(map(ge, costs, costs[1:])) and not any(after.aligned[len(filled) :])
 
 
 def _is_queue_bounded(config: Config, _before: State, after: State, _moved: Moved) -> bool:

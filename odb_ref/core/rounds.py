@@ -73,7 +73,8 @@ def form_steps(config: Config, state: State, target: int) -> tuple[tuple[Group, 
 
     Spec: R4.1, R4.2, R4.8. Preserves: ALIGN, CONSERVE.
     """
-    steps, carried = align(state.groups, target, compute_due_before(config, state), config.layout, config.order)
+    due_before = compute_due_before(config, state)
+    steps, carried = align(state.groups, target, due_before, config.layout, config.order, cost=config.cost)
     return config.order.arrange(steps, config.order_seed, state.round), carried
 
 

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 
 from odb_ref.core.batching.budgets import BudgetSchedule
+from odb_ref.core.batching.cost import CostOfLength, choose_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
@@ -57,8 +58,10 @@ class ODBDataLoader(Epochs[Batch]):
     ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
     say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
     carries another number fails, for its weight would be wrong). Batches of a window leave shuffled; with ``order="sampler"``
-    they hold neighbours and leave in the sampler's order, at a price. ``policy`` is the target rule, ``max_age_rounds`` bounds
-    how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for an early first step.
+    they hold neighbours and leave in the sampler's order, at a price. ``cost`` says by what the batches that meet in a step are
+    alike: tokens, ``"attention/Q"`` (``tokens + tokens**2 // Q``), or a function of a sample's tokens. ``policy`` is the target
+    rule, ``max_age_rounds`` bounds how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for
+    an early first step.
 
     **Budgets that change.** ``token_budget`` is the largest there is. ``budget_schedule(step, current)`` may answer with a
     smaller one, by the number of steps planned since training began and the budget in force: a function of these alone, called
@@ -125,6 +128,7 @@ class ODBDataLoader(Epochs[Batch]):
         budget_schedule: BudgetSchedule | None = None,
         layout: str = "padded",
         order: str = "shuffled",
+        cost: str | CostOfLength = "tokens",
         max_patches: int | None = None,
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
@@ -186,6 +190,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._terms = Terms(
             layout=self._layout,
             order=choose(StepOrder, order, "order"),
+            cost=choose_cost(cost),
             limits=self._resources.limits,
             max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),

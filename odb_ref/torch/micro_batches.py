@@ -16,16 +16,14 @@ from typing import Final
 import torch
 from torch import distributed
 
-from odb_ref.core.batching.known_lengths import CostOfLength, Indices, Length, PlanTerms, RankPlan, prepare
+from odb_ref.core.batching.cost import PROBES, CostOfLength
+from odb_ref.core.batching.known_lengths import Indices, Length, PlanTerms, RankPlan, prepare
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, choose
 from odb_ref.core.types import StepCounts
 from odb_ref.torch.info import Weighting
 
 _EXACT: Final = Weighting()
-
-PROBES: Final = (1, 2, 1_000, 100_000)
-"""Lengths by whose costs two ranks tell that their cost functions differ."""
 
 SETTINGS: Final = ("budget_tokens", "layout", "multiple_of", "at_least", "may_exceed", "cost", "weighting")
 """What must be equal on all ranks, in the order in which it is sent."""

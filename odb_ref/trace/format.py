@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
 
+from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
@@ -208,6 +209,7 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
     str: _text,
     tuple[int, ...]: lambda data, key: _integers(data.get(key)),
     Mode: _choice(Mode),
+    Cost: lambda data, key: get_cost(_text(data, key)),
     Layout: _choice(Layout),
     Draw: lambda data, key: decode_draw(data.get(key)),
     StepOrder: _choice(StepOrder),

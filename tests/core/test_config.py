@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import get_rule
@@ -46,6 +47,7 @@ CHANGES: dict[str, Any] = {
     "world_size": 5,
     "budget_tokens": 101,
     "layout": Layout.PACKED,
+    "cost": get_cost("attention/7"),
     "order": StepOrder.SAMPLER,
     "order_seed": 1,
     "limits": (7,),

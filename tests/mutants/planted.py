@@ -64,6 +64,18 @@ PLANTED = (
         "key=lambda sample: min(sample.position, 256))",
     ),
     _core(
+        "groups are chosen by cost",
+        "batching.alignment",
+        "(not is_due(groups[i], due_before), fills[i])",
+        "(not is_due(groups[i], due_before), ranks[i])",
+    ),
+    _core(
+        "a row is halved by its tokens",
+        "batching.layouts",
+        "accumulate(cost.of_tokens(sample.length) for sample in group[:-2])",
+        "accumulate(sample.length for sample in group[:-2])",
+    ),
+    _core(
         "the third resource is not looked at",
         "batching.grouping",
         "any(map(gt, sample.costs, room))",

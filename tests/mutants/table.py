@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from odb_sim.explore.bounds import Bounds, compute_lengths
 
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule
@@ -57,6 +58,16 @@ SHARED_PARTS = replace(SHARED, is_single_reads=True, is_eager_end=True)
 # Neighbours of unlike length, of which a short one would fill a group further back.
 NEIGHBOURS = Bounds(lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4)
 # Four steps of a window, none as full as another.
+DEARER = Bounds(
+    lengths=((3, 3, 5), (5, 3, 3)),
+    budget_tokens=6,
+    layout=Layout.PACKED,
+    cost=get_cost("attention/1"),
+    window_samples=3,
+)
+"""The row of one long sample has fewer tokens than that of two, and costs more."""
+DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
+"""The row of two samples costs more than that of one that is longer than each."""
 UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 
@@ -541,6 +552,22 @@ def align(
         new="tuple(map(compute_counts, aligned))",
         property="WEIGHT",
         bounds=LIMITS,
+    ),
+    Mutant(
+        name="steps are lined up by tokens",
+        module="batching.order",
+        old="-layout.compute_cost(group, cost)",
+        new="-layout.compute_tokens(group)",
+        property="ORDER",
+        bounds=DEARER,
+    ),
+    Mutant(
+        name="a row costs what its longest sample does",
+        module="batching.layouts",
+        old="return sum([cost.of_tokens(sample.length) for sample in group])",
+        new="return max([cost.of_tokens(sample.length) for sample in group])",
+        property="ORDER",
+        bounds=DEAREST,
     ),
     # Release and delivery.
     Mutant(

@@ -98,7 +98,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
 
 FLOORS = (
     {"values", "errors", "types", "offer"},
-    {f"batching.{name}" for name in ("grouping", "layouts", "order", "alignment", "rules", "shards", "known_lengths")},
+    {
+        f"batching.{name}"
+        for name in ("cost", "grouping", "layouts", "order", "alignment", "rules", "shards", "known_lengths")
+    },
 )
 """The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
 

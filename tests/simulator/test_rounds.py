@@ -28,6 +28,7 @@ from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.runs import Driver, Result, Run, run
 
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, PaperRule, TargetRule
@@ -142,6 +143,7 @@ def draw_run(draw: st.DrawFn) -> Run:
         seed=draw(st.integers(0, 9)),
         budget_tokens=draw(st.integers(1, 80)),
         layout=draw(st.sampled_from([Layout.PADDED, Layout.PACKED])),
+        cost=get_cost(draw(st.sampled_from(["tokens", "attention/1", "attention/20"]))),
         limits=limits,
         window_samples=draw(st.integers(1, 24)),
         depth_steps=draw(st.integers(1, 9)),

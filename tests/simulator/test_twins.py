@@ -9,23 +9,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from odb_sim.engine.twins import (
-    Windows,
-    accumulate_rows,
     align_windows,
     arrange_runs,
     compute_block_offer,
     compute_group_bounds,
-    compute_ragged,
     compute_wanted,
     count_groups,
-    encode_samples,
     find_due,
     line_up_windows,
     pack_windows,
-    sort_windows,
 )
+from odb_sim.engine.windows import Windows, accumulate_rows, compute_ragged, encode_samples, sort_windows
 
 from odb_ref.core.batching.alignment import align, is_due
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
@@ -38,6 +35,7 @@ from odb_ref.core.types import Group, Mode, Sample
 
 Positions = tuple[tuple[int, ...], ...]
 
+costs_by_name = st.sampled_from(("tokens", "attention/1", "attention/30"))
 lengths = st.one_of(st.integers(1, 6), st.integers(1, 50))
 
 
@@ -123,16 +121,25 @@ def test_packed_groups(windows: list[Group], budget: int, limits: tuple[int, int
             assert count_groups(bounds)[row] == len(groups)
 
 
-@given(draw_windows(), st.integers(1, 120), st.integers(1, 30), st.lists(st.integers(0, 60), min_size=4, max_size=4))
-def test_alignment_of_packed_groups(windows: list[Group], budget: int, target: int, ages: list[int]) -> None:
+@given(
+    draw_windows(),
+    st.integers(1, 120),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 60), min_size=4, max_size=4),
+    costs_by_name,
+)
+def test_alignment_of_packed_groups(
+    windows: list[Group], budget: int, target: int, ages: list[int], draw_cost: str
+) -> None:
     arrays, bounds = pack_windows(make_arrays(windows), budget)
     due = find_due(arrays, bounds, np.array(ages[: len(windows)]))
-    runs = align_windows(arrays, bounds, target, due, layout=Layout.PACKED)
+    cost = get_cost(draw_cost)
+    runs = align_windows(arrays, bounds, target, due, layout=Layout.PACKED, cost=cost)
     tokens = runs.compute_tokens(arrays, Layout.PACKED)
     for row, window in enumerate(windows):
         groups = compute_rows(window, budget)
         assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
-        steps, carried = align(groups, target, ages[row], Layout.PACKED)
+        steps, carried = align(groups, target, ages[row], Layout.PACKED, cost=cost)
         assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
         emitted = {sample.position for step in steps for sample in step}
         assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}
@@ -145,24 +152,25 @@ def test_alignment_of_packed_groups(windows: list[Group], budget: int, target: i
     st.tuples(st.integers(1, 12), st.integers(1, 12)),
     st.integers(1, 30),
     st.lists(st.integers(0, 60), min_size=4, max_size=4),
-    st.sampled_from(Layout),
+    st.tuples(st.sampled_from(Layout), costs_by_name),
 )
 def test_neighbours_and_their_alignment(
-    windows: list[Group], budget: int, limits: tuple[int, int], target: int, ages: list[int], layout: Layout
+    windows: list[Group], budget: int, limits: tuple[int, int], target: int, ages: list[int], how: tuple[Layout, str]
 ) -> None:
     arrays = make_arrays(windows)
+    layout, cost = how[0], get_cost(how[1])
     for bounding in ((), limits) if arrays.used else ((),):
         held = arrays if bounding else replace(arrays, used=())
         lined, bounds = line_up_windows(held, layout, budget, bounding)
         due = find_due(lined, bounds, np.array(ages[: len(windows)]))
-        runs = align_windows(lined, bounds, target, due, layout=layout, step_order=StepOrder.SAMPLER)
+        runs = align_windows(lined, bounds, target, due, layout=layout, step_order=StepOrder.SAMPLER, cost=cost)
         tokens, longest = runs.compute_tokens(lined, layout), runs.compute_longest(lined)
         for row, window in enumerate(windows):
             groups = StepOrder.SAMPLER.compute_groups(window, layout, budget, bounding)
             edges = bounds[row, : len(groups) + 1].tolist()
             assert count_groups(bounds)[row] == len(groups)
             assert read_neighbours(lined, row, edges[:-1], edges[1:]) == list_positions(groups)
-            steps, _ = align(groups, target, ages[row], layout, StepOrder.SAMPLER)
+            steps, _ = align(groups, target, ages[row], layout, StepOrder.SAMPLER, cost=cost)
             found = read_neighbours(lined, row, runs.begins[row].tolist(), runs.ends[row].tolist())
             assert found == list_positions(steps)
             assert tokens[row].tolist() == [layout.compute_tokens(step) for step in steps]

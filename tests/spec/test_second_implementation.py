@@ -12,7 +12,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.batching.budgets import BudgetSchedule
+from odb_ref.core.batching.cost import TOKENS, get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
@@ -40,6 +41,13 @@ def _cost(group: list[Item], config: Config) -> int:
     if config.layout is Layout.PACKED:
         return sum(length for _, length, _ in group)
     return len(group) * max((length for _, length, _ in group), default=0)
+
+
+def _price(group: list[Item], config: Config) -> int:
+    """R2.7."""
+    name, _, q = config.cost.name.partition("/")
+    prices = [n + (n * n // int(q) if name == "attention" else 0) for _, n, _ in group]
+    return sum(prices) if config.layout is Layout.PACKED else len(prices) * max(prices, default=0)
 
 
 def _fit(group: list[Item], config: Config) -> bool:
@@ -90,7 +98,7 @@ def _group(window: list[Item], config: Config) -> list[list[Item]]:
 def _halve(group: list[Item], config: Config) -> int:
     """R4.2."""
     if config.layout is Layout.PACKED:
-        halves = [i for i in range(1, len(group)) if 2 * _cost(group[:i], config) >= _cost(group, config)]
+        halves = [i for i in range(1, len(group)) if 2 * _price(group[:i], config) >= _price(group, config)]
         return min([*halves, len(group) - 1])
     return -(-len(group) // 2)
 
@@ -117,23 +125,23 @@ def _align(
 ) -> tuple[list[list[Item]], list[Item]]:
     """R4.1, R4.2."""
 
-    def place(group: list[Item]) -> int:
-        return group[0][0] if config.order is StepOrder.SAMPLER else -_cost(group, config)
+    def place(group: list[Item], by: Callable[[list[Item], Config], int] = _price) -> int:
+        return group[0][0] if config.order is StepOrder.SAMPLER else -by(group, config)
 
     if len(groups) > target:
         due = [any(position < due_before for position, _, _ in group) for group in groups]
-        order = sorted(range(len(groups)), key=lambda i: (not due[i], place(groups[i]), i))
+        order = sorted(range(len(groups)), key=lambda i: (not due[i], place(groups[i], _cost), i))
         steps = [groups[i] for i in order[:target]]
         carried = sorted(item for i in order[target:] for item in groups[i])
         return sorted(steps, key=place), carried
     made = len(groups)
-    heap = [(-_cost(group, config) if len(group) > 1 else 0, i, group) for i, group in enumerate(groups)]
+    heap = [(-_price(group, config) if len(group) > 1 else 0, i, group) for i, group in enumerate(groups)]
     heapq.heapify(heap)
     while heap and heap[0][0] < 0 and len(heap) < target:
         _, _, group = heapq.heappop(heap)
         half = _halve(group, config)
         for part in (group[:half], group[half:]):
-            heapq.heappush(heap, (-_cost(part, config) if len(part) > 1 else 0, made, part))
+            heapq.heappush(heap, (-_price(part, config) if len(part) > 1 else 0, made, part))
             made += 1
     steps = sorted((group for _, _, group in heap), key=place)
     return steps + [[]] * (target - len(steps)), []
@@ -296,7 +304,7 @@ def test_both_make_the_same_batches(
     order: StepOrder,
     data: st.DataObject,
 ) -> None:
-    """Spec: R2, R2.1, R2.3 to R2.6, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
+    """Spec: R2, R2.1, R2.3 to R2.7, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
     R15.4.
 
     Checks: REPLAY, ORDER, BUDGET.
@@ -307,6 +315,7 @@ def test_both_make_the_same_batches(
         budget_tokens=data.draw(st.integers(1, 24)),
         layout=layout,
         order=order,
+        cost=get_cost(data.draw(st.sampled_from(("tokens", "attention/1", "attention/3", "attention/7")))),
         order_seed=data.draw(st.integers(0, 2**62)),
         limits=limits,
         window_samples=data.draw(st.integers(1, 8)),
@@ -402,6 +411,7 @@ def _compare(seed: int, reached: Counter[str]) -> None:
         layout=Layout.PACKED if seed % 3 == 2 else Layout.PADDED,
         order=tuple(StepOrder)[seed // 3 % 3],
         order_seed=seed // 9,
+        cost=get_cost(f"attention/{max(1, budget // 4)}") if seed % 2 else TOKENS,
         rule=RULES[draw.choice(("odb", "odb", "paper"))],
         budget_tokens=budget,
         window_samples=draw.choice((draw.randint(1, 4), draw.randint(3, 14))),
@@ -441,5 +451,7 @@ def test_both_make_the_same_fingerprint() -> None:
     ordered = text.replace('"quota_s', '"order": "shuffled", "order_seed": 7, "quota_s', 1)
     shuffled = hashlib.blake2b(ordered.encode(), digest_size=7).digest()
     assert replace(config, order=StepOrder.SHUFFLED, order_seed=7).fingerprint == int.from_bytes(shuffled, "big")
+    costly = hashlib.blake2b(text.replace('"max', '"cost": "attention/7", "max', 1).encode(), digest_size=7).digest()
+    assert replace(config, cost=get_cost("attention/7")).fingerprint == int.from_bytes(costly, "big")
     assert replace(config, layout=Layout.PACKED).fingerprint == int.from_bytes(packed, "big")
     assert replace(config, limits=(9, 7)).fingerprint == int.from_bytes(limited, "big")

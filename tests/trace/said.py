@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.check.verdict import JobVerdict
@@ -22,6 +23,8 @@ SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank i
 TRUTHS: dict[str, tuple[dict[str, Any], tuple[Fault, ...]]] = {
     "join": ({}, ()),
     "join with limits": ({"limits": (20, 5)}, ()),
+    "attention": ({"cost": get_cost("attention/9")}, ()),
+    "a cost of one's own": ({"cost": Cost("squares", lambda tokens: tokens**2)}, ()),
     "shared shards": ({"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 2}, ()),
     "quota": ({"mode": Mode.QUOTA, "quota_samples": 30}, ()),
     "quota without a number": ({"mode": Mode.QUOTA}, ()),

@@ -10,6 +10,7 @@ import pytest
 
 import odb_ref.core.machine as machine_module
 import odb_ref.core.rounds as rounds_module
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
@@ -309,6 +310,14 @@ def count_input_tokens_as_supervised(trace: Tampered) -> None:
     trace.sum_again()
 
 
+def say_that_steps_are_balanced_by_attention(trace: Tampered) -> None:
+    trace.configure(cost="attention/1")
+
+
+def say_that_steps_are_balanced_by_tokens(trace: Tampered) -> None:
+    trace.configure(cost="tokens")
+
+
 def say_that_nobody_uses_a_resource(trace: Tampered) -> None:
     """On all ranks alike: those without an image then skip the tower that another rank runs."""
     for effect in trace.effects("post_counts"):
@@ -449,6 +458,8 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),
     (carry_other_counts_in_a_step, "WEIGHT", JOIN, ()),
     (say_that_nobody_uses_a_resource, "WEIGHT", LIMITS, ()),
+    (say_that_steps_are_balanced_by_attention, "ORDER", JOIN, ()),
+    (say_that_steps_are_balanced_by_tokens, "ORDER", JOIN | {"cost": get_cost("attention/1")}, ()),
     (tell_one_rank_of_less_of_a_resource, "WEIGHT", LIMITS, ()),
 ]
 

@@ -153,6 +153,8 @@ def test_the_settings_of_a_header_are_read() -> None:
         is_packed=False,
         order="fullest",
         order_seed=0,
+        cost="tokens",
+        attention_tokens=0,
         limits=(3,),
         world_size=2,
         shared_samples=None,
@@ -164,6 +166,11 @@ def test_the_settings_of_a_header_are_read() -> None:
         fingerprint=compute_fingerprint(json.dumps(CONFIG | {"tag": "x"}, sort_keys=True)),
     )
     assert decode(layout="packed").is_packed
+    assert decode(cost="attention/70").attention_tokens == 70
+    for own in ("attention/0", "attention", "attention/x", "square/7"):
+        assert decode(cost=own).attention_tokens is None
+    with pytest.raises(TraceError, match="has the cost 5"):
+        decode(cost=5)
     bare = decode(mode="join", quota_samples=None, limits=[])
     assert (bare.limits, bare.is_quota, bare.quota_samples) == ((), False, None)
     assert [decode().compute_window_samples(round_) for round_ in range(4)] == [3, 6, 12, 12]

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.cost import CostOfLength
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Group, Sample
-
-CostOfLength: TypeAlias = Callable[[int], int]
-"""What a sample of so many tokens costs: not negative, and no less for a longer one."""
 
 Indices: TypeAlias = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Layouts: how the samples of a group share a batch, and so what a group costs. Spec: R2.4.
+"""Layouts: how the samples of a group share a batch, and so what tokens a group has and what it costs. Spec: R2.4.
 
 A layout is a parameter, as the target rule is: the machine asks it for groups, for their tokens, and where to halve one.
 What the properties need of it: a group of two or more fits the budget and every limit, and so does each part of it.
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from itertools import accumulate
 
+from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.types import Group, Sample, compute_padded_tokens, compute_real_tokens
 
@@ -48,16 +49,28 @@ class Layout(StrEnum):
             case Layout.PACKED:
                 return compute_real_tokens(group)
 
-    def find_middle(self, group: Group) -> int:
+    def compute_cost(self, group: Group, cost: Cost) -> int:
+        """Returns what the collated batch costs: rows times what the longest does, or the sum over the samples; 0 for an idle
+        step. Spec: R2.7.
+        """
+        if cost == TOKENS or not group:
+            return self.compute_tokens(group)
+        match self:
+            case Layout.PADDED:
+                return len(group) * cost.of_tokens(max(sample.length for sample in group))
+            case Layout.PACKED:
+                return sum([cost.of_tokens(sample.length) for sample in group])
+
+    def find_middle(self, group: Group, cost: Cost = TOKENS) -> int:
         """Returns how many samples of a group of two or more its first half has. Spec: R4.2.
 
         Half of a padded group's samples: the longer ones, so that the shorter ones are padded less. Of a packed group the
-        fewest first samples that hold half of the tokens, but not all.
+        fewest first samples that hold half of the cost, but not all.
         """
         match self:
             case Layout.PADDED:
                 return (len(group) + 1) // 2
             case Layout.PACKED:
-                half = (compute_real_tokens(group) + 1) // 2
-                sums = accumulate(sample.length for sample in group[:-2])
-                return next((size for size, tokens in enumerate(sums, 1) if tokens >= half), len(group) - 1)
+                half = (self.compute_cost(group, cost) + 1) // 2
+                sums = accumulate(cost.of_tokens(sample.length) for sample in group[:-2])
+                return next((size for size, held in enumerate(sums, 1) if held >= half), len(group) - 1)

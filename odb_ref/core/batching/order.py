@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
+from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.grouping import compute_runs
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Group, Sample
@@ -28,7 +29,7 @@ class StepOrder(StrEnum):
     SAMPLER = "sampler"
     """As the sampler has the samples: no sample leaves in a later step than one behind it. Spec: R2.6."""
     FULLEST = "fullest"
-    """Fullest first, as they are aligned: a length curriculum in every window. Spec: R4.1."""
+    """Fullest first, or the most costly, as they are aligned: a length curriculum in every window. Spec: R4.1."""
 
     def compute_groups(
         self, samples: Iterable[Sample], layout: Layout, budget_tokens: int, limits: tuple[int, ...] = ()
@@ -38,9 +39,11 @@ class StepOrder(StrEnum):
             return compute_runs(samples, layout.count_tokens, budget_tokens, limits)
         return layout.compute_groups(samples, budget_tokens, limits)
 
-    def compute_rank(self, group: Group, layout: Layout) -> int:
-        """Returns the number by which a rank's groups are chosen and lined up, the least first. Spec: R4.1."""
-        return group[0].position if self is StepOrder.SAMPLER else -layout.compute_tokens(group)
+    def compute_rank(self, group: Group, layout: Layout, cost: Cost = TOKENS) -> int:
+        """Returns the number by which a rank's groups are lined up, the least first; by their tokens, they are chosen too.
+        Spec: R4.1.
+        """
+        return group[0].position if self is StepOrder.SAMPLER else -layout.compute_cost(group, cost)
 
     def arrange(self, steps: tuple[Group, ...], seed: int, round_: int) -> tuple[Group, ...]:
         """Returns the aligned steps in the order in which they leave, idle ones last. Spec: R4.8. Preserves: ORDER."""

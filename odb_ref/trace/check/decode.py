@@ -239,6 +239,9 @@ class Settings:
     """True for the packed layout. Spec: R2.4."""
     order: str
     order_seed: int
+    cost: str
+    attention_tokens: int | None
+    """The Q of a cost of attention; 0 where the cost is the tokens; None for one that does not ship. Spec: R2.7."""
     limits: tuple[int, ...]
     world_size: int
     shared_samples: int | None
@@ -261,6 +264,12 @@ class Settings:
         lengths = [row[2] for row in rows]
         return sum(lengths) if self.is_packed else len(lengths) * max(lengths, default=0)
 
+    def compute_cost(self, rows: Rows) -> int:
+        """Returns the cost of a batch of these samples, where its cost ships. Spec: R2.7."""
+        quotient = self.attention_tokens
+        costs = [row[2] + (row[2] * row[2] // quotient if quotient else 0) for row in rows]
+        return sum(costs) if self.is_packed else len(costs) * max(costs, default=0)
+
     def compute_window_samples(self, round_: int) -> int:
         """Returns the size of the window of ``round_``. Spec: R2.3."""
         halvings = max(0, self.ramp_rounds - round_)
@@ -270,6 +279,13 @@ class Settings:
 def compute_fingerprint(config_json: str) -> int:
     """Returns the fingerprint of a configuration's JSON text. Spec: R1.4."""
     return int.from_bytes(hashlib.blake2b(config_json.encode(errors="backslashreplace"), digest_size=7).digest(), "big")
+
+
+def _get_attention(cost: str) -> int | None:
+    kind, _, number = cost.partition("/")
+    if kind == "attention" and number.isdecimal() and int(number):
+        return int(number)
+    return 0 if cost == "tokens" else None
 
 
 def decode_settings(header: Header) -> Settings:
@@ -290,6 +306,9 @@ def decode_settings(header: Header) -> Settings:
     order = config.get("order", "fullest")
     if order not in ("shuffled", "sampler", "fullest"):
         raise TraceError(f"the header's config has the order {order!r:.80}")
+    cost = config.get("cost", "tokens")
+    if not isinstance(cost, str):
+        raise TraceError(f"the header's config has the cost {shorten(cost)}")
     limits = config.get("limits", [])
     if not _is_integers(limits) or min(limits, default=1) < 1:
         raise TraceError(f"the header's config has the limits {shorten(limits)}")
@@ -300,6 +319,8 @@ def decode_settings(header: Header) -> Settings:
         is_packed=layout == "packed",
         order=str(order),
         order_seed=_get_setting(config, "order_seed", least=0) if "order_seed" in config else 0,
+        cost=cost,
+        attention_tokens=_get_attention(cost),
         limits=tuple(limits),
         world_size=header.world_size,
         shared_samples=None

@@ -315,6 +315,8 @@ class Job:
             reasons[Property.FEWEST] = "packed layout"
         if self._streams[0].settings.order == "sampler":
             reasons[Property.FEWEST] = "sampler order"
+        elif self._streams[0].settings.attention_tokens is None:
+            reasons[Property.ORDER] = "a cost that does not ship"
         if self._streams[0].settings.is_quota:
             reasons[Property.COVER] = "quota mode"
         else:

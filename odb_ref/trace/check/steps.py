@@ -56,8 +56,8 @@ def list_places(count: int, seed: int, round_: int) -> list[int]:
 def find_disorder(steps: Sequence[Rows], target: int, round_: int, settings: Settings) -> tuple[int, str]:
     """Returns which of a round's steps, the first of ``target``, does not stand where it should, and why; no words when all do.
 
-    Padded or packed, steps leave fullest first, or so that undoing the permutation leaves them fullest first; in sampler
-    order each holds positions beyond those of the step before.
+    Padded or packed, steps leave by falling cost, or so that undoing the permutation leaves them by falling cost; in sampler
+    order each holds positions beyond those of the step before. By a cost that does not ship, nothing is judged but idle steps.
     """
     filled = [rows for rows in steps if rows]
     if any(steps[len(filled) :]):
@@ -68,13 +68,16 @@ def find_disorder(steps: Sequence[Rows], target: int, round_: int, settings: Set
             if after[0] < before[1]:
                 return place, f"holds position {after[0]}, and the step before it {before[1]}"
         return 0, ""
+    if settings.attention_tokens is None:
+        return 0, ""
     places = list(range(target))
     if settings.order == "shuffled":
         most = target - (len(steps) - len(filled))  # idle steps are left out of the permutation
         places = [place for place in list_places(target, settings.order_seed, round_) if place < most]
     lined = sorted(zip(places, range(len(filled)), filled, strict=False))
     for (_, _, fuller), (_, step, rows) in pairwise(lined):
-        more, less = settings.compute_tokens(fuller), settings.compute_tokens(rows)
+        more, less = settings.compute_cost(fuller), settings.compute_cost(rows)
         if more < less:
-            return step, f"has {less} tokens, more than a step of {more} that is fuller by the order {settings.order}"
+            what = f"{settings.cost} of {less}" if settings.attention_tokens else f"{less} tokens"
+            return step, f"has {what}, more than a step of {more} that comes first by the order {settings.order}"
     return 0, ""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
@@ -134,8 +135,11 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
             continue
         name, _, unit = item.name.rpartition("_")
         flag = "--" + (name or unit).replace("_", "-")
-        text = item.metadata["help"] + ("" if default is None else f" ({default})")
-        if isinstance(default, StrEnum):
+        said = default.name if isinstance(default, Cost) else default
+        text = item.metadata["help"] + ("" if default is None else f" ({said})")
+        if isinstance(default, Cost):
+            parser.add_argument(flag, default=said, metavar="COST", help=text)
+        elif isinstance(default, StrEnum):
             parser.add_argument(
                 flag, choices=[str(choice) for choice in type(default)], default=str(default), help=text
             )
@@ -180,6 +184,8 @@ def build_terms(options: argparse.Namespace) -> Terms:
     for item in fields(Terms):
         if item.name in given and isinstance(item.default, StrEnum):
             given[item.name] = type(item.default)(given[item.name])
+        if item.name in given and isinstance(item.default, Cost):
+            given[item.name] = get_cost(given[item.name])
     if given.get("quota_samples") is not None and given["mode"] is not Mode.QUOTA:
         raise UsageError("--quota needs --mode quota")
     return Terms(**given)

@@ -24,21 +24,23 @@ from odb_sim.engine.twins import (
     HUGE,
     Booleans,
     Runs,
-    Windows,
-    accumulate_rows,
     align_windows,
     arrange_runs,
     compute_block_offer,
     compute_group_bounds,
-    compute_ragged,
     compute_shared_wants,
     compute_wanted,
     count_groups,
-    decode_positions,
-    encode_samples,
     find_due,
     line_up_windows,
     pack_windows,
+)
+from odb_sim.engine.windows import (
+    Windows,
+    accumulate_rows,
+    compute_ragged,
+    decode_positions,
+    encode_samples,
     sort_windows,
 )
 from odb_sim.inputs.conditions import Conditions
@@ -234,7 +236,13 @@ class Block:
         """Forms ``target`` steps on each rank, and says how many samples all its ranks have in each."""
         config = self._config
         self._runs = align_windows(
-            self._windows, self._bounds, target, self._due, layout=config.layout, step_order=config.order
+            self._windows,
+            self._bounds,
+            target,
+            self._due,
+            layout=config.layout,
+            step_order=config.order,
+            cost=config.cost,
         )
         if config.order is StepOrder.SHUFFLED:
             self._runs = arrange_runs(self._runs, config.order_seed, round_)

@@ -55,6 +55,7 @@ class Settings:
     mode: str
     shards: str
     layout: str
+    cost: str
     order: str
     ranks: int
     window: int

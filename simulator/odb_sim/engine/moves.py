@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from odb_sim.engine.twins import compute_ragged
+from odb_sim.engine.windows import compute_ragged
 from odb_sim.inputs.lengths import Integers
 
 _POSITION_BITS: Final = 32

@@ -3,9 +3,7 @@
 A twin decides nothing of its own: each names the function whose answer it gives, and a test compares the two on random
 windows. `odb_ref.core` stays the only authority; what it computes from an agreement alone is called, not copied.
 
-A window is a row of integers, a sample each: its length in the high bits, its position in the low ones. Sorting a row sorts
-by length, then position (R2.1), and a padded group is a run of the sorted row. For packed groups the row is put in another
-order, in which they are runs too. Either way the longest sample of a run is the last.
+Windows are rows of arrays (`windows`), and groups runs of a row; the longest sample of a run is the last.
 """
 
 from __future__ import annotations
@@ -20,92 +18,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.offer import NONE, Offer
+from odb_sim.engine.windows import Windows, accumulate_rows, compute_ragged, decode_lengths
 from odb_sim.inputs.lengths import Integers
 
 Booleans = NDArray[np.bool_]
 
-_POSITION_BITS: Final = 32
-_POSITION_MASK: Final = (1 << _POSITION_BITS) - 1
 HUGE: Final = 1 << 61
 """More tokens and samples than there are: a setting beyond it is as good."""
-_FILLER: Final = np.iinfo(np.int64).max
-"""Sorts behind every sample."""
-
-
-def fits_twins(lengths: Integers) -> bool:
-    """Returns True when every length lies in 1..2^31 - 1, as those of a loaded trace do."""
-    return bool(lengths.min() >= 1 and lengths.max() < 1 << (_POSITION_BITS - 1))
-
-
-def encode_samples(lengths: Integers, positions: Integers) -> Integers:
-    """Returns a number for each sample that sorts by length, then position; lengths and positions lie below 2^31."""
-    return lengths << _POSITION_BITS | positions
-
-
-def decode_positions(samples: Integers) -> Integers:
-    """Returns the positions that `encode_samples` was given."""
-    return samples & _POSITION_MASK
-
-
-def compute_ragged(begins: Integers, counts: Integers) -> Integers:
-    """``begins[0], begins[0] + 1 ...``, so many as ``counts[0]``; then those of the next, and so on; flat."""
-    steps = np.cumsum(counts)
-    total = int(steps[-1]) if len(steps) else 0
-    return np.repeat(begins - steps + counts, counts) + np.arange(total)
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Windows of some ranks; of row r the first ``counts[r]`` places hold samples.
-
-    ``sums`` holds, before each place of a row, the lengths so far; ``used`` likewise what is used of each further resource.
-    Where rows are not ``is_sorted``, they stand by position.
-    """
-
-    samples: Integers
-    counts: Integers
-    lengths: Integers
-    sums: Integers
-    used: tuple[Integers, ...] = ()
-    is_sorted: bool = True
-
-    @property
-    def tokens(self) -> Integers:
-        """What each row holds, in tokens without padding."""
-        tokens: Integers = self.sums[np.arange(len(self.counts)), self.counts]
-        return tokens
-
-    @property
-    def positions(self) -> Integers:
-        """The position of each sample."""
-        return decode_positions(self.samples)
-
-
-def sort_windows(*parts: tuple[Integers, Integers]) -> Windows:
-    """Returns the windows of ranks that hold all ``parts``: each the samples of a part, rank by rank, and how many each
-    rank has.
-    """
-    counts = np.sum([part_counts for _, part_counts in parts], axis=0)
-    ranks, width = len(counts), max(1, int(counts.max(initial=0)))
-    samples = np.full((ranks, width), _FILLER, dtype=np.int64)
-    begins = np.arange(ranks) * width
-    for held, part_counts in parts:
-        samples.reshape(-1)[compute_ragged(begins, part_counts)] = held
-        begins = begins + part_counts
-    samples.sort(axis=1)
-    lengths = samples >> _POSITION_BITS
-    return Windows(samples, counts, lengths, accumulate_rows(lengths))
-
-
-def accumulate_rows(values: Integers) -> Integers:
-    """Sums of each row before each of its places, and of all of it: one column more."""
-    sums = np.zeros((values.shape[0], values.shape[1] + 1), dtype=np.int64)
-    np.cumsum(values, axis=1, out=sums[:, 1:])
-    return sums
 
 
 def compute_group_bounds(windows: Windows, budget_tokens: int, limits: tuple[int, ...] = ()) -> Integers:
@@ -158,7 +82,7 @@ def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] =
         samples[row, :count] = windows.samples[row, [place for group in rows for place in reversed(group)]]
         bounds.append([0, *accumulate(map(len, rows))])
     most = max(map(len, bounds), default=1)
-    lengths = samples >> _POSITION_BITS
+    lengths = decode_lengths(samples)
     packed = Windows(samples, windows.counts, lengths, accumulate_rows(lengths))
     return packed, np.array([ends + ends[-1:] * (most - len(ends)) for ends in bounds], dtype=np.int64)
 
@@ -199,7 +123,7 @@ def line_up_windows(
     is_held = np.arange(width) < windows.counts[:, None]
     order = np.argsort(np.where(is_held, windows.positions, HUGE), axis=1)
     samples = np.take_along_axis(windows.samples, order, axis=1)
-    lengths = samples >> _POSITION_BITS
+    lengths = decode_lengths(samples)
     uses = [np.take_along_axis(np.diff(used, axis=1), order, axis=1) for used in windows.used]
     used = tuple(map(accumulate_rows, uses))
     lined = Windows(samples, windows.counts, lengths, accumulate_rows(lengths), used, is_sorted=False)
@@ -298,6 +222,15 @@ class Runs:
             return self.compute_sums(windows.sums)
         return self.sizes * self.compute_longest(windows)
 
+    def compute_costs(self, windows: Windows, layout: Layout, cost: Cost) -> Integers:
+        """Returns the cost of each step's batch. Twin of `odb_ref.core.batching.layouts.Layout.compute_cost`."""
+        if cost == TOKENS:
+            return self.compute_tokens(windows, layout)
+        if layout is Layout.PACKED:
+            is_held = np.arange(windows.lengths.shape[1]) < windows.counts[:, None]
+            return self.compute_sums(accumulate_rows(price(np.where(is_held, windows.lengths, 0), cost)))
+        return self.sizes * price(self.compute_longest(windows), cost)
+
     def compute_sums(self, sums: Integers) -> Integers:
         """Returns the sum over each step of what ``sums`` accumulates."""
         return np.take_along_axis(sums, self.ends, axis=1) - np.take_along_axis(sums, self.begins, axis=1)
@@ -313,6 +246,13 @@ class Runs:
         return np.where(self.ends > self.begins, longest, 0)
 
 
+def price(lengths: Integers, cost: Cost) -> Integers:
+    """Returns the cost of each length, 0 where that is 0: the function is asked once for each different one."""
+    different, places = np.unique(lengths, return_inverse=True)
+    costs = np.array([cost.of_tokens(tokens) if tokens else 0 for tokens in different.tolist()], dtype=np.int64)
+    return costs[places].reshape(lengths.shape)
+
+
 def align_windows(
     windows: Windows,
     bounds: Integers,
@@ -321,6 +261,7 @@ def align_windows(
     *,
     layout: Layout = Layout.PADDED,
     step_order: StepOrder = StepOrder.FULLEST,
+    cost: Cost = TOKENS,
 ) -> Runs:
     """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
 
@@ -330,10 +271,11 @@ def align_windows(
     count = count_groups(bounds)
     is_by_position = step_order is StepOrder.SAMPLER
     # What leaves first has the least rank; where there is no group, the greatest.
-    ranks = groups.begins if is_by_position else -groups.compute_tokens(windows, layout)
-    ranks = np.where(groups.sizes > 0, ranks, HUGE)
+    ranks = groups.begins if is_by_position else -groups.compute_costs(windows, layout, cost)
+    fills = ranks if is_by_position else -groups.compute_tokens(windows, layout)
+    ranks, fills = (np.where(groups.sizes > 0, values, HUGE) for values in (ranks, fills))
     # A sort of many columns at once keeps the order of what is equal, as the core's sorts do.
-    chosen = np.lexsort((ranks, ~due), axis=-1)[:, :target]
+    chosen = np.lexsort((fills, ~due), axis=-1)[:, :target]
     chosen_ranks = np.take_along_axis(ranks, chosen, axis=1)
     order = np.argsort(chosen_ranks, axis=1, kind="stable")
     chosen_ranks = np.take_along_axis(chosen_ranks, order, axis=1)
@@ -347,7 +289,7 @@ def align_windows(
     is_split = (count < target) & (count < windows.counts)
     for row in np.flatnonzero((count <= target) & (is_tied | is_split)).tolist():
         split = split_runs(
-            bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target, layout, step_order
+            bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target, layout, step_order, cost=cost
         )
         runs.begins[row, : len(split)] = [begin for begin, _ in split]
         runs.ends[row, : len(split)] = [end for _, end in split]
@@ -374,6 +316,8 @@ def split_runs(
     target: int,
     layout: Layout = Layout.PADDED,
     step_order: StepOrder = StepOrder.FULLEST,
+    *,
+    cost: Cost = TOKENS,
 ) -> list[tuple[int, int]]:
     """Returns the groups of a window, split until there are ``target`` or only singles, lined up. Spec: R4.2.
 
@@ -382,18 +326,20 @@ def split_runs(
 
     is_packed, is_by_position = layout is Layout.PACKED, step_order is StepOrder.SAMPLER
 
-    def compute_tokens(begin: int, end: int) -> int:
-        return sum(lengths[begin:end]) if is_packed else (end - begin) * max(lengths[begin:end])
+    def compute_cost(begin: int, end: int) -> int:
+        if is_packed:
+            return sum(map(cost.of_tokens, lengths[begin:end]))
+        return (end - begin) * cost.of_tokens(max(lengths[begin:end]))
 
     def compute_key(begin: int, end: int) -> int:
-        return -compute_tokens(begin, end) if end - begin > 1 else 0
+        return -compute_cost(begin, end) if end - begin > 1 else 0
 
     def count_first(begin: int, end: int) -> int:
         if not is_packed:
             return (end - begin + 1) // 2
-        half = compute_tokens(begin, end) - compute_tokens(begin, end) // 2
-        held = accumulate(lengths[begin : end - 1] if is_by_position else lengths[begin + 1 : end][::-1])
-        return min(end - begin - 1, 1 + sum(tokens < half for tokens in held))
+        half = compute_cost(begin, end) - compute_cost(begin, end) // 2
+        first = lengths[begin : end - 1] if is_by_position else lengths[begin + 1 : end][::-1]
+        return min(end - begin - 1, 1 + sum(held < half for held in accumulate(map(cost.of_tokens, first))))
 
     heap = [(compute_key(begin, end), order, begin, end) for order, (begin, end) in enumerate(pairwise(bounds))]
     heapq.heapify(heap)
@@ -407,4 +353,4 @@ def split_runs(
         heapq.heappush(heap, (compute_key(*rest), order + 1, *rest))
         order += 2
     runs = [(begin, end) for _, _, begin, end in heap]
-    return sorted(runs) if is_by_position else sorted(runs, key=lambda run: compute_tokens(*run), reverse=True)
+    return sorted(runs) if is_by_position else sorted(runs, key=lambda run: compute_cost(*run), reverse=True)

@@ -161,13 +161,13 @@ class RankChecks:
 
     def _check_fullness(self, config: Config, round_: int, steps: Sequence[Step]) -> None:
         """Checks that the steps of a round, taken back into the order fullest, are that."""
-        tokens = [_compute_tokens(config, [sample.length for sample in step.group]) for step in steps]
-        filled = len(tokens) - tokens.count(0)
+        costs = [_compute_tokens(config, [config.cost.of_tokens(s.length) for s in step.group]) for step in steps]
+        filled = len(costs) - costs.count(0)
         places = permute(len(steps), config.order_seed, round_) if config.order == StepOrder.SHUFFLED else range(filled)
-        lined = sorted(zip([place for place in places if place < filled], tokens, strict=False))
+        lined = sorted(zip([place for place in places if place < filled], costs, strict=False))
         fullness = [count for _, count in lined]
-        if not all(tokens[:filled]) or fullness != sorted(fullness, reverse=True):
-            detail = f"{tokens} tokens a step, {fullness} in the order of places"
+        if not all(costs[:filled]) or fullness != sorted(fullness, reverse=True):
+            detail = f"{config.cost.name} of {costs} a step, {fullness} in the order of places"
             raise Violation("ORDER", f"rank {config.rank} round {round_}: {detail}")
 
     def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:

@@ -52,6 +52,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
             "lengths": [list(shard) for shard in bounds.lengths],
             "limits": list(bounds.limits),
             "layout": str(bounds.layout),
+            "cost": bounds.cost.name,
             "mode": str(bounds.mode),
             "rule": scenario.rule,
         },

@@ -21,7 +21,7 @@ from odb_sim.engine.cautions import Caution, list_cautions
 from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
-from odb_sim.engine.twins import fits_twins
+from odb_sim.engine.windows import fits_twins
 from odb_sim.engine.world import TimedObserver, World
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs
@@ -245,6 +245,7 @@ def run(
         policy=policy,
         mode=str(what.mode),
         shards=str(what.sharding if what.is_protocol else what.sharding.of_baselines),
+        cost=what.cost.name,
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
         order=str(what.order) if what.is_protocol else PLANNED_ORDER,
         ranks=what.workload.ranks,
