@@ -168,6 +168,25 @@ def test_a_thousand_failures_lose_no_sample_and_leave_nobody_waiting() -> None:
     assert sum(result.value[1] for result in results) >= 1000
 
 
+class Prompts(Numbers):
+    """Samples of which no token carries loss."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        return sample | {"labels": torch.full_like(sample["labels"], -100)}
+
+
+def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
+    model = make_model()
+    faults = Faults(0, 1.0)
+    guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"))
+    with ODBDataLoader(Prompts(0, 8), **(OPTIONS | {"loss_scaling": "none"})) as loader:
+        for batch, info in loader.steps():
+            assert guard.backward(batch, info) == 0.0
+            assert not any(get_gradient(model))
+    assert guard.failures > 2
+
+
 class Uneven(nn.Module):
     """Uses one parameter on even batches, another on odd ones, a third never; counts its passes, as batch norm does."""
 

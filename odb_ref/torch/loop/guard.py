@@ -172,7 +172,7 @@ class StepGuard(Generic[Batch]):
 
     def _run(self, piece: _Piece[Batch]) -> torch.Tensor:
         loss = self._compute_loss(self._model, piece.batch)
-        if not piece.weight:
+        if not (piece.supervised and piece.weight):  # it may have no mean, as in `StepInfo.scale`
             loss = torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
         scaled = loss * piece.weight
         torch.autograd.backward(scaled)
@@ -252,7 +252,7 @@ class StepGuard(Generic[Batch]):
         first = (piece.samples + 1) // 2
         halves = []
         for batch, samples, supervised in zip(batches, (first, piece.samples - first), counts, strict=True):
-            is_mean = self._reduction is LossReduction.MEAN
+            is_share = self._reduction is LossReduction.MEAN and piece.supervised
             halves.append(
                 replace(
                     piece,
@@ -260,7 +260,7 @@ class StepGuard(Generic[Batch]):
                     samples=samples,
                     supervised=supervised,
                     tokens=piece.tokens * samples // piece.samples,
-                    weight=piece.weight * supervised / piece.supervised if is_mean else piece.weight,
+                    weight=piece.weight * supervised / piece.supervised if is_share else piece.weight,
                 )
             )
         return halves[0], halves[1]
