@@ -235,6 +235,41 @@ def test_parameters_that_one_rank_uses_are_averaged_and_others_left_alone() -> N
     assert results[1].value[1:] == ([], None)
 
 
+def train_with_less(rank: int) -> Any:
+    """By epoch, the largest batch, and the failures so far: rank 1 holds no more than 60 tokens."""
+    samples = OPTIONS | {"token_budget": 90}
+    found = []
+    with ODBDataLoader(Numbers(60 * rank, 60), **samples) as loader:
+
+        def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+            if rank == 1 and batch["input_ids"].numel() > 60:
+                raise torch.OutOfMemoryError("CUDA out of memory: injected")
+            return compute_loss(model, batch, "mean")
+
+        guard = StepGuard(make_model(), step, lower_budget=loader.accept_budget)
+        for _ in range(3):
+            tokens, numbers = [], []
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+                tokens.append(info.padded_tokens)
+                numbers += [] if info.is_idle else batch["numbers"]
+            assert sorted(numbers) == list(range(60 * rank, 60 * rank + 60))
+            found.append((max(tokens), guard.failures))
+    return found
+
+
+def test_what_one_rank_cannot_hold_becomes_the_budget_of_all() -> None:
+    results = run_ranks(2, train_with_less)
+    assert [result.error for result in results] == ["", ""], results
+    for result in results:
+        (first, failures), *later = result.value
+        assert first > 81
+        assert all(most <= 81 for most, _ in later)
+    assert results[0].value[-1][1] == 0
+    failures = [count for _, count in results[1].value]
+    assert failures[0] > 0
+
+
 # What does not fit alone, and what is not a lack of memory -------------------------------------------------------------------
 
 

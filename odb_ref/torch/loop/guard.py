@@ -69,7 +69,7 @@ class StepGuard(Generic[Batch]):
     `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
     (default: by the first dimension), ``count(batch)`` says how many of its tokens carry loss (default: by its labels). A
     layer that mixes the samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew.
-    ``lower_budget`` is told of each new `token_budget`.
+    ``lower_budget`` is told of each new `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
     """
 
     def __init__(
