@@ -16,7 +16,6 @@ from tests.proofs.worlds import find_difference, run_world
 AT_ONCE = 40
 MOST_WORLDS = 600
 _ANYWHERE = Bounds(lengths=((1,),))
-_RANK = "step_order.compute_rank(groups[i], layout)"
 
 
 def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutant:
@@ -26,11 +25,11 @@ def _mutant(name: str, module: str, old: str, new: str, property_: str) -> Mutan
 DEEP = (
     _mutant("failed_rank % 16", "rounds", "failed_rank=config.rank if", "failed_rank=config.rank % 16 if", "ABORT"),
     _mutant("stop_rank % 16", "rounds", "stop_rank=config.rank if", "stop_rank=config.rank % 16 if", "STOP"),
-    _mutant("padded tokens of 16 bits choose", "batching.alignment", _RANK, f"-(-{_RANK} & 0xFFFF)", "REPLAY"),
+    _mutant("padded tokens of 16 bits choose", "batching.alignment", "fills[i])", "-(-fills[i] & 0xFFFF))", "REPLAY"),
     _mutant(
         "padded tokens of 16 bits order the steps",
         "batching.alignment",
-        "key=lambda group: step_order.compute_rank(group, layout)",
+        "key=lambda group: step_order.compute_rank(group, layout, cost)",
         "key=lambda group: -(layout.compute_tokens(group) & 0xFFFF)",
         "REPLAY",
     ),
@@ -138,7 +137,7 @@ DEEP = (
     ),
     _mutant(
         "of two failures the last is named",
-        "machine",
+        "exchange",
         "for report in reports:\n        if report.cause",
         "for report in reversed(reports):\n        if report.cause",
         "ABORT",
@@ -171,13 +170,13 @@ DEEP = (
         "min(2, config.depth_steps) - len(state.queue)",
         "FREE",
     ),
-    _mutant("equal groups: the last first", "batching.alignment", f"{_RANK}, i)", f"{_RANK}, -i)", "REPLAY"),
+    _mutant("equal groups: the last first", "batching.alignment", "fills[i])", "fills[i], -i)", "REPLAY"),
     _mutant("the smaller half first", "batching.layouts", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
     _mutant(
         "an equal part that was made last is split first",
         "batching.alignment",
-        "heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), order, half))",
-        "heapq.heappush(heap, (-_compute_splittable_tokens(half, layout), -order, half))",
+        "heapq.heappush(heap, (-_compute_splittable_cost(half, layout, cost), order, half))",
+        "heapq.heappush(heap, (-_compute_splittable_cost(half, layout, cost), -order, half))",
         "REPLAY",
     ),
     _mutant(

@@ -60,7 +60,7 @@ PLANTED = (
     _core(
         "what is carried is in order up to 256 only",
         "batching.alignment",
-        "key=lambda sample: sample.position)",
+        'key=attrgetter("position"))',
         "key=lambda sample: min(sample.position, 256))",
     ),
     _core(
@@ -144,7 +144,12 @@ PLANTED = (
         "min(map(itemgetter(1), rows)) < due_before",
         "max(map(itemgetter(1), rows)) < due_before",
     ),
-    _trace("the third number of a count is not summed", "check/exchanges", "            total[2] += row[2]\n", ""),
+    _trace(
+        "the third number of a count is not summed",
+        "check/exchanges",
+        "total[place] += value",
+        "total[place] += value * (place != 2)",
+    ),
     _trace(
         "a resource is called by the number after",
         "check/groups",

@@ -196,8 +196,8 @@ MUTANTS = (
     Mutant(
         name="what is carried is dropped",
         module="batching.alignment",
-        old="return _line_up(chosen, layout, step_order), tuple(carried)",
-        new="return _line_up(chosen, layout, step_order), ()",
+        old="), tuple(carried)",
+        new="), ()",
         property="CONSERVE",
         bounds=CARRY,
     ),
@@ -212,8 +212,8 @@ MUTANTS = (
     Mutant(
         name="an idle step uses up the slot of a group",
         module="batching.alignment",
-        old="chosen = [groups[i] for i in order[:target]]",
-        new="chosen = [*(groups[i] for i in order[: target - 1]), ()]",
+        old="tuple(groups[i] for i in sorted(order[:target], key=ranks.__getitem__))",
+        new="(*(groups[i] for i in sorted(order[: target - 1], key=ranks.__getitem__)), ())",
         property="CONSERVE",
         bounds=CARRY,
     ),
@@ -228,16 +228,16 @@ MUTANTS = (
     Mutant(
         name="what is due by age does not go first",
         module="batching.alignment",
-        old="(not is_due(groups[i], due_before), step_order",
-        new="(False, step_order",
+        old="(not is_due(groups[i], due_before), fills[i])",
+        new="(False, fills[i])",
         property="AGE",
         bounds=AGED,
     ),
     Mutant(
         name="the carried samples lose their order",
         module="batching.alignment",
-        old="sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position)",
-        new="reversed(sorted(chain.from_iterable(groups[i] for i in order[target:]), key=lambda sample: sample.position))",
+        old='sorted(chain.from_iterable(groups[i] for i in order[target:]), key=attrgetter("position"))',
+        new='reversed(sorted(chain.from_iterable(groups[i] for i in order[target:]), key=attrgetter("position")))',
         property="REPLAY",
         bounds=CARRY,
         needs_invariants=True,
@@ -245,18 +245,18 @@ MUTANTS = (
     Mutant(
         name="ties are broken by how often the rank has been asked",
         module="batching.alignment",
-        old="compute_rank(groups[i], layout), i)",
-        new="compute_rank(groups[i], layout), -i if _calls % 3 else i)",
+        old="fills[i])",
+        new="fills[i], -i if _calls % 3 else i)",
         prelude="""
 _original, _calls = align, 0
 
 
 def align(
-    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout, step_order: StepOrder
+    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout, step_order: StepOrder, *, cost: Cost
 ) -> tuple[tuple[Group, ...], Group]:
     global _calls
     _calls += 1
-    return _original(groups, target, due_before, layout, step_order)
+    return _original(groups, target, due_before, layout, step_order, cost=cost)
 """,
         property="REPLAY",
         bounds=replace(CARRY, lengths=((4,) * 8, (1,) * 16), max_age_rounds=4),

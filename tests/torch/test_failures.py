@@ -90,6 +90,43 @@ def test_a_failing_collate_fn_stops_all_ranks_before_any_waits(num_workers: int)
     check_same(run_ranks(3, read_with_failing_collate, num_workers), 2, "RuntimeError: no memory")
 
 
+def fail_and_go_on(rank: int) -> tuple[str, int]:
+    """An epoch in which the shortest sample of rank 1 cannot be collated, and one without it."""
+    mood = {"is_bad": True}
+
+    class Moody(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            sample = super().__getitem__(index)
+            is_bad = mood["is_bad"] and rank == 1 and index == 1
+            return sample | {"is_bad": 1} if is_bad else sample
+
+    def combine(samples: list[Any]) -> Any:
+        if any("is_bad" in sample for sample in samples):
+            raise ValueError("cannot be collated")
+        return collate(samples)
+
+    with ODBDataLoader(Moody(0, (40, 5)[rank]), **SETTINGS | {"collate_fn": combine}) as loader:
+        try:
+            for _ in loader:
+                synchronize()
+        except JobError as error:
+            text = str(error)
+        mood["is_bad"] = False
+        idle = 0
+        for _, info in loader.steps():
+            synchronize()
+            idle += info.is_idle
+    return text, idle
+
+
+def test_what_failed_in_one_epoch_is_not_replayed_in_the_idle_steps_of_the_next() -> None:
+    """Found by the soak, seed 61449. Spec: R1.3."""
+    results = run_ranks(2, fail_and_go_on)
+    assert not any(result.error for result in results), results
+    assert all("cannot be collated" in result.value[0] for result in results)
+    assert results[0].value[1] == 0 < results[1].value[1]
+
+
 def read_with_bad_lengths(rank: int, length: Any, num_workers: int) -> None:
     def measure(sample: Any) -> Any:
         return length if rank == 0 and sample["number"] == 12 else len(sample["input_ids"])

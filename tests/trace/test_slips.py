@@ -126,6 +126,16 @@ def test_each_number_of_the_counts_is_summed(place: int) -> None:
     assert exchanges.answer_counts(0, 0, [right], [3, 4])
 
 
+def test_ranks_that_count_different_resources_are_refused() -> None:
+    """Spec: R4.5. Checks: ALIGN. Their headers may lie."""
+    findings = Findings()
+    exchanges = Exchanges(2, findings)
+    for rank in range(2):
+        exchanges.post_counts(rank, 0, [[5, 9, 7, *(1,) * rank]], None)
+    (found,) = findings.get_violations(frozenset())
+    assert found.property is Property.ALIGN and "other resources" in found.what
+
+
 def test_an_answer_before_the_last_rank_has_posted_is_refused() -> None:
     """Checks: RELEASE."""
     findings = Findings()

@@ -90,6 +90,10 @@ class Collator:
         other._epoch_seed, other._cheapest, other._told = epoch_seed, self._cheapest, self._told
         return other
 
+    def forget_idle_sample(self) -> None:
+        """Looks for another sample to replay: a failure may be that of the one it has, and later epochs are to be spared it."""
+        self._cheapest = None
+
     def put(self, place: int, item: Measured) -> None:
         """Adds the sample at a place of the sampler's order."""
         if self._on_idle is OnIdle.REPLAY and self._is_cheaper(item):

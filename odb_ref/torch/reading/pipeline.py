@@ -230,6 +230,9 @@ class _Maker:
             self._workers.close()  # a thread of an earlier epoch that was slow to end has begun them
         self._workers.prepare()
 
+    def forget_idle_sample(self) -> None:
+        self._collator.forget_idle_sample()
+
     def describe(self) -> str:
         return "" if self._collating is None else f"collating step {self._collating}"
 
@@ -349,6 +352,7 @@ class _Epoch:
                 # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
                 traceback.clear_frames(error.__traceback__)
             self.stop()
+            self._maker.forget_idle_sample()
             part.listener.on_error(describe(error), error)
             if not isinstance(error, Exception):
                 raise

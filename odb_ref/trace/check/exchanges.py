@@ -84,9 +84,11 @@ class Exchanges:
             exchange.rows = [list(row) for row in rows]
             return
         self._findings.checked[Property.ALIGN] += 1
-        if len(rows) != len(exchange.rows):
+        if list(map(len, rows)) != list(map(len, exchange.rows)):
             exchange.is_broken = True
             what = f"posts counts of {len(rows)} steps, other ranks of {len(exchange.rows)}"
+            if len(rows) == len(exchange.rows):
+                what = "posts counts of other resources than other ranks"
             self._findings.violate(Property.ALIGN, what, rank=rank, round_=self.first_round + number)
             return
         for total, row in zip(exchange.rows, rows, strict=True):
