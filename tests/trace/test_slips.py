@@ -33,6 +33,8 @@ def make_settings(limits: tuple[int, ...]) -> Settings:
         is_packed=False,
         order="fullest",
         order_seed=0,
+        cost="tokens",
+        attention_tokens=0,
         limits=limits,
         world_size=2,
         shared_samples=None,

@@ -281,9 +281,13 @@ def compute_fingerprint(config_json: str) -> int:
     return int.from_bytes(hashlib.blake2b(config_json.encode(errors="backslashreplace"), digest_size=7).digest(), "big")
 
 
+_LONGEST_NUMBER: Final = 18
+"""Digits of a number in a name: Python refuses to read some thousands of them."""
+
+
 def _get_attention(cost: str) -> int | None:
     kind, _, number = cost.partition("/")
-    if kind == "attention" and number.isdecimal() and int(number):
+    if kind == "attention" and number.isdecimal() and len(number) <= _LONGEST_NUMBER and int(number):
         return int(number)
     return 0 if cost == "tokens" else None
 
