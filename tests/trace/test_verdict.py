@@ -167,7 +167,7 @@ def test_the_settings_of_a_header_are_read() -> None:
     )
     assert decode(layout="packed").is_packed
     assert decode(cost="attention/70").attention_tokens == 70
-    for own in ("attention/0", "attention", "attention/x", "square/7"):
+    for own in ("attention/0", "attention", "attention/x", "square/7", "attention/" + "9" * 5000):
         assert decode(cost=own).attention_tokens is None
     with pytest.raises(TraceError, match="has the cost 5"):
         decode(cost=5)
