@@ -151,7 +151,7 @@ def find_descendants(pid: int) -> Iterator[int]:
 
 def _start(folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT / "examples" / "demo")}
     with (folder / f"log-{rank}").open("wb") as log:
         command = [sys.executable, "-m", "tests.bench.rank", str(folder)]
         return subprocess.Popen(

@@ -16,8 +16,6 @@ from itertools import chain, pairwise, zip_longest
 from typing import Any, Final
 
 import torch
-from demo_texts import ByteTexts, read_docstrings
-from demo_train import collate
 from torch.distributed.algorithms import Join
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
@@ -99,6 +97,8 @@ def _attend(
 
 def learn(spec: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     """Trains for an epoch; says, step by step, what the rank had and what it added to the loss."""
+    from demo_texts import ByteTexts, read_docstrings
+
     texts = ByteTexts(read_docstrings(sum(spec["shards"])), spec["max_tokens"])
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=spec["learning_rate"])
@@ -120,7 +120,7 @@ def _join(model: DistributedDataParallel, kind: str) -> AbstractContextManager[o
     return Join([model]) if kind == "peer" else nullcontext()
 
 
-def _iterate(texts: ByteTexts, spec: dict[str, Any], rank: int, ranks: int) -> Iterator[tuple[Any, float, bool]]:
+def _iterate(texts: Any, spec: dict[str, Any], rank: int, ranks: int) -> Iterator[tuple[Any, float, bool]]:
     first = sum(spec["shards"][:rank])
     shard = Subset(texts, range(first, first + spec["shards"][rank]))
     match spec["kind"]:
@@ -163,6 +163,8 @@ def _iterate(texts: ByteTexts, spec: dict[str, Any], rank: int, ranks: int) -> I
 
 
 def _pad(samples: Sequence[Any]) -> Any:
+    from demo_train import collate
+
     batch = collate([{name: sample[name] for name in ("input_ids", "labels")} for sample in samples])
     return batch | {"attention_mask": (batch["input_ids"] != 0).long()}
 
