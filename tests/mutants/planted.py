@@ -75,6 +75,20 @@ PLANTED = (
         "accumulate(cost.of_tokens(sample.length) for sample in group[:-2])",
         "accumulate(sample.length for sample in group[:-2])",
     ),
+    # Budgets that change.
+    _core(
+        "a round is grouped by what its own rank accepts",
+        "rounds",
+        "config.compute_round_bounds(state.agreed_tokens)",
+        "config.compute_round_bounds(state.accepted_tokens)",
+    ),
+    _core(
+        "limits stay while the budget shrinks",
+        "batching.budgets",
+        "max(1, limit * agreed_tokens // budget_tokens)",
+        "limit",
+    ),
+    _core("a resumed rank forgets what it accepts", "resume", "        accepted_tokens=start.accepted_tokens,\n", ""),
     _core(
         "the third resource is not looked at",
         "batching.grouping",
