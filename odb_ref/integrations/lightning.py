@@ -31,7 +31,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Self
 
-import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
@@ -39,6 +38,7 @@ from torch.utils.data import Dataset
 
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.gathering import gather_objects
 
 _RANKS: Final = "ranks"
 
@@ -134,10 +134,7 @@ class LightningLoader:
     def gather_state(self) -> dict[str, object]:
         """Returns all ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
         own = self._place or self.loader.state_dict()
-        if not dist.is_initialized():
-            return {_RANKS: [own]}
-        gathered: list[Mapping[str, object]] = [own] * dist.get_world_size()
-        dist.all_gather_object(gathered, own)
+        gathered = gather_objects(own, None)
         # Ranks that share their batches, by a device mesh, have equal states.
         by_rank = {int(str(state["rank"])): state for state in gathered}
         return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)]}

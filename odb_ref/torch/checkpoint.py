@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-import torch.distributed as dist
-
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.exchange.collectives import get_rank_and_size
+from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.plan.state import StateDict
 
@@ -37,12 +35,7 @@ class JobState:
 
         A collective of the loader's ranks: call it on each, after the same step.
         """
-        states: list[object] = [self._save()]
-        group = self._process_group
-        _, world_size = get_rank_and_size(group)
-        if world_size > 1:
-            states *= world_size
-            dist.all_gather_object(states, states[0], group=group)
+        states = gather_objects(self._save(), self._process_group)
         # One value: a checkpoint names each value by its key, and its keys must not depend on the number of ranks.
         return {_KEY: json.dumps(states)}
 

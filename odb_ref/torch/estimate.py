@@ -10,6 +10,7 @@ import torch.distributed as dist
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
+from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import MeasureFn
@@ -77,9 +78,7 @@ def estimate_steps(
     Raises: UsageError as `measure_some`, and when no sample could be measured.
     """
     own = measure_some(order, measure, config.rank, config.world_size, count)
-    readings: list[Reading] = [own] * config.world_size
-    if config.world_size > 1:
-        dist.all_gather_object(readings, own, group=group)
+    readings = gather_objects(own, group)
     steps = compute_steps(readings, config, is_shared=order.is_auto)
     if steps is None:
         raise UsageError("the steps of an epoch cannot be estimated: not one of the samples tried could be measured")

@@ -9,9 +9,20 @@ import torch
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
+from odb_ref.torch.exchange.collectives import get_rank_and_size
 from odb_ref.torch.info import StepInfo
 
 Output = TypeVar("Output")
+Value = TypeVar("Value")
+
+
+def gather_objects(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
+    """Returns what each rank has, by rank, the same on every rank; a collective of the trainer's, not of the exchange."""
+    _, size = get_rank_and_size(group)
+    objects = [own] * size
+    if size > 1:
+        dist.all_gather_object(objects, own, group=group)
+    return objects
 
 
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:
@@ -26,10 +37,7 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
     if isinstance(outputs, torch.Tensor):
         outputs = outputs.detach().cpu()
     own = [] if info.is_idle else list(outputs)
-    parts = [(info.local_samples, own)]
-    if dist.is_initialized() and (size := dist.get_world_size(group)) > 1:
-        parts *= size
-        dist.all_gather_object(parts, (info.local_samples, own), group=group)
+    parts = gather_objects((info.local_samples, own), group)
     for rank, (samples, part) in enumerate(parts):
         if len(part) != samples:
             raise UsageError(

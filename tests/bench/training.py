@@ -165,7 +165,7 @@ def _iterate(texts: Any, spec: dict[str, Any], rank: int, ranks: int) -> Iterato
 def _pad(samples: Sequence[Any]) -> Any:
     from demo_train import collate
 
-    batch = collate([{name: sample[name] for name in ("input_ids", "labels")} for sample in samples])
+    batch = collate(samples)
     return batch | {"attention_mask": (batch["input_ids"] != 0).long()}
 
 

@@ -37,7 +37,16 @@ def test_costs_are_found_by_name() -> None:
     attention = get_cost("attention/10")
     assert attention == make_attention_cost(10)
     assert [attention.of_tokens(tokens) for tokens in (1, 9, 10, 25)] == [1, 17, 20, 87]
-    for name in ("tokens/1", "attention", "attention/", "attention/0", "attention/-1", "attention/x", "square"):
+    for name in (
+        "tokens/1",
+        "attention",
+        "attention/",
+        "attention/0",
+        "attention/-1",
+        "attention/x",
+        "attention/" + "9" * 5000,
+        "square",
+    ):
         with pytest.raises(UsageError):
             get_cost(name)
 

@@ -22,6 +22,8 @@ PROBES: Final = (1, 2, 1_000, 100_000)
 """Lengths by whose costs two ranks tell that their cost functions differ."""
 
 _ATTENTION: Final = "attention/"
+_LONGEST_NUMBER: Final = 18
+"""Digits of a number in a name: Python refuses to read some thousands of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def get_cost(name: str) -> Cost:
     if name == TOKENS.name:
         return TOKENS
     equal_tokens = name.removeprefix(_ATTENTION)
-    if name.startswith(_ATTENTION) and equal_tokens.isdecimal():
+    if name.startswith(_ATTENTION) and equal_tokens.isdecimal() and len(equal_tokens) <= _LONGEST_NUMBER:
         return make_attention_cost(int(equal_tokens))
     raise UsageError(f"no cost {name!r}; there are 'tokens' and 'attention/Q', with a number Q")
 

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from odb_ref.torch.gathering import gather_objects
+
 Value = TypeVar("Value")
 
 _BUCKET_BYTES: Final = 25 * 2**20
@@ -17,12 +19,8 @@ _BUCKET_BYTES: Final = 25 * 2**20
 
 def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
     """Returns what each rank says, by rank; a collective."""
-    if not dist.is_initialized():
-        return [own]
-    said = [own] * dist.get_world_size(group)
     with unset_fake_temporarily():  # memory may be probed with fake tensors, which hold nothing that could be sent
-        dist.all_gather_object(said, own, group=group)
-    return said
+        return gather_objects(own, group)
 
 
 def reduce_max(own: Sequence[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:

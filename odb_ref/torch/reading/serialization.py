@@ -38,23 +38,18 @@ class TransferError(OdbError, MemoryError):
     """There is no memory, or no descriptor, for what one process hands to another."""
 
 
-FromBytes = Callable[[bytearray, str], torch.Tensor]
-FromShapedBytes = Callable[[bytearray, str, tuple[int, ...]], torch.Tensor]
+FromBytes = Callable[[bytearray, str, tuple[int, ...] | None], torch.Tensor]
 Rebuild = Callable[[bytes, torch.dtype, tuple[int, ...]], torch.Tensor]
 Reduced = (
-    tuple[FromBytes, tuple[bytearray, str]]
-    | tuple[FromShapedBytes, tuple[bytearray, str, tuple[int, ...]]]
+    tuple[FromBytes, tuple[bytearray, str, tuple[int, ...] | None]]
     | tuple[Rebuild, tuple[bytes, torch.dtype, tuple[int, ...]]]
 )
 
 
-def _unpack_row(data: bytearray, dtype: str) -> torch.Tensor:
+def _unpack_array(data: bytearray, dtype: str, shape: tuple[int, ...] | None) -> torch.Tensor:
     # Half the time of the way around by torch, which is for what NumPy does not know.
-    return torch.from_numpy(np.frombuffer(data, dtype))
-
-
-def _unpack_array(data: bytearray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape))
+    array = np.frombuffer(data, dtype)
+    return torch.from_numpy(array if shape is None else array.reshape(shape))
 
 
 def _unpack_tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -93,8 +88,7 @@ def _reduce(tensor: torch.Tensor) -> Reduced | str | tuple[object, ...]:
     if array.nbytes >= LARGE_BYTES:
         raise _LargeFound
     # Of memory, not of the array: the number in an array without dimensions would be taken for a length.
-    content, dtype = bytearray(array.data), array.dtype.str
-    return (_unpack_row, (content, dtype)) if array.ndim == 1 else (_unpack_array, (content, dtype, array.shape))
+    return _unpack_array, (bytearray(array.data), array.dtype.str, None if array.ndim == 1 else array.shape)
 
 
 Reduce = Callable[[torch.Tensor], Reduced | str | tuple[object, ...]]
