@@ -12,10 +12,11 @@ from typing import Generic, Self
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import check_integer
+from odb_ref.core.offer import NONE
 from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.backend.process_backend import ProcessBackend
 from odb_ref.torch.backend.thread_backend import ThreadBackend
@@ -192,16 +193,11 @@ class Epochs(Generic[Batch]):
             beginning.start,
             tag=self._shared.make_tag(beginning),
             trace=trace,
-            accepted_tokens=self._accepted_tokens,
+            accepted_tokens=NONE if self._accepted_tokens is None else self._accepted_tokens,
             steps_before=self._steps_before,
         )
         if start.checkpoint is None:
-            acceptance = Acceptance(
-                self.token_budget,
-                self._budget_schedule,
-                told_tokens=self._accepted_tokens,
-                steps_before=self._steps_before,
-            )
+            acceptance = start.make_acceptance(self.token_budget, self._budget_schedule)
             start = replace(start, first_tokens=acceptance.compute_first())
         return replace(beginning, start=start)
 

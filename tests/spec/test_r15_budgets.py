@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.batching.budgets import compute_bounds_in_force, compute_offered
+from odb_ref.core.batching.budgets import Acceptance, compute_bounds_in_force, compute_offered
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import RuleError, UsageError
@@ -149,6 +149,14 @@ def test_a_schedule_that_answers_no_budget_ends_the_rank() -> None:
     for answer in (0, -1, 2.5, None):
         with pytest.raises(RuleError, match="budget schedule"):
             World(make_config(), make_shards([[1]]), budgets=[lambda _step, _current, answer=answer: answer])
+
+
+def test_a_rank_that_resumed_accepts_more_when_it_is_told_so() -> None:
+    """Spec: R15.5."""
+    resumed = Acceptance(budget_tokens=8).begin(3)
+    assert (resumed.tokens, resumed.tell(6).tokens, resumed.ask(5, 3).tokens) == (3, 6, 3)
+    scheduled = replace(resumed, schedule=lambda _step, current: current + 2)
+    assert (scheduled.tell(6).tokens, scheduled.tell(6).ask(5, 3).tokens) == (3, 5)
 
 
 def test_a_sample_over_the_lowered_budget_travels_alone() -> None:
