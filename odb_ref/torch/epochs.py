@@ -227,15 +227,16 @@ class Epochs(Generic[Batch]):
         """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
 
         Of the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
-        ``odb/padding_ratio``, the share of the token budgets that held real tokens in ``odb/fill`` and, of all ranks, in
-        ``odb/efficiency``; ``odb/patches``, or ``odb/cost_0`` and so on. Besides: ``odb/data_wait_s``, what the training
-        thread has waited for steps; ``odb/first_step_s``, from the epoch's start to its first step; ``odb/exchanges`` and
-        ``odb/exchange_s``, the collectives that brought an answer, of all epochs; and ``odb/quarantined_samples``.
+        ``odb/padding_ratio``, the share of the token budgets in force that held real tokens in ``odb/fill`` and, of all ranks,
+        in ``odb/efficiency``, the last of these budgets in ``odb/token_budget``; ``odb/patches``, or ``odb/cost_0`` and so on.
+        Besides: ``odb/data_wait_s``, what the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
+        start to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the collectives that brought an answer, of all
+        epochs; and ``odb/quarantined_samples``.
         """
         trainer_side, exchange = self._trainer_side, self._session.exchange
         if trainer_side is None or exchange is None:
             return {}
-        return trainer_side.metrics.describe(self.token_budget, self._resources, exchange.world_size) | {
+        return trainer_side.metrics.describe(self._resources, exchange.world_size) | {
             "odb/quarantined_samples": trainer_side.bad_samples.count,
             "odb/exchange_s": exchange.exchange_s,
             "odb/exchanges": exchange.exchanges,

@@ -159,6 +159,23 @@ def test_a_rank_that_resumed_accepts_more_when_it_is_told_so() -> None:
     assert (scheduled.tell(6).tokens, scheduled.tell(6).ask(5, 3).tokens) == (3, 5)
 
 
+def test_a_schedule_counts_the_steps_before_too() -> None:
+    """Spec: R15.4."""
+    acceptance = Acceptance(budget_tokens=8, schedule=lambda step, _current: 1 + step, steps_before=3)
+    assert acceptance.compute_first() == (4, 4)
+    assert acceptance.ask(2, NONE).tokens == 6
+
+
+def test_what_a_rank_accepts_it_need_be_told_once() -> None:
+    """Spec: R5.11, R15.2."""
+    world = World(make_config(), make_shards([[2] * 40]))
+    world.accept(0, 4)
+    world.run()
+    (node,) = world.nodes
+    assert [event for event, _ in node.events if isinstance(event, BudgetAccepted)] == [BudgetAccepted(4)]
+    assert [event.agreement.budget_min for event, _ in node.events if isinstance(event, Agreed)].count(4) > 5
+
+
 def test_a_sample_over_the_lowered_budget_travels_alone() -> None:
     """Spec: R15.1. Checks: BUDGET."""
     world = World(make_config(), make_shards([[6, 1, 1, 6]]), budgets=[lambda _step, _current: 3]).run()

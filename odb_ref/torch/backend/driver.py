@@ -221,12 +221,13 @@ class Driver:
             # With a shard of its own the positions say it.
             carried = self._round_start.carried if self._start.is_shared else ()
             places = tuple(map(self._quarantine.get_place, carried))
-        layout, resources = self._config.layout, len(self._config.limits)
+        config = self._config
         return make_round_note(
             steps,
             self._round_start,
-            layout=layout,
-            resources=resources,
+            budget_tokens=min(config.budget_tokens, begun.agreed_tokens),
+            layout=config.layout,
+            resources=len(config.limits),
             known_places=known_places,
             carried_places=places,
         )
