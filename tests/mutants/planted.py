@@ -23,7 +23,7 @@ COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py",)
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
-OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/core", "tests/trace")
+OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
 
