@@ -149,6 +149,11 @@ class Intervals:
             if value is not None and value < 1:
                 raise UsageError(f"Intervals: {field.name} must be at least 1, got {value}")
 
+    @property
+    def evaluates(self) -> bool:
+        """True when there is something to evaluate by."""
+        return self.evaluate_samples is not None or self.evaluate_tokens is not None
+
     def is_evaluation_due(self, progress: Progress) -> bool:
         """Returns whether to evaluate now."""
         return progress.has_passed(samples=self.evaluate_samples, tokens=self.evaluate_tokens)

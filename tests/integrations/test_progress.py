@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.utils.data import Dataset  # noqa: E402
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable  # noqa: E402
 from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, set_environment  # noqa: E402
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment  # noqa: E402
 from tests.integrations.test_hf import GIVEN, Recorder, make_trainer  # noqa: E402
 from tests.torch.data import Numbers, Stream  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -217,19 +216,6 @@ def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Pat
 # By samples and by tokens ------------------------------------------------------------------------------------------------
 
 INTERVALS = Intervals(evaluate_samples=10, save_tokens=150)
-
-
-def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[list[int], list[int]]:
-    """The updates, counted from 1, that reach a multiple of so many samples, and of so many tokens."""
-    updates = [(0, 0)]
-    seen = [0, 0]
-    for info in infos:
-        seen = [seen[0] + info.global_samples, seen[1] + info.global_tokens]
-        updates += [(seen[0] // samples, seen[1] // tokens)] if info.is_window_end else []
-    steps = list(enumerate(pairwise(updates), 1))
-    return [at for at, ((old, _), (new, _)) in steps if new > old], [
-        at for at, ((_, old), (_, new)) in steps if new > old
-    ]
 
 
 def train_by_samples(rank: int, folder: Path) -> Any:
