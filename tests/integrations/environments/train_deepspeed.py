@@ -121,7 +121,6 @@ class Recorder(ODBTrainer):
 
 
 def train_trainer(rank: int, stage: int, folder: Path) -> Any:
-    pretend()
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=False,
@@ -137,8 +136,10 @@ def train_trainer(rank: int, stage: int, folder: Path) -> Any:
         gradient_accumulation_steps=2,
         deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": 8},
     )
+    pretend()  # not before: the arguments would take every rank for the first
     odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
     trainer = Recorder(model=Model(), args=args, train_dataset=make_shard(rank), data_collator=collate, odb=odb)
+    assert trainer.args.process_index == rank
     trainer.train()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     return trainer.updates, get_whole(trainer.model)
