@@ -76,7 +76,12 @@ class Failing(ODBTrainer):
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        samples, place = len(inputs.pop("numbers")), ""
+        numbers, place = inputs.pop("numbers"), ""
+        samples = len(numbers)
+        if STEP_INFO in inputs and self.odb.survives_out_of_memory:
+            # Others may not be at the same pass: what would be of all ranks is of this one.
+            assert torch.equal(self.accelerator.gather_for_metrics(numbers), numbers)
+            assert self.accelerator.gather(numbers.sum()).shape == (1,)
         if self.has_too_little(samples, inputs["input_ids"].numel()):
             place = self.choose.choice(["before", "after", "backward", "middle"])
             self.injected += 1
