@@ -1,5 +1,8 @@
-(** The executable [align] of odb_ref/core/batching/alignment.py, and what it keeps. Spec: R4. *)
-Require Import List Arith Lia Bool Permutation.
+(** The executable [align] of odb_ref/core/batching/alignment.py, and what it keeps. Spec: R4.
+
+    How groups are measured is a parameter: what is proved holds for every layout and every cost that meet [gauge_ok].
+    Layouts.v has those that ship. *)
+Require Import List Arith Lia Bool Permutation Sorted.
 From ODB Require Import Types.
 Import ListNotations.
 
@@ -21,19 +24,34 @@ Arguments sort_by {A}.
 
 Definition is_due (due_before : nat) (g : group) : bool := existsb (fun x => pos x <? due_before) g.
 
+Definition by_position : list sample -> list sample := sort_by (fun x y => pos x <=? pos y).
+
+(** What a layout and a cost say of a group: the tokens by which it is chosen, the cost by which it is lined up and split, and of how
+    many samples the first of its two parts is. *)
+Record gauge := mkGauge { tokens_of : group -> nat; cost_of : group -> nat; middle_of : group -> nat }.
+
+(** What is asked of them: neither part is empty, an idle step costs nothing, and a part of a group costs no more than all of it. *)
+Record gauge_ok (m : gauge) : Prop := {
+  ok_middle : forall g, 2 <= length g -> 1 <= middle_of m g < length g;
+  ok_idle : cost_of m [] = 0;
+  ok_part : forall part rest g, Permutation (part ++ rest) g -> cost_of m part <= cost_of m g }.
+
+Section Align.
+Variable M : gauge.
+Notation middle := (middle_of M).
+
 (** Due groups first, then the fullest. *)
 Definition goes_first (due_before : nat) (g h : group) : bool :=
   match is_due due_before g, is_due due_before h with
   | true, false => true
   | false, true => false
-  | _, _ => padded_first h <=? padded_first g
+  | _, _ => tokens_of M h <=? tokens_of M g
   end.
 
-Definition by_position : list sample -> list sample := sort_by (fun x y => pos x <=? pos y).
-Definition fullest_first : list group -> list group := sort_by (fun g h => padded_first h <=? padded_first g).
+Definition costliest_first : list group -> list group := sort_by (fun g h => cost_of M h <=? cost_of M g).
 
-(** 0 when the group cannot be split; else it orders as the padded tokens do. *)
-Definition splittable (g : group) : nat := if 1 <? length g then S (padded_first g) else 0.
+(** 0 when the group cannot be split; else it orders as the cost does. *)
+Definition splittable (g : group) : nat := if 1 <? length g then S (cost_of M g) else 0.
 
 (** A group with its number in the order of making, in a binary heap as Python's heapq keeps it: the most splittable first,
     the first made when equal. The heap's order decides only which of equal groups is split, and the order among equals;
@@ -88,28 +106,26 @@ Definition pop (l : list item) : list item :=
 Definition heapify (l : list item) : list item :=
   fold_left (fun h i => sink (S (length h)) i i h) (rev (seq 0 (Nat.div2 (length l)))) l.
 
-Definition most_splittable (l : list item) : nat := fold_right (fun x m => Nat.max (key x) m) 0 l.
+Definition most_splittable (l : list item) : nat := fold_right (fun x most => Nat.max (key x) most) 0 l.
 
-(** The first item that is splittable to the degree [m], and the others in order. *)
-Fixpoint take_out (m : nat) (l : list item) : option (item * list item) :=
+(** The first item that is splittable to the degree [most], and the others in order. *)
+Fixpoint take_out (most : nat) (l : list item) : option (item * list item) :=
   match l with
   | [] => None
-  | x :: r => if key x =? m then Some (x, r)
-              else match take_out m r with Some (y, s) => Some (y, x :: s) | None => None end
+  | x :: r => if key x =? most then Some (x, r)
+              else match take_out most r with Some (y, s) => Some (y, x :: s) | None => None end
   end.
 
 (** The heap's first item is the most splittable; should it not be, the list is searched. *)
 Definition pick (l : list item) : option (item * list item) :=
-  let m := most_splittable l in
-  if m =? 0 then None
+  let most := most_splittable l in
+  if most =? 0 then None
   else match l with
-       | x :: _ => if key x =? m then Some (x, pop l) else take_out m l
+       | x :: _ => if key x =? most then Some (x, pop l) else take_out most l
        | [] => None
        end.
 
-Definition middle (g : group) : nat := Nat.div2 (S (length g)).
-
-(** Halves the group with most padded tokens, [fuel] times or until only single samples are left. *)
+(** Halves the most costly group, [fuel] times or until only single samples are left. *)
 Fixpoint split_heap (fuel next : nat) (l : list item) : list item :=
   match fuel with
   | 0 => l
@@ -125,12 +141,14 @@ Definition split_groups (fuel : nat) (gs : list group) : list group :=
 Definition align (gs : list group) (target due_before : nat) : list group * list sample :=
   if target <? length gs then
     let order := sort_by (goes_first due_before) gs in
-    (fullest_first (firstn target order), by_position (concat (skipn target order)))
+    (costliest_first (firstn target order), by_position (concat (skipn target order)))
   else
     let parts := split_groups (target - length gs) gs in
-    (fullest_first parts ++ repeat [] (target - length parts), []).
+    (costliest_first parts ++ repeat [] (target - length parts), []).
 
 (** ** What it keeps *)
+
+Hypothesis ok : gauge_ok M.
 
 Lemma insert_by_perm : forall A (b : A -> A -> bool) x l, Permutation (insert_by b x l) (x :: l).
 Proof.
@@ -192,21 +210,21 @@ Proof.
   induction is_ as [|i is_ IH]; intros l; simpl; [reflexivity|]. rewrite IH. apply (sink_perm (S (length l)) i i l).
 Qed.
 
-Lemma take_out_perm : forall m l x r, take_out m l = Some (x, r) -> Permutation l (x :: r) /\ key x = m.
+Lemma take_out_perm : forall most l x r, take_out most l = Some (x, r) -> Permutation l (x :: r) /\ key x = most.
 Proof.
   induction l as [|h l IH]; simpl; intros x r H; [discriminate|].
-  destruct (key h =? m) eqn:E.
+  destruct (key h =? most) eqn:E.
   - injection H as <- <-. apply Nat.eqb_eq in E. auto.
-  - destruct (take_out m l) as [[k s]|] eqn:T; [|discriminate]. injection H as <- <-.
+  - destruct (take_out most l) as [[k s]|] eqn:T; [|discriminate]. injection H as <- <-.
     destruct (IH k s eq_refl) as [P E']. split; [|assumption]. rewrite P. apply perm_swap.
 Qed.
 
 Lemma take_out_some : forall l, l <> [] -> take_out (most_splittable l) l <> None.
 Proof.
-  assert (H : forall l m, (exists g, In g l /\ key g = m) -> take_out m l <> None).
-  { induction l as [|h l IH]; simpl; intros m [g [Hg E]]; [easy|]. destruct (key h =? m) eqn:E'; [discriminate|].
+  assert (H : forall l most, (exists g, In g l /\ key g = most) -> take_out most l <> None).
+  { induction l as [|h l IH]; simpl; intros most [g [Hg E]]; [easy|]. destruct (key h =? most) eqn:E'; [discriminate|].
     destruct Hg as [->|Hg]; [apply Nat.eqb_neq in E'; lia|].
-    specialize (IH m (ex_intro _ g (conj Hg E))). destruct (take_out m l) as [[? ?]|]; [discriminate|easy]. }
+    specialize (IH most (ex_intro _ g (conj Hg E))). destruct (take_out most l) as [[? ?]|]; [discriminate|easy]. }
   intros l NE. apply H. clear H. induction l as [|h l IH]; [easy|]. change (most_splittable (h :: l)) with (Nat.max (key h) (most_splittable l)).
   destruct (Nat.max_dec (key h) (most_splittable l)) as [E|E]; rewrite E; [exists h; simpl; auto|].
   destruct l as [|k l].
@@ -238,11 +256,6 @@ Proof.
   - apply Nat.eqb_eq in E. rewrite Forall_forall. intros x Hx. apply most_splittable_bound in Hx. rewrite E in Hx.
     unfold key, splittable in Hx. destruct (1 <? length (snd x)) eqn:L; [inversion Hx|apply Nat.ltb_ge in L; exact L].
   - destruct l as [|y l]; [constructor|]. destruct (key y =? _); [discriminate|]. exfalso. apply (take_out_some (y :: l)); [discriminate|exact H].
-Qed.
-
-Lemma middle_bounds : forall g : group, 2 <= length g -> 1 <= middle g < length g.
-Proof.
-  unfold middle. intros g H. pose proof (Nat.div2_odd (S (length g))) as O. destruct (Nat.odd (S (length g))); simpl Nat.b2n in O; lia.
 Qed.
 
 Lemma halves_perm : forall i j g r, Permutation (map snd (push (j, skipn (middle g) g) (push (i, firstn (middle g) g) r))) (firstn (middle g) g :: skipn (middle g) g :: map snd r).
@@ -321,8 +334,8 @@ Theorem an_alignment_has_exactly_the_target_number_of_steps : forall gs target d
   length (fst (align gs target due)) = target.
 Proof.
   intros. unfold align. destruct (target <? length gs) eqn:E; simpl.
-  - apply Nat.ltb_lt in E. unfold fullest_first. rewrite sort_by_length, firstn_length, sort_by_length. lia.
-  - apply Nat.ltb_ge in E. rewrite app_length, repeat_length. unfold fullest_first. rewrite sort_by_length.
+  - apply Nat.ltb_lt in E. unfold costliest_first. rewrite sort_by_length, firstn_length, sort_by_length. lia.
+  - apply Nat.ltb_ge in E. rewrite app_length, repeat_length. unfold costliest_first. rewrite sort_by_length.
     pose proof (split_length (target - length gs) gs). lia.
 Qed.
 
@@ -341,16 +354,19 @@ Proof.
     eapply Permutation_trans; [apply concat_perm, sort_by_perm|]. apply split_perm.
 Qed.
 
-Theorem an_alignment_keeps_the_budget : forall budget limits gs target due,
-  Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (align gs target due)).
+(** What passes from a group to each part of it. *)
+Definition passes_on (P : group -> Prop) : Prop := forall part rest g, Permutation (part ++ rest) g -> P g -> P part.
+
+Theorem an_alignment_keeps_what_passes_to_parts : forall (P : group -> Prop) gs target due, P [] -> passes_on P ->
+  Forall P gs -> Forall P (fst (align gs target due)).
 Proof.
-  intros budget limits gs target due F. unfold align. destruct (target <? length gs); simpl.
+  intros P gs target due N H F. unfold align. destruct (target <? length gs); simpl.
   - apply sort_by_forall, Forall_firstn, sort_by_forall, F.
   - apply Forall_app. split.
-    + apply sort_by_forall, split_keeps; [|exact F]. intros g _ Fg. split; eapply fits_part; try exact Fg.
+    + apply sort_by_forall, split_keeps; [|exact F]. intros g _ Fg. split; eapply H; try exact Fg.
       * rewrite firstn_skipn. reflexivity.
       * rewrite Permutation_app_comm, firstn_skipn. reflexivity.
-    + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. left. simpl. lia.
+    + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact N.
 Qed.
 
 Lemma concat_length_singles : forall gs : list group, Forall (fun g => length g <= 1) gs -> length (concat gs) <= length gs.
@@ -369,13 +385,93 @@ Proof.
       apply concat_length_singles in H. rewrite (Permutation_length (split_perm _ _)) in H.
       pose proof (split_length (target - length gs) gs). lia. }
     rewrite Eq, Nat.sub_diag, app_nil_r. apply sort_by_forall, split_keeps; [|exact F].
-    intros g Lg _. pose proof (middle_bounds g Lg). split; intros Na; apply (f_equal (@length sample)) in Na.
+    intros g Lg _. pose proof (ok_middle M ok g Lg). split; intros Na; apply (f_equal (@length sample)) in Na.
     + rewrite firstn_length in Na. simpl in Na. lia.
     + rewrite skipn_length in Na. simpl in Na. lia.
 Qed.
 
 Theorem an_alignment_carries_only_surplus_groups : forall gs target due, length gs <= target -> snd (align gs target due) = [].
 Proof. intros gs target due L. unfold align. replace (target <? length gs) with false by (symmetry; apply Nat.ltb_ge; exact L). reflexivity. Qed.
+
+(** ** ORDER: what is lined up, split and carried *)
+
+Lemma insert_by_falling : forall A (f : A -> nat) x l, StronglySorted (fun a b => f b <= f a) l ->
+  StronglySorted (fun a b => f b <= f a) (insert_by (fun a b => f b <=? f a) x l).
+Proof.
+  induction l as [|y l IH]; simpl; intros H; [repeat constructor|]. inversion H as [|? ? H1 H2]; subst.
+  destruct (f y <=? f x) eqn:E.
+  - apply Nat.leb_le in E. constructor; [exact H|]. constructor; [exact E|]. eapply Forall_impl; [|exact H2]. simpl. intros; lia.
+  - apply Nat.leb_gt in E. constructor; [apply IH, H1|]. eapply Forall_perm; [symmetry; apply insert_by_perm|].
+    constructor; [lia|exact H2].
+Qed.
+
+Lemma sort_by_falling : forall A (f : A -> nat) l, StronglySorted (fun a b => f b <= f a) (sort_by (fun a b => f b <=? f a) l).
+Proof. induction l as [|x l IH]; simpl; [constructor|]. apply insert_by_falling, IH. Qed.
+
+Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall gs target due,
+  StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align gs target due)).
+Proof.
+  intros gs target due. unfold align. destruct (target <? length gs); simpl; [apply sort_by_falling|].
+  assert (I : forall n, StronglySorted (fun g h => cost_of M h <= cost_of M g) (repeat [] n)).
+  { induction n as [|n IH]; simpl; constructor; [exact IH|]. apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. lia. }
+  assert (S : StronglySorted (fun g h => cost_of M h <= cost_of M g) (costliest_first (split_groups (target - length gs) gs)))
+    by apply sort_by_falling.
+  revert S. generalize (costliest_first (split_groups (target - length gs) gs)) as l. induction l as [|g l IH]; simpl; intros S; [apply I|].
+  inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|].
+  apply Forall_forall. intros h Hh. apply repeat_spec in Hh. subst. rewrite (ok_idle M ok). lia.
+Qed.
+
+(** Splitting evens out: it makes no group as costly as the most costly one was not. *)
+Theorem no_step_of_an_alignment_costs_more_than_the_most_costly_group : forall most gs target due,
+  Forall (fun g => cost_of M g <= most) gs -> Forall (fun g => cost_of M g <= most) (fst (align gs target due)).
+Proof.
+  intros most gs target due. apply an_alignment_keeps_what_passes_to_parts; [rewrite (ok_idle M ok); lia|].
+  intros part rest g P L. pose proof (ok_part M ok part rest g P). lia.
+Qed.
+
+Lemma goes_first_total : forall due g h, goes_first due g h = false -> goes_first due h g = true.
+Proof.
+  unfold goes_first. intros due g h. destruct (is_due due g), (is_due due h); intros E; try discriminate; try reflexivity;
+    apply Nat.leb_gt in E; apply Nat.leb_le; lia.
+Qed.
+
+Lemma goes_first_trans : forall due g h k, goes_first due g h = true -> goes_first due h k = true -> goes_first due g k = true.
+Proof.
+  unfold goes_first. intros due g h k. destruct (is_due due g), (is_due due h), (is_due due k); intros A B; try discriminate; try reflexivity;
+    apply Nat.leb_le in A, B; apply Nat.leb_le; lia.
+Qed.
+
+Lemma sorted_goes_first : forall due gs, StronglySorted (fun g h => goes_first due g h = true) (sort_by (goes_first due) gs).
+Proof.
+  intros due. induction gs as [|g gs IH]; simpl; [constructor|]. induction IH as [|h l S IHl F]; simpl; [repeat constructor|].
+  destruct (goes_first due g h) eqn:E.
+  - constructor; [constructor; assumption|]. constructor; [exact E|]. eapply Forall_impl; [|exact F]. simpl. intros k. apply goes_first_trans, E.
+  - constructor; [exact IHl|]. eapply Forall_perm; [symmetry; apply insert_by_perm|]. constructor; [apply goes_first_total, E|exact F].
+Qed.
+
+Lemma sorted_parts : forall A (R : A -> A -> Prop) n l, StronglySorted R l -> forall x y, In x (firstn n l) -> In y (skipn n l) -> R x y.
+Proof.
+  induction n as [|n IH]; intros l S x y Hx Hy; [easy|]. destruct S as [|z l S F]; [easy|]. destruct Hx as [->|Hx]; [|eapply IH; eassumption].
+  rewrite Forall_forall in F. apply F. rewrite <- (firstn_skipn n l). apply in_or_app. right. exact Hy.
+Qed.
+
+(** Carried are the groups that come last: none that is due before one that is not, and of others none with more tokens, whatever
+    they cost. *)
+Theorem what_leaves_goes_before_what_is_carried : forall gs target due, target <= length gs -> exists leaving staying,
+  Permutation gs (leaving ++ staying) /\ Permutation (concat (fst (align gs target due))) (concat leaving) /\
+  Permutation (snd (align gs target due)) (concat staying) /\
+  forall g h, In g leaving -> In h staying -> goes_first due g h = true.
+Proof.
+  intros gs target due L. exists (firstn target (sort_by (goes_first due) gs)), (skipn target (sort_by (goes_first due) gs)).
+  split; [rewrite firstn_skipn; symmetry; apply sort_by_perm|].
+  assert (O : Permutation (concat (fst (align gs target due))) (concat (firstn target (sort_by (goes_first due) gs))) /\
+              Permutation (snd (align gs target due)) (concat (skipn target (sort_by (goes_first due) gs)))).
+  { pose proof (an_alignment_emits_and_carries_exactly_its_groups gs target due) as P. unfold align in *.
+    destruct (target <? length gs) eqn:E; simpl in *; [split; [apply concat_perm|]; apply sort_by_perm|].
+    apply Nat.ltb_ge in E. rewrite firstn_all2, skipn_all2 by (rewrite sort_by_length; lia). split; [|reflexivity].
+    rewrite app_nil_r in P. rewrite P. apply concat_perm. symmetry. apply sort_by_perm. }
+  destruct O as [O1 O2]. split; [exact O1|]. split; [exact O2|]. apply sorted_parts, sorted_goes_first.
+Qed.
 
 (** ** AGE within one round *)
 
@@ -429,3 +525,5 @@ Proof.
   apply in_concat in Hx as [g [Hg Hx]]. eapply is_due_false; [|exact Hx].
   rewrite Forall_forall in Fb. apply Fb. rewrite <- (firstn_skipn (target - length a) b). apply in_or_app. auto.
 Qed.
+
+End Align.

@@ -1,8 +1,13 @@
 (** The executable model as OCaml, for the differential tests in tests/proofs. Natural numbers become native integers:
     part of the trusted base of the tests, not of the proofs. *)
-From ODB Require Import Types Grouping Packing Shards Alignment Machine Local Rules System Instance Rest Resume StandIn Run.
-Require Import Extraction ExtrOcamlBasic ExtrOcamlNatInt.
+From ODB Require Import Types Grouping Packing Shards Alignment Layouts Machine Local Rules System Instance Rest Resume StandIn Run.
+Require Import PeanoNat Extraction ExtrOcamlBasic ExtrOcamlNatInt.
 
 Extraction Language OCaml.
-Extraction "extracted/model.ml" shipped compute_groups compute_rows align odb_rule paper_rule target initial transition handle has_posted
+(** Those of natural numbers that ExtrOcamlNatInt leaves in unary: costs are large. *)
+Extract Inlined Constant PeanoNat.Nat.add => "(+)".
+Extract Inlined Constant PeanoNat.Nat.max => "Stdlib.max".
+Extract Inlined Constant PeanoNat.Nat.min => "Stdlib.min".
+Extract Inlined Constant PeanoNat.Nat.div => "(fun n m -> if m = 0 then 0 else n / m)".
+Extraction "extracted/model.ml" shipped compute_groups compute_rows gauge_of tokens_cost attention_cost align odb_rule paper_rule target initial transition handle has_posted
   combine_offers reduce start perform rest_of save load stand_in shares.

@@ -1,21 +1,23 @@
-(** The shipped configuration: the executable grouping and alignment, with any rule within the bounds. *)
+(** The shipped configuration: the executable grouping and alignment of either layout, with any cost that [cost_ok] lets pass and any
+    rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Grouping Alignment Order Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
+From ODB Require Import Types Alignment Order Layouts Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
 Definition window_samples (size ramp k : nat) : nat := Nat.max 1 (Nat.div size (2 ^ (ramp - k))).
 
 (** The budget and the limits are those in force in each round (R15.1): any. *)
-Definition shipped (budget : nat -> nat) (limits : nat -> list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
-  mkConfig (fun k => compute_groups (budget k) (limits k)) (shuffle before) (window_samples size ramp) is_quota quota max_age rule print.
+Definition shipped (l : layout) (C : nat -> nat) (budget : nat -> nat) (limits : nat -> list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
+  mkConfig (fun k => form l (budget k) (limits k)) (shuffle (gauge_of l C) before) (window_samples size ramp) is_quota quota max_age rule print.
 
-Theorem the_shipped_configuration_meets_every_assumption : forall budget limits size ramp max_age is_quota quota rule print before,
-  1 <= max_age -> within_bounds rule -> config_ok (shipped budget limits size ramp max_age is_quota quota rule print before).
+Theorem the_shipped_configuration_meets_every_assumption : forall l C budget limits size ramp max_age is_quota quota rule print before,
+  cost_ok C -> 1 <= max_age -> within_bounds rule -> config_ok (shipped l C budget limits size ramp max_age is_quota quota rule print before).
 Proof.
-  intros. constructor; simpl; auto.
-  - intros k w. apply groups_hold_exactly_the_window.
-  - intros k w. apply no_group_is_empty.
+  intros l C budget limits size ramp max_age is_quota quota rule print before Co A Wb.
+  pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto.
+  - intros k w. apply in_either_layout_groups_hold_exactly_the_window.
+  - intros k w. apply in_either_layout_groups_hold_exactly_the_window.
   - intros. apply shuffling_keeps_the_number_of_steps.
   - intros. apply shuffling_keeps_exactly_the_groups.
   - intros. apply shuffling_leaves_no_step_idle; assumption.

@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation QArith.
-From ODB Require Import Types Grouping Alignment Order Machine Local Rules System Facts Protocol Rounds Instance Loss Weight.
+From ODB Require Import Types Grouping Alignment Order Layouts Machine Local Rules System Facts Protocol Rounds Instance Loss Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -98,6 +98,8 @@ End Joined.
 (** ** The shipped configuration *)
 
 Section Shipped.
+Variable shape : layout.
+Variable C : nat -> nat.
 Variables W size ramp max_age print : nat.
 (** What each rank accepts in each round; the largest budget there is, and what of the limits goes with a budget. *)
 Variable whole first : nat.
@@ -110,6 +112,7 @@ Variable before : nat -> nat -> nat -> bool.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
+Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 
@@ -120,7 +123,7 @@ Definition agreed_budget (k : nat) : nat := fold_right Nat.min whole (map (fun q
     That ranks may begin with different ones is not covered: configurations of equal fingerprint are equal here. *)
 Definition in_force (k : nat) : nat := match k with 0 => Nat.min whole first | S j => agreed_budget j end.
 
-Notation all := (fun _ : nat => shipped in_force (fun k => limits_of (in_force k)) size ramp max_age is_quota quota rule print before).
+Notation all := (fun _ : nat => shipped shape C in_force (fun k => limits_of (in_force k)) size ramp max_age is_quota quota rule print before).
 
 (** Every assumption about the ranks holds. *)
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
@@ -128,13 +131,13 @@ Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_ever
 
 (** BUDGET, in every step of every rank, with losses and without: of the budget in force in the step's round. *)
 Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable W all depth input u -> r < W ->
-  Forall (fun x => fits (in_force (s_round x)) (limits_of (in_force (s_round x))) (s_group x)) (steps_of (rank_of u r)).
+  Forall (fun x => fits_in shape (in_force (s_round x)) (limits_of (in_force (s_round x))) (s_group x)) (steps_of (rank_of u r)).
 Proof.
   intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
   destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
-  apply (every_batch_keeps_the_budget W all depth input ok (fun _ => in_force) (fun _ k => limits_of (in_force k))); [| |exact R|exact H].
-  - intros q k w _. simpl. apply every_group_fits_the_budget.
-  - intros q k gs t d _ G. simpl. apply shuffling_keeps_the_budget, G.
+  apply (every_batch_keeps_what_grouping_gives_its_round W all depth input ok (fun _ k => fits_in shape (in_force k) (limits_of (in_force k)))); [| |exact R|exact H].
+  - intros q k w _. simpl. apply in_either_layout_every_group_fits_the_budget.
+  - intros q k gs t d _ G. simpl. apply shuffling_keeps_the_budget; assumption.
 Qed.
 
 Lemma least_is_least : forall l x, In x l -> fold_right Nat.min whole l <= x.

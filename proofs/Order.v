@@ -16,15 +16,6 @@ Definition arrange (p : list nat) (steps : list group) : list group :=
   let filled := filter is_filled (map (fun i => nth i steps []) p) in
   filled ++ repeat [] (length steps - length filled).
 
-Definition shuffle (before : nat -> nat -> nat -> bool) (k : nat) (gs : list group) (t due : nat) : list group * list sample :=
-  let (steps, carried) := align gs t due in (arrange (permutation before k t) steps, carried).
-
-Lemma shuffle_fst : forall before k gs t d, fst (shuffle before k gs t d) = arrange (permutation before k t) (fst (align gs t d)).
-Proof. intros. unfold shuffle. destruct (align gs t d). reflexivity. Qed.
-
-Lemma shuffle_snd : forall before k gs t d, snd (shuffle before k gs t d) = snd (align gs t d).
-Proof. intros. unfold shuffle. destruct (align gs t d). reflexivity. Qed.
-
 Theorem a_permutation_has_each_place_once : forall before k t, Permutation (permutation before k t) (seq 0 t).
 Proof. intros. apply sort_by_perm. Qed.
 
@@ -75,6 +66,21 @@ Proof.
   unfold arrange. rewrite (all_filled _ A), (Permutation_length (places_perm p steps P)), Nat.sub_diag. apply app_nil_r.
 Qed.
 
+Section Shuffle.
+Variable M : gauge.
+Notation align := (align M).
+
+Definition shuffle (before : nat -> nat -> nat -> bool) (k : nat) (gs : list group) (t due : nat) : list group * list sample :=
+  let (steps, carried) := align gs t due in (arrange (permutation before k t) steps, carried).
+
+Lemma shuffle_fst : forall before k gs t d, fst (shuffle before k gs t d) = arrange (permutation before k t) (fst (align gs t d)).
+Proof. intros. unfold shuffle. destruct (align gs t d). reflexivity. Qed.
+
+Lemma shuffle_snd : forall before k gs t d, snd (shuffle before k gs t d) = snd (align gs t d).
+Proof. intros. unfold shuffle. destruct (align gs t d). reflexivity. Qed.
+
+Hypothesis ok : gauge_ok M.
+
 Lemma permutation_fits : forall before k gs t d, Permutation (permutation before k t) (seq 0 (length (fst (align gs t d)))).
 Proof.
   intros. rewrite an_alignment_has_exactly_the_target_number_of_steps. apply a_permutation_has_each_place_once.
@@ -97,16 +103,16 @@ Qed.
 Lemma shuffling_leaves_no_step_idle : forall before k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
   Forall (fun g => g <> []) (fst (shuffle before k gs t d)).
 Proof.
-  intros before k gs t d F L. pose proof (a_rank_idles_only_when_it_has_fewer_samples_than_steps gs t d F L) as A.
+  intros before k gs t d F L. pose proof (a_rank_idles_only_when_it_has_fewer_samples_than_steps M ok gs t d F L) as A.
   rewrite shuffle_fst, (arrange_all _ _ (permutation_fits before k gs t d) A).
   rewrite Forall_forall in *. intros g Hg. apply A. eapply Permutation_in; [apply places_perm, permutation_fits|exact Hg].
 Qed.
 
-Theorem shuffling_keeps_the_budget : forall before k budget limits gs t d,
-  Forall (fits budget limits) gs -> Forall (fits budget limits) (fst (shuffle before k gs t d)).
+Theorem shuffling_keeps_what_passes_to_parts : forall before (P : group -> Prop) k gs t d, P [] -> passes_on P ->
+  Forall P gs -> Forall P (fst (shuffle before k gs t d)).
 Proof.
-  intros. rewrite shuffle_fst. apply arrange_keeps; [apply permutation_fits|left; simpl; lia|].
-  apply an_alignment_keeps_the_budget. assumption.
+  intros. rewrite shuffle_fst. apply arrange_keeps; [apply permutation_fits|assumption|].
+  apply an_alignment_keeps_what_passes_to_parts; assumption.
 Qed.
 
 (** ORDER: one permutation, in which no rank is named, says which of its aligned groups each rank has in which step. *)
@@ -121,3 +127,5 @@ Proof.
   intros. rewrite shuffle_fst. eexists _, _. split; [reflexivity|]. apply Forall_forall. intros g Hg.
   apply filter_In in Hg as [_ Hg]. destruct g; easy.
 Qed.
+
+End Shuffle.

@@ -75,6 +75,16 @@ Qed.
 Theorem rows_hold_exactly_the_window : forall w, Permutation (concat (compute_rows w)) w.
 Proof. intros w. unfold compute_rows. rewrite fold_place_perm. simpl. apply sort_longest_perm. Qed.
 
+Theorem no_row_is_empty : forall w, Forall (fun g => g <> []) (compute_rows w).
+Proof.
+  assert (P : forall x most gs, Forall (fun g => g <> []) gs -> Forall (fun g => g <> []) (put x most gs)).
+  { induction gs as [|g gs IH]; simpl; intros F; [repeat constructor; discriminate|]. inversion F; subst.
+    destruct (_ && _); constructor; auto. destruct g; discriminate. }
+  assert (Q : forall l gs, Forall (fun g => g <> []) gs -> Forall (fun g => g <> []) (fold_left place l gs)).
+  { induction l as [|x l IH]; simpl; intros gs F; [exact F|]. apply IH, P, F. }
+  intros w. apply Q. constructor.
+Qed.
+
 (** ** BUDGET *)
 
 Lemma put_fits : forall x most gs, Forall (fits_packed budget limits) gs -> Forall (fits_packed budget limits) (put x most gs).

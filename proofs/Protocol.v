@@ -291,8 +291,9 @@ Proof.
   - destruct Cl as [Q|Q]; [discriminate|exact Q].
 Qed.
 
-(** Whatever grouping gives to each group of a round, and alignment keeps, the batches of that round have. *)
-Lemma every_batch_keeps_what_grouping_gives_its_round : forall keeps : nat -> nat -> group -> Prop,
+(** BUDGET, for the whole system: whatever grouping gives to each group of a round, and alignment keeps, the batches of that round
+    have. *)
+Theorem every_batch_keeps_what_grouping_gives_its_round : forall keeps : nat -> nat -> group -> Prop,
   (forall r k w, r < W -> Forall (keeps r k) (c_group (cfg r) k w)) ->
   (forall r k gs t d, r < W -> Forall (keeps r k) gs -> Forall (keeps r k) (fst (c_align (cfg r) k gs t d))) ->
   forall s r, reachable s -> r < W ->
@@ -319,15 +320,6 @@ Proof.
       * destruct (failure_of rs); [|discriminate]. injection E as <-. rewrite drain_round. match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> [-> _]] end. split; assumption.
     + pose proof (transition_same _ _ _ _ _ _ NG E) as X. rewrite (sa_steps _ _ X), (sa_aligned _ _ X), (sa_round _ _ X). split; assumption.
 Qed.
-
-(** BUDGET, for the whole system, of budgets that may differ from round to round, and from rank to rank. *)
-Theorem every_batch_keeps_the_budget : forall (budget : nat -> nat -> nat) (limits : nat -> nat -> list nat),
-  (forall r k w, r < W -> Forall (fits (budget r k) (limits r k)) (c_group (cfg r) k w)) ->
-  (forall r k gs t d, r < W -> Forall (fits (budget r k) (limits r k)) gs -> Forall (fits (budget r k) (limits r k)) (fst (c_align (cfg r) k gs t d))) ->
-  forall s r, reachable s -> r < W ->
-  Forall (fun x => fits (budget r (s_round x)) (limits r (s_round x)) (s_group x)) (steps_of (rank_of s r)) /\
-  Forall (fits (budget r (round (rank_of s r))) (limits r (round (rank_of s r)))) (aligned (rank_of s r)).
-Proof. intros budget limits Hg Ha. exact (every_batch_keeps_what_grouping_gives_its_round (fun r k => fits (budget r k) (limits r k)) Hg Ha). Qed.
 
 (** QUOTA: in quota mode no step is idle on any rank. *)
 Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true) ->

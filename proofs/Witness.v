@@ -1,15 +1,15 @@
 (** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
     that configurations differ, and lose a rank. Each is computed by [perform]. *)
 Require Import List Arith Lia Bool.
-From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Instance Loss Replay Rest Resume StandIn Replaced Run.
+From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Instance Loss Replay Rest Resume StandIn Replaced Run.
 Import ListNotations.
 
 (** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
 Definition of_lengths (lengths : list nat) : list sample := map (fun '(i, n) => mkSample i i n n []) (combine (seq 0 (length lengths)) lengths).
 (** Fullest first. *)
 Definition fullest (_ i j : nat) : bool := i <=? j.
-Definition join : config := shipped (fun _ => 6) (fun _ => []) 3 1 2 false None odb_rule 0 fullest.
-Definition quota (q : nat) : config := shipped (fun _ => 6) (fun _ => []) 3 1 2 true (Some q) odb_rule 0 fullest.
+Definition join : config := shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 false None odb_rule 0 fullest.
+Definition quota (q : nat) : config := shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 true (Some q) odb_rule 0 fullest.
 Definition deep (r : nat) : nat := S r.
 Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 6]] []).
 
@@ -17,7 +17,7 @@ Definition one_after_another (r : nat) : list choice := [CRead r 1 false; CRead 
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
 (** Where rank 1 has another configuration. *)
-Definition odd (r : nat) : config := if r =? 1 then shipped (fun _ => 6) (fun _ => []) 3 1 2 false None odb_rule 1 fullest else join.
+Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 false None odb_rule 1 fullest else join.
 
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
@@ -25,9 +25,9 @@ Theorem the_assumptions_can_be_met : forall q,
   (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall k, c_window (quota q) k <= c_window (quota q) (S k)).
 Proof.
   intros q.
-  assert (Y : forall b o p, config_ok (shipped (fun _ => 6) (fun _ => []) 3 1 2 b o odb_rule p fullest)).
-  { intros b o p. apply the_shipped_configuration_meets_every_assumption; [lia|apply the_default_rule_lies_within_the_bounds]. }
-  assert (X : forall b o p, setting_ok 2 (fun _ => shipped (fun _ => 6) (fun _ => []) 3 1 2 b o odb_rule p fullest)) by (intros b o p; constructor; auto).
+  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 b o odb_rule p fullest)).
+  { intros b o p. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. }
+  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 b o odb_rule p fullest)) by (intros b o p; constructor; auto).
   split; [apply X|]. split; [apply X|]. split.
   { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
   split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].

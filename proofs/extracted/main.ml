@@ -109,11 +109,24 @@ let order () = match word () with
     fun k i j -> Int64.unsigned_compare (hash k i) (hash k j) <= 0
   | name -> failwith ("no order " ^ name)
 
+let layout () = match word () with
+  | "padded" -> Padded
+  | "packed" -> Packed
+  | name -> failwith ("no layout " ^ name)
+
+(* What a sample of so many tokens costs; stairs are a cost of one's own. *)
+let cost () = match word () with
+  | "tokens" -> tokens_cost
+  | "attention" -> attention_cost (int ())
+  | "stairs" -> let width = int () in fun tokens -> 1 + tokens / width
+  | name -> failwith ("no cost " ^ name)
+
 let config () =
+  let layout = layout () in let cost = cost () in
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let before = order () in let rank = int () in let depth = int () in
-  (shipped (fun _ -> budget) (fun _ -> limits) size ramp max_age is_quota quota rule print before, rank, depth)
+  (shipped layout cost (fun _ -> budget) (fun _ -> limits) size ramp max_age is_quota quota rule print before, rank, depth)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
 let run_events show =
@@ -223,7 +236,8 @@ let answer = function
       print_endline (show_list show_group (compute_rows budget limits (list sample)))
   | "align" ->
       let target = int () in let due = int () in
-      let emitted, carried = align (list (fun () -> list sample)) target due in
+      let layout = layout () in let cost = cost () in
+      let emitted, carried = align (gauge_of layout cost) (list (fun () -> list sample)) target due in
       print_endline (show_list show_group emitted ^ " " ^ show_group carried)
   | "rule" -> let rule = rule () in print_endline (show_int (rule (offer ())))
   | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))

@@ -34,6 +34,34 @@ DEEP = (
         "REPLAY",
     ),
     _mutant(
+        "carried by cost",
+        "batching.alignment",
+        "fills = ranks if cost == TOKENS else [",
+        "fills = ranks if cost else [",
+        "AGE",
+    ),
+    _mutant(
+        "split by tokens",
+        "batching.alignment",
+        "layout.compute_cost(group, cost) if len(group) > 1 else 0",
+        "layout.compute_tokens(group) if len(group) > 1 else 0",
+        "ORDER",
+    ),
+    _mutant(
+        "a row is halved by tokens",
+        "batching.layouts",
+        "accumulate(cost.of_tokens(sample.length) for",
+        "accumulate(sample.length for",
+        "ORDER",
+    ),
+    _mutant(
+        "half of a row is rounded down",
+        "batching.layouts",
+        "(self.compute_cost(group, cost) + 1) // 2",
+        "self.compute_cost(group, cost) // 2",
+        "ORDER",
+    ),
+    _mutant(
         "padded tokens of 17 bits fit",
         "batching.grouping",
         "(size + 1) * sample.length > budget_tokens",
@@ -227,7 +255,7 @@ def find(mutant: Mutant, model: Callable[[str], list[str]]) -> tuple[int, str] |
             worlds = []
             for seed in range(first, first + AT_ONCE):
                 try:
-                    worlds.append(run_world(seed, core, bounds.layout))
+                    worlds.append(run_world(seed, core, type(bounds.layout)))
                 except Exception as error:  # Whatever the mutant runs into.
                     return first, f"seed {seed}: {type(error).__name__}: {error}"
             difference = find_difference(model, worlds)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from odb_sim.explore.rank import Core
 
+from odb_ref.core.batching.cost import TOKENS
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.errors import OdbError
 from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead
@@ -61,9 +63,20 @@ class Case:
         """What is to be small, the most important first."""
         samples = [sample for event in self.events if isinstance(event, SamplesRead) for sample in event.samples]
         config = self.config
-        settings = (len(config.limits), config.ramp_rounds, config.quota_samples or 0, config.depth_steps)
+        settings = (
+            len(config.limits),
+            config.ramp_rounds,
+            config.quota_samples or 0,
+            config.depth_steps,
+            self.oddities,
+        )
         numbers = (config.budget_tokens, config.window_samples, config.max_age_rounds)
         return len(self.events), len(samples), sum(item.length for item in samples), sum((*numbers, *settings))
+
+    @property
+    def oddities(self) -> int:
+        """How many of layout and cost are not the usual ones."""
+        return (self.config.layout != Layout.PADDED) + (self.config.cost != TOKENS)
 
 
 @dataclass(frozen=True)
@@ -185,6 +198,10 @@ def _iterate_smaller(case: Case) -> Iterator[Case]:
 
 def _iterate_settings(case: Case) -> Iterator[Case]:
     config = case.config
+    if config.cost != TOKENS:
+        yield replace(case, config=replace(config, cost=TOKENS))
+    if config.layout != Layout.PADDED:
+        yield replace(case, config=replace(config, layout=type(config.layout).PADDED))
     if config.limits:
         yield Case(replace(config, limits=()), tuple(_drop_costs(event) for event in case.events))
     if config.quota_samples is not None:
@@ -239,13 +256,16 @@ def describe(found: Difference) -> str:
     config, events = found.case.config, found.case.events
     quota = "" if config.quota_samples is None else f" of {config.quota_samples}"
     limits = f", limits {list(config.limits)}" if config.limits else ""
+    layout = "" if config.layout == Layout.PADDED else f"{config.layout}, "
+    cost = "" if config.cost == TOKENS else f"cost {config.cost.name}, "
     told = "; ".join(_describe_event(event) for event in events[-LAST:]) or "the start"
     return (
         f"Python: {_cut_out(found.python, found.model)}; model: {_cut_out(found.model, found.python)}\n"
         f"smallest case found, {len(events)} events of rank {config.rank} of {config.world_size}"
         f"{', of which the last' if len(events) > LAST else ''}: {told}\n"
-        f"with budget {config.budget_tokens}{limits}, window {config.window_samples}, ramp {config.ramp_rounds}, age "
-        f"{config.max_age_rounds}, depth {config.depth_steps}, {config.mode}{quota}, rule {config.rule.name}"
+        f"with {layout}{cost}budget {config.budget_tokens}{limits}, window {config.window_samples}, "
+        f"ramp {config.ramp_rounds}, age {config.max_age_rounds}, depth {config.depth_steps}, {config.mode}{quota}, "
+        f"rule {config.rule.name}"
     )
 
 

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from odb_sim.explore.rank import Core
 
 from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer, combine
 from tests.mutants.deep import DEEP
@@ -23,8 +25,10 @@ from tests.mutants.loader import load
 from tests.proofs.conftest import Model
 from tests.proofs.smallest import LIMIT_S, Case, describe, explain, find_differences, find_smallest
 from tests.proofs.wire import (
+    Stairs,
     show_group,
     show_groups,
+    write_cost,
     write_integers,
     write_offer,
     write_samples,
@@ -68,19 +72,41 @@ def test_the_model_packs_as_the_python_does(model: Model, cases: list[tuple[int,
     assert model(" ".join(asked)) == expected
 
 
-@SETTINGS
-@given(
-    st.lists(st.tuples(st.integers(1, 120), lengths, st.integers(1, 60), st.integers(0, 40)), min_size=20, max_size=20)
+costs = st.one_of(
+    st.just(TOKENS),
+    st.integers(1, 200).map(make_attention_cost),
+    st.integers(1, 50).map(lambda width: make_own_cost(Stairs(width))),
 )
-def test_the_model_aligns_as_the_python_does(model: Model, cases: list[tuple[int, list[int], int, int]]) -> None:
-    """Checks: CONSERVE, AGE (the link from proof to code)."""
+alignments = st.tuples(
+    st.integers(1, 120), lengths, st.integers(1, 60), st.integers(0, 40), st.sampled_from(Layout), costs
+)
+
+
+@SETTINGS
+@given(st.lists(alignments, min_size=20, max_size=20))
+def test_the_model_aligns_as_the_python_does(
+    model: Model, cases: list[tuple[int, list[int], int, int, Layout, Cost]]
+) -> None:
+    """Spec: R4.1, R4.2. Checks: CONSERVE, AGE (the link from proof to code), in either layout, by any cost."""
     asked, expected = [], []
-    for budget, items, target, due in cases:
-        groups = compute_groups(make_samples(items), budget)
-        asked.append(f"align {target} {due} {len(groups)} " + " ".join(map(write_samples, groups)))
-        emitted, carried = align(groups, target, due)
+    for budget, items, target, due, layout, cost in cases:
+        groups = layout.compute_groups(make_samples(items), budget)
+        words = [f"align {target} {due} {layout} {write_cost(cost)} {len(groups)}", *map(write_samples, groups)]
+        asked.append(" ".join(words))
+        emitted, carried = align(groups, target, due, layout, cost=cost)
         expected.append(f"{show_groups(emitted)} {show_group(carried)}")
     assert model(" ".join(asked)) == expected
+
+
+def test_another_cost_is_noticed(model: Model) -> None:
+    """The comparison can fail: five samples of 7 tokens have more than one of 30, but cost less where attention does."""
+    groups = Layout.PADDED.compute_groups(make_samples([7, 7, 7, 7, 7, 30]), 35)
+    words = f"{len(groups)} {' '.join(map(write_samples, groups))}"
+    emitted, _ = align(groups, len(groups), 0, cost=make_attention_cost(2))
+    assert [show_groups(emitted)] == [
+        line.removesuffix(" []") for line in model(f"align 2 0 padded attention 2 {words}")
+    ]
+    assert [show_groups(emitted)] != [line.removesuffix(" []") for line in model(f"align 2 0 padded tokens {words}")]
 
 
 small = st.integers(0, 9)

@@ -22,6 +22,8 @@ from odb_sim.explore.rank import Act, Core, Rank
 from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Space, World, decode
 
+from odb_ref.core.batching.cost import make_attention_cost, make_own_cost
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Deliver, Effect
@@ -33,12 +35,30 @@ from odb_ref.core.rounds import Transition, compute_round_target
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode
 from tests.proofs.conftest import PROOFS, Model
-from tests.proofs.wire import show_counts, show_list, show_state, write_config, write_offer, write_report, write_samples
+from tests.proofs.wire import (
+    Stairs,
+    show_counts,
+    show_list,
+    show_state,
+    write_config,
+    write_offer,
+    write_report,
+    write_samples,
+)
 
 WORLDS = {
     "plain": Bounds(lengths=((1, 3, 2), (2,)), budget_tokens=4),
     "carried": Bounds(lengths=((1, 4, 2, 3, 1), (2, 2, 1)), window_samples=4, depth_steps=2, max_age_rounds=1),
     "limits": Bounds(lengths=((1, 1, 1), (2, 1)), budget_tokens=6, limits=(2, 3), window_samples=3),
+    "packed": Bounds(
+        lengths=((1, 4, 2, 3), (2, 2, 1)),
+        layout=Layout.PACKED,
+        cost=make_attention_cost(2),
+        budget_tokens=6,
+        window_samples=4,
+        max_age_rounds=1,
+    ),
+    "costs": Bounds(lengths=((1, 4, 2), (2, 3)), cost=make_own_cost(Stairs(2)), budget_tokens=6, window_samples=3),
     "parts": Bounds(
         lengths=((1, 3, 2), (1, 1)), rule=RULES["paper"], ramp_rounds=1, is_single_reads=True, is_eager_end=True
     ),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
+from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, OutcomeKind, PostCounts, PostOffer, PostReport
 from odb_ref.core.events import (
@@ -25,6 +27,23 @@ from odb_ref.core.events import (
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import State
 from odb_ref.core.types import Group, Mode, Sample, Step, StepCounts
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """A cost of one's own: one more for every ``width`` tokens."""
+
+    width: int
+
+    def __call__(self, tokens: int) -> int:
+        return 1 + tokens // self.width
+
+
+def write_cost(cost: Cost) -> str:
+    function = cost.of_tokens
+    if isinstance(function, Stairs):
+        return f"stairs {function.width}"
+    return cost.name if cost == TOKENS else cost.name.replace("/", " ")
 
 
 def _option(value: int) -> int:
@@ -74,6 +93,8 @@ def write_report(report: Report, prints: dict[str, int]) -> str:
 def write_config(config: Config) -> str:
     """``prints`` gives shared configurations their fingerprints."""
     return _words(
+        config.layout,
+        write_cost(config.cost),
         config.budget_tokens,
         write_integers(config.limits),
         config.window_samples,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from odb_sim.explore.rank import Core
 
+from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
@@ -37,16 +38,18 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.state import Phase, State
-from odb_ref.core.types import Mode, Sample, StepCounts, compute_padded_tokens
-from tests.proofs.wire import show_state, write_config, write_event
+from odb_ref.core.types import Mode, Sample, StepCounts
+from tests.proofs.wire import Stairs, show_state, write_config, write_event
 
 MOST_EVENTS = 6_000
 
 LEAST = {
     "due": 35, "due and carried": 25, "a due group that is not the fullest": 30, "carried": 90, "ended source carries": 30,
     "quota cut inside a round": 7, "quota met exactly": 12, "report with an outbox": 4, "round 20": 35, "round 100": 5,
-    "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 padded tokens": 35,
-    "split": 65, "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
+    "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 tokens": 35,
+    "split": 65, "split by cost": 60, "split packed": 50,
+    "carried packed": 35, "lined up otherwise than by tokens": 70,
+    "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
     "two failures": 2, "two stops": 3,
     "complete": 180, "stopped": 40, "failed": 40, "mismatch": 15, "lost": 20,
     "failed while in offer": 15, "failed while in count": 15, "failed while in fill": 15, "failed while in report": 2,
@@ -166,13 +169,20 @@ class World:
         reach = self._reach
         reach("due", bool(due))
         reach("due and carried", bool(due) and bool(after.window))
-        fullest = max(map(compute_padded_tokens, before.groups), default=0)
-        reach("a due group that is not the fullest", any(compute_padded_tokens(group) < fullest for group in due))
+        layout, cost = config.layout, config.cost
+        fullest = max(map(layout.compute_tokens, before.groups), default=0)
+        reach("a due group that is not the fullest", any(layout.compute_tokens(group) < fullest for group in due))
+        reach("carried packed", bool(after.window) and layout is Layout.PACKED)
+        filled = [group for group in after.aligned if group]
+        by_cost = sorted(filled, key=lambda group: -layout.compute_cost(group, cost))
+        reach("lined up otherwise than by tokens", by_cost != sorted(filled, key=lambda g: -layout.compute_tokens(g)))
         reach("carried", bool(after.window))
         reach("ended source carries", bool(after.window) and before.is_ended)
         reach("idle", () in after.aligned and bool(before.groups))
-        reach("split", len([group for group in after.aligned if group]) > len(before.groups))
-        reach("65,536 padded tokens", fullest > 65_536)
+        reach("split", len(filled) > len(before.groups))
+        reach("split by cost", len(filled) > len(before.groups) and cost != TOKENS)
+        reach("split packed", len(filled) > len(before.groups) and layout is Layout.PACKED)
+        reach("65,536 tokens", fullest > 65_536)
 
     def _exchange(self) -> None:
         posts = [rank.waiting for rank in self.ranks if rank.waiting is not None]
@@ -249,10 +259,18 @@ _ANY = Offer(
 )  # fmt: skip
 
 
-def make_world(seed: int, core: Core, layout: Layout = Layout.PADDED) -> World:
+def _draw_measures(seed: int, layouts: type[Layout]) -> dict[str, Layout | Cost]:
+    """A layout and a cost, from a generator of their own: the worlds are otherwise those of the seed without them."""
+    rng = random.Random(f"{seed}: layout and cost")
+    layout = rng.choice((layouts.PADDED, layouts.PADDED, layouts.PACKED))
+    width = rng.choice((1, 2, 5, 20, 1_000))
+    return {"layout": layout, "cost": rng.choice((TOKENS, make_attention_cost(width), make_own_cost(Stairs(width))))}
+
+
+def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
     """The world of a seed: few ranks with many rounds, or many ranks; small budgets or large ones; faults often or never.
 
-    ``layout`` is a mutant's own, where the core is.
+    ``layouts`` are a mutant's own, where the core is.
     """
     rng = random.Random(seed)
     shape = rng.choice(("small", "small", "long", "long", "wide", "large"))
@@ -269,7 +287,7 @@ def make_world(seed: int, core: Core, layout: Layout = Layout.PADDED) -> World:
     shared = {
         "world_size": world_size,
         "budget_tokens": budget,
-        "layout": layout,
+        **_draw_measures(seed, layouts),
         "order": rng.choice((StepOrder.SHUFFLED, StepOrder.FULLEST)),
         "order_seed": rng.randrange(2**63),
         "limits": tuple(rng.randrange(1, 30) for _ in range(rng.choice((0, 0, 1, 2)))),
@@ -311,6 +329,7 @@ def make_long_world(seed: int, samples: int) -> World:
         rank=0,
         world_size=world_size,
         budget_tokens=budget,
+        **_draw_measures(seed, Layout),
         order_seed=rng.randrange(2**63),
         window_samples=rng.randint(1, 5),
         depth_steps=rng.randint(1, 3),
@@ -327,10 +346,10 @@ def make_long_world(seed: int, samples: int) -> World:
 
 
 def run_world(
-    seed: int, core: Core | None = None, layout: Layout = Layout.PADDED, *, most_events: int = MOST_EVENTS
+    seed: int, core: Core | None = None, layouts: type[Layout] = Layout, *, most_events: int = MOST_EVENTS
 ) -> World:
     """The world of a seed, driven to its end or for so many events."""
-    world = make_world(seed, core or Core(), layout)
+    world = make_world(seed, core or Core(), layouts)
     for _ in range(most_events):
         if world.is_over():
             break

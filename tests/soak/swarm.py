@@ -155,12 +155,12 @@ def compare(draw: Draw, folder: Path) -> tuple[str, Callable[[], str]]:
 
     def go() -> str:
         world = make_long_world(seed, samples)
-        while not world.is_over() and sum(len(rank.events) for rank in world.nodes) < 40 * samples:
+        while not world.is_over() and sum(len(rank.events) for rank in world.ranks) < 40 * samples:
             world.one_event()
         difference = find_difference(ask_model, [world])
         if difference is not None:
             raise Failure(difference)
-        return f"equal to round {max(rank.state.round for rank in world.nodes)}; reached {', '.join(sorted(world.reached))}"
+        return f"equal to round {max(rank.state.round for rank in world.ranks)}; reached {', '.join(sorted(world.reached))}"
 
     return f"model: up to {samples} samples on each of 1 to 3 ranks, seed {seed}", go
 
