@@ -29,8 +29,9 @@ from odb_ref.core.summary import StateSummary  # noqa: E402
 from odb_ref.core.types import ZERO_COUNTS, Sample, Step, StepCounts  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.backend import loader_process, process_backend  # noqa: E402
-from odb_ref.torch.backend.messages import Link, Listener, Update  # noqa: E402
+from odb_ref.torch.backend.messages import Listener, Update  # noqa: E402
 from odb_ref.torch.backend.notes import StepNote, make_round_note  # noqa: E402
+from odb_ref.torch.backend.wire import Link  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
 from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402

@@ -292,7 +292,7 @@ class ProcessBackend:
 
 
 def send(connection: Link, order: object) -> None:
-    """Sends an order, unless the process is gone, which the receiver says, or another thread closes the connection meanwhile."""
+    """Sends an order, unless the process is gone, as the receiver says, or another thread closes the connection meanwhile."""
     with contextlib.suppress(OSError):
         try:
             connection.send(order)
