@@ -157,13 +157,13 @@ def train(training: Training, loader: ODBDataLoader, args: argparse.Namespace) -
             loss.backward()
             total += loss.detach()
             numbers += [] if info.is_idle else batch["numbers"].tolist()
+            training.progress.note_step(info)
             if not info.is_window_end:
                 continue
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             training.optimizer.step()
             training.optimizer.zero_grad()
             rate = training.scheduler.get_last_lr()[0]
-            training.progress.note_update(info)
             training.scheduler.step()
             dist.all_reduce(total, op=dist.ReduceOp.AVG)
             lines.append(f"rate {rate:.6f}, loss {total.item():.6f}, samples {numbers}")

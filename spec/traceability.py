@@ -127,7 +127,7 @@ def read_sources() -> Sources:
         rests = re.search(r"^Rests on: ([^#]*?)(?:\n\n|\Z)", section, re.MULTILINE)
         ids = re.findall(_ID, rests[1]) if rests else []
         sources.properties[name] = tuple(sorted(set(ids), key=_order))
-        if re.search(r"^Proved but for: ", section, re.MULTILINE):
+        if re.search(r"\bbut for\b|^Proved for\b", section, re.MULTILINE):
             sources.partly.add(name)
     sources.non_properties = tuple(re.findall(r"^\| (NP\d+) \|", text, re.MULTILINE))
     for package in ("odb_ref", "simulator"):

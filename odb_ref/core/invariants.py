@@ -13,6 +13,7 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Step
 
+_OFFER, _COUNT = Phase.OFFER, Phase.COUNT  # to look a member up takes as long as a judgement
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 Moved = tuple[tuple[Step, ...], tuple[Step, ...]]
 
@@ -64,7 +65,7 @@ def _is_conserved(_config: Config, before: State, after: State, moved: Moved) ->
 
 
 def _is_same_samples(_config: Config, before: State, after: State, _moved: Moved) -> bool:
-    if before.phase is not Phase.OFFER or after.phase is not Phase.COUNT:
+    if before.phase is not _OFFER or after.phase is not _COUNT:
         return True
     positions = [sample.position for group in (*after.aligned, after.window) for sample in group]
     # None twice, and the same: the window has none twice (I3).
@@ -91,7 +92,7 @@ def _is_numbered(_config: Config, before: State, after: State, moved: Moved) -> 
 def _is_released_after_commit(_config: Config, before: State, after: State, _moved: Moved) -> bool:
     if before.plan is after.plan or not before.plan:
         return True
-    return before.is_collated and before.phase is Phase.OFFER and after.plan == ()
+    return before.is_collated and before.phase is _OFFER and after.plan == ()
 
 
 def _is_within_budget(config: Config, before: State, after: State, _moved: Moved) -> bool:
@@ -110,7 +111,7 @@ def _is_within_budget(config: Config, before: State, after: State, _moved: Moved
 
 
 def _is_young(config: Config, before: State, after: State, _moved: Moved) -> bool:
-    if before.phase is not Phase.OFFER or after.phase is not Phase.COUNT or not after.window:
+    if before.phase is not _OFFER or after.phase is not _COUNT or not after.window:
         return True
     # A quota round that a short rank cuts is the last: what it leaves is never emitted, so it cannot be late.
     if config.mode is Mode.QUOTA or len(before.marks) < config.max_age_rounds:
@@ -119,7 +120,7 @@ def _is_young(config: Config, before: State, after: State, _moved: Moved) -> boo
 
 
 def _is_in_order(config: Config, before: State, after: State, _moved: Moved) -> bool:
-    if before.phase is not Phase.OFFER or after.phase is not Phase.COUNT:
+    if before.phase is not _OFFER or after.phase is not _COUNT:
         return True
     filled = [group for group in after.aligned if group]
     if config.order == StepOrder.SAMPLER:
@@ -148,8 +149,8 @@ def _is_drawn_in_order(config: Config, before: State, after: State, _moved: Move
 def _is_phase_consistent(_config: Config, _before: State, after: State, _moved: Moved) -> bool:
     return (
         (after.phase in _ENDING) == (after.outcome is not None)
-        and (not after.groups or after.phase is Phase.OFFER)
-        and bool(after.aligned) == (after.phase is Phase.COUNT)
+        and (not after.groups or after.phase is _OFFER)
+        and bool(after.aligned) == (after.phase is _COUNT)
     )
 
 

@@ -46,7 +46,6 @@ make_sample = make_draft(Sample)
 """`Sample`, for who makes many."""
 
 _get_length: Final = attrgetter("length")
-_get_supervised: Final = attrgetter("supervised")
 _get_costs: Final = attrgetter("costs")
 
 Group = tuple[Sample, ...]
@@ -55,7 +54,11 @@ Group = tuple[Sample, ...]
 
 def compute_padded_tokens(group: Group) -> int:
     """Returns the tokens of the collated batch, padding included; 0 for an idle step."""
-    return len(group) * max(map(_get_length, group)) if group else 0
+    longest = 0
+    for sample in group:
+        if sample.length > longest:  # noqa: PLR1730 (in half the time that ``max`` takes, for as few as these)
+            longest = sample.length
+    return len(group) * longest
 
 
 def compute_real_tokens(group: Group) -> int:
@@ -101,7 +104,11 @@ ZERO_COUNTS = StepCounts(0, 0, 0)
 def compute_counts(group: Group, resources: int = 0) -> StepCounts:
     """Returns the local counts of one step, with the costs of so many further resources: all zero for an idle one."""
     costs = _sum_costs(group, resources) if resources else ()
-    return make_counts(len(group), compute_real_tokens(group), sum(map(_get_supervised, group)), costs)
+    tokens = supervised = 0
+    for sample in group:
+        tokens += sample.length
+        supervised += sample.supervised
+    return make_counts(len(group), tokens, supervised, costs)
 
 
 def _sum_costs(group: Group, resources: int) -> tuple[int, ...]:

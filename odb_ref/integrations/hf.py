@@ -22,6 +22,9 @@ What the Trainer's own loop makes different from a plain one:
   estimated from some samples' lengths and corrected as the epoch goes.
 - ``per_device_train_batch_size`` and ``dataloader_drop_last`` mean nothing here: batches are formed under the token budget.
 - ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
+- With `ODBOptions.intervals` it evaluates and saves by samples or tokens; with ``budget_from_metrics`` an evaluation says what
+  token budget comes next; with ``survives_out_of_memory`` a batch that does not fit goes in halves, on its rank, with the same
+  gradients on all.
 - Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples. With
   `ODBOptions.evaluation` it reads another `ODBDataLoader`, and the loss is the mean over all supervised tokens.
 
@@ -36,8 +39,9 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +52,8 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerCont
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from odb_ref.integrations.fallback import check_strategy
-from odb_ref.integrations.hf_evaluation import EvaluatingTrainer
 from odb_ref.integrations.hf_gathering import gathering
+from odb_ref.integrations.hf_guard import SteppingTrainer
 from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -62,7 +66,7 @@ _UNBOUNDED: Final = 2**62
 """More updates than any epoch takes: the epoch itself says when it ends."""
 
 
-class ODBTrainer(EvaluatingTrainer):
+class ODBTrainer(SteppingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
     It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's,
@@ -84,11 +88,8 @@ class ODBTrainer(EvaluatingTrainer):
     def set_odb(self, odb: ODBOptions) -> None:
         """Chooses how the batches of the next training are formed."""
         self.odb = odb
-        self.step_info: StepInfo | None = None
-        """What belongs to the batch that was trained on last."""
-        self.progress: Progress | None = None
-        """How far training has come; None before it begins."""
-        self._steps: TrainerSteps | None = None
+        self.step_info = self.progress = self._steps = self._guard = None
+        self._accepted = {}
         self._states: list[Mapping[str, object]] = []
         self._saved_progress: Mapping[str, float] | None = None
         # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
@@ -128,6 +129,7 @@ class ODBTrainer(EvaluatingTrainer):
     def _check_settings(self) -> None:
         args = self.args
         check_strategy(self.accelerator)
+        self.check_guard()
         if not self.loss_is_scaled_for_ga or self.accelerator.gradient_accumulation_steps != 1:
             raise UsageError(
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
@@ -211,6 +213,8 @@ class ODBTrainer(EvaluatingTrainer):
         if self.progress is not None and ("loss" in logs or "train_runtime" in logs):
             if self.progress.is_exact:
                 logs["train_coverage"] = self.progress.coverage
+            if self._guard is not None:
+                logs["out_of_memory"] = self._guard.all_failures
             if logs.get("train_runtime"):
                 logs["train_samples_per_second"] = round(self.progress.samples / logs["train_runtime"], 3)
         super().log(logs, *args, **kwargs)
@@ -236,10 +240,8 @@ class ODBTrainer(EvaluatingTrainer):
         Raises: UsageError when the Trainer has counted tokens of a training batch on its own.
         """
         info = inputs.get(STEP_INFO)
-        if isinstance(info, StepInfo):
-            self.step_info = info
-            if self.takes_step_info:
-                del inputs[STEP_INFO]
+        if isinstance(info, StepInfo) and self.takes_step_info:
+            del inputs[STEP_INFO]
         if self.evaluated is not None:
             with gathering(self.accelerator, self.evaluated):
                 # The mean over this batch, whatever other ranks hold.
@@ -251,7 +253,7 @@ class ODBTrainer(EvaluatingTrainer):
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
                 "get_batch_samples must be ODBTrainer's"
             )
-        with gathering(self.accelerator, info):
+        with gathering(self.accelerator, info) if self._guard is None else nullcontext():
             result = self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
         if isinstance(result, tuple):
             return (self._weigh(result[0], info), result[1])
@@ -279,9 +281,12 @@ class ODBTrainer(EvaluatingTrainer):
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
         saved = _read_states(Path(folder)) if folder else []
-        self._states = [loader for loader, _ in saved]
-        self._saved_progress = saved[0][1] if saved else None
-        self.step_info = self.progress = None
+        self._states = [state["loader"] for state in saved]
+        self._saved_progress = saved[0]["progress"] if saved else None
+        self.step_info = self.progress = self._guard = None
+        # The least of all ranks' holds, so each may as well accept that.
+        accepted = [item for state in saved for item in state["accepted"].items()]
+        self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -300,7 +305,11 @@ class ODBTrainer(EvaluatingTrainer):
         if self._steps is not None and self.progress is not None:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{_STATE_STEM}{self.args.process_index}.json"
-            state = {"loader": self._steps.loader.state_dict(), "progress": self.progress.state_dict()}
+            state: _Saved = {
+                "loader": self._steps.loader.state_dict(),
+                "progress": self.progress.state_dict(),
+                "accepted": self._accepted,
+            }
             path.write_text(json.dumps(state))
 
 
@@ -340,20 +349,15 @@ class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.total = state.max_steps
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        # Before the scheduler's step, which goes by it.
-        trainer = self._trainer
-        if trainer.step_info is not None and trainer.progress is not None:
-            trainer.progress.note_update(trainer.step_info)
-
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         progress = self._trainer.progress
         if progress is not None:
             state.epoch = progress.epochs
+            intervals = self._trainer.odb.intervals
+            control.should_evaluate |= intervals.is_evaluation_due(progress)
+            control.should_save |= intervals.is_save_due(progress)
             limit = self._trainer.odb.max_samples
             if (limit is not None and progress.samples >= limit) or (
                 args.max_steps <= 0 and progress.epochs >= args.num_train_epochs
@@ -364,17 +368,36 @@ class _LoaderCallback(TrainerCallback):  # type: ignore[misc]
             # Else the Trainer adds to its train_loss what one rank has of the last updates, and not what they are.
             control.should_log = True
 
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        if metrics is not None:
+            self._trainer.note_metrics(metrics)
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._trainer.write_loader_state(folder)
 
 
-def _read_states(folder: Path) -> list[tuple[Mapping[str, object], Mapping[str, float]]]:
-    """Returns each rank's place, and how far training had come."""
+class _Saved(TypedDict):
+    """What a checkpoint holds of each rank beside what the Trainer saves."""
+
+    loader: Mapping[str, object]
+    progress: Mapping[str, float]
+    accepted: Mapping[str, int]
+
+
+def _read_states(folder: Path) -> list[_Saved]:
+    """Returns each rank's place, how far training had come, and the budgets it accepted."""
     paths = sorted(folder.glob(f"{_STATE_STEM}*.json"), key=lambda path: int(path.stem.removeprefix(_STATE_STEM)))
-    states = [json.loads(path.read_text()) for path in paths]
-    if not states or any("progress" not in state for state in states):
+    states: list[_Saved] = [json.loads(path.read_text()) for path in paths]
+    if not states or any(set(state) != _Saved.__required_keys__ for state in states):
         raise UsageError(
             f"{folder} holds no state of an ODBTrainer's loader ({_STATE_STEM}0.json, one file for each rank)"
         )
-    return [(state["loader"], state["progress"]) for state in states]
+    return states

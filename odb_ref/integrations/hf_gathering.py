@@ -45,12 +45,18 @@ def gather_rows(tensors: Tensors, *_: object, info: StepInfo, **__: object) -> T
     return found
 
 
+def keep_rows(tensors: Tensors, *_: object, **__: object) -> Tensors:
+    """Returns the rows of this rank alone: for a pass that may be repeated here, and on no other rank."""
+    found: Tensors = recursively_apply(lambda tensor: tensor if tensor.ndim else tensor[None], tensors)
+    return found
+
+
 @contextmanager
-def gathering(accelerator: Accelerator, info: StepInfo) -> Iterator[None]:
-    """Lets what a Trainer computes beside a loss gather by `gather_rows`."""
+def gathering(accelerator: Accelerator, info: StepInfo | None) -> Iterator[None]:
+    """Lets what a Trainer computes beside a loss gather by `gather_rows`, or, without a step of all ranks, by `keep_rows`."""
     names = ("gather", "gather_for_metrics")
     for name in names:
-        setattr(accelerator, name, partial(gather_rows, info=info))
+        setattr(accelerator, name, keep_rows if info is None else partial(gather_rows, info=info))
     try:
         yield
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Self
 
+from odb_ref.integrations.progress import Intervals
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.loop import MemoryFit
 
 STEP_INFO: Final = "odb_step_info"
 """The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
@@ -36,9 +38,21 @@ class ODBOptions:
     follows_samples: bool = True
     """Whether the learning rate follows the share of the samples trained on, or the number of updates, of which there may be
     more or fewer than were estimated."""
+    intervals: Intervals = field(default_factory=Intervals)
+    """After how many samples or tokens to evaluate and to save, beside what ``eval_strategy`` and ``save_strategy`` say."""
+    budget_from_metrics: Callable[[dict[str, float], int], int | None] | None = None
+    """``(metrics, current) -> token budget``: asked after each evaluation what budget to accept from then on, ``token_budget``
+    at most; None keeps the current one. The least of what the ranks say holds on all of them from the same step on, within
+    two windows. A budget by the step is the loader's ``budget_schedule``."""
+    survives_out_of_memory: bool = False
+    """Whether a batch that does not fit goes in halves, on its rank, with the same gradients on all ranks (see
+    `odb_ref.torch.loop.StepGuard`). Each failure is counted (``out_of_memory`` in the logs), and lowers the budget of all
+    ranks. For a model that is whole on each rank; a sharded one needs ``memory``."""
+    memory: MemoryFit | None = None
+    """What `odb_ref.torch.loop.fit_token_budget` has found: for FSDP, whose ranks try beforehand whether a batch fits."""
     loader: Mapping[str, object] = field(default_factory=dict)
-    """Further arguments of `ODBDataLoader`, such as ``window``, or ``causal_shift=False`` for a model that does not shift its
-    labels by a token (sequence to sequence, token classification)."""
+    """Further arguments of `ODBDataLoader`, such as ``window``, ``budget_schedule``, or ``causal_shift=False`` for a model that
+    does not shift its labels by a token (sequence to sequence, token classification)."""
     evaluation: Mapping[str, object] | None = None
     """Has `ODBDataLoader` read for ``evaluate`` and ``predict`` too, so that ranks may hold any numbers of samples; with these
     arguments (``token_budget``, say) beside those of training that count samples. Default: the Trainer's own loader reads."""
@@ -50,6 +64,19 @@ class ODBOptions:
         for name, value in (("updates_per_epoch", self.updates_per_epoch), ("max_samples", self.max_samples)):
             if value is not None and value < 1:
                 raise UsageError(f"ODBOptions: {name} must be at least 1, got {value}")
+
+    @classmethod
+    def split(cls, settings: Mapping[str, object]) -> Self:
+        """Returns the options that settings are: those of this class as such, the rest as arguments of `ODBDataLoader`.
+
+        ``intervals`` may be a mapping, as a file of settings has it. Raises: UsageError as the class.
+        """
+        own = {field.name for field in fields(cls)} - {"loader"}
+        options = {name: value for name, value in settings.items() if name in own}
+        if isinstance(intervals := options.get("intervals"), Mapping):
+            options["intervals"] = Intervals(**intervals)
+        loader = {name: value for name, value in settings.items() if name not in own}
+        return cls(loader=loader, **options)  # type: ignore[arg-type]
 
 
 class TrainerSteps:

@@ -21,39 +21,54 @@ number of ranks can go on from it. Lightning's own support for loaders with a st
 and loads none from a checkpoint made at the end of an epoch. A checkpoint in the middle of an accumulation window loses the
 window's gradient, as Lightning's do.
 
+The callback also logs ``train_coverage``, the share of the epoch's samples trained on, and has the progress bar count towards
+what the epoch is estimated to take. ``LightningLoader(intervals=Intervals(...))`` evaluates by samples or tokens, besides at an
+epoch's end, and `IntervalCheckpoint` saves by them.
+
 The module uses automatic optimization, and a training_step that takes a batch. Run and tested with DDP, and
 with FSDP 2 by `ModelParallelStrategy`; other strategies were not run.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Self
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint, RichProgressBar, TQDMProgressBar
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.gathering import gather_objects
 
 _RANKS: Final = "ranks"
+_PROGRESS: Final = "progress"
 
 
 class LightningLoader:
     """An `ODBDataLoader` that knows what Lightning does to a loss, and which of its batches Lightning has trained on.
 
-    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``. Its `callback`
-    goes to the Trainer.
+    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``. ``intervals``
+    say after how many samples or tokens to evaluate, besides at an epoch's end and in place of ``val_check_interval``, and to
+    save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
 
     Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
     """
 
     def __init__(
-        self, dataset: Dataset[object], *, token_budget: int, accumulation_steps: int = 1, **options: object
+        self,
+        dataset: Dataset[object],
+        *,
+        token_budget: int,
+        accumulation_steps: int = 1,
+        intervals: Intervals | None = None,
+        **options: object,
     ) -> None:
         if "trainer_divides_loss" in options:
             raise UsageError("LightningLoader: trainer_divides_loss is not to be given: Lightning always divides")
@@ -67,6 +82,9 @@ class LightningLoader:
             **options,  # type: ignore[arg-type]
         )
         self.accumulation_steps = accumulation_steps
+        self.intervals = Intervals() if intervals is None else intervals
+        self.progress = Progress(math.inf)
+        """How far training has come."""
         self.step_info: StepInfo | None = None
         """What belongs to the batch that is being trained on, or was last."""
         self.callback = LoaderCallback(self)
@@ -126,10 +144,27 @@ class LightningLoader:
 
         Raises: UsageError when its loss was not scaled.
         """
-        if not self._is_scaled:
+        if not self._is_scaled or self.step_info is None:
             raise UsageError(
                 "a batch was trained on without its weight: training_step must return scale_loss(self, loss)"
             )
+        self.progress.note_step(self.step_info)
+
+    def estimate_epoch(self) -> None:
+        """Estimates the length of an epoch from some samples' lengths, where that is not known yet; a collective."""
+        if math.isinf(self.progress.updates_per_epoch):
+            try:
+                self.progress.updates_per_epoch = self.loader.estimate_steps() / self.accumulation_steps
+            except UsageError:
+                return  # a stream, say: known when the first epoch is over
+
+    def compute_batches(self) -> int | None:
+        """Returns about how many batches the present epoch has, exactly at its end; None while nobody knows."""
+        info, updates = self.step_info, self.progress.updates_per_epoch
+        if info is None or math.isinf(updates):
+            return None if math.isinf(updates) else round(updates * self.accumulation_steps)
+        is_over = info.is_last and info.is_window_end
+        return info.step + 1 if is_over else max(round(updates * self.accumulation_steps), info.step + 2)
 
     def gather_state(self) -> dict[str, object]:
         """Returns all ranks' places after the last batch trained on; every rank calls it. Spec: R10."""
@@ -137,16 +172,17 @@ class LightningLoader:
         gathered = gather_objects(own, None)
         # Ranks that share their batches, by a device mesh, have equal states.
         by_rank = {int(str(state["rank"])): state for state in gathered}
-        return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)]}
+        return {_RANKS: [by_rank[rank] for rank in sorted(by_rank)], _PROGRESS: self.progress.state_dict()}
 
     def load_gathered_state(self, state: Mapping[str, object]) -> None:
         """Goes on from a saved state with the next iteration, on as many ranks as there are now.
 
         Raises: UsageError when this is no such state.
         """
-        states = state.get(_RANKS)
-        if not isinstance(states, Sequence):
+        states, progress = state.get(_RANKS), state.get(_PROGRESS)
+        if not isinstance(states, Sequence) or not isinstance(progress, Mapping):
             raise UsageError("this is not a state of a LightningLoader")
+        self.progress.load_state_dict(progress)
         self.loader.load_state_dict(states)
         self._loaded = list(states)
         self._place, self._begun = None, None
@@ -168,6 +204,11 @@ class LoaderCallback(Callback):  # type: ignore[misc]
     def __init__(self, loader: LightningLoader) -> None:
         self._loader = loader
 
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Nothing is read for an estimate where no bar would show it."""
+        if trainer.progress_bar_callback is not None:
+            self._loader.estimate_epoch()
+
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, batch_idx: int) -> None:
         """Which batch is being trained on.
 
@@ -188,7 +229,14 @@ class LoaderCallback(Callback):  # type: ignore[misc]
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """The batch has been trained on."""
-        self._loader.end_step()
+        loader = self._loader
+        loader.end_step()
+        if loader.progress.is_exact:
+            module.log("train_coverage", loader.progress.coverage, on_step=True, on_epoch=False, batch_size=1)
+        if loader.intervals.evaluates:
+            # What Lightning asks next: after every batch, or after none but an epoch's last.
+            trainer.val_check_batch = 1 if loader.intervals.is_evaluation_due(loader.progress) else math.inf
+        _show_total(trainer, loader.compute_batches())
 
     def state_dict(self) -> dict[str, object]:
         """Returns the state for Lightning's checkpoint."""
@@ -197,6 +245,30 @@ class LoaderCallback(Callback):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Takes the state from Lightning's checkpoint."""
         self._loader.load_gathered_state(state_dict)
+
+
+class IntervalCheckpoint(Checkpoint):  # type: ignore[misc]
+    """Saves into a folder by the loader's ``intervals``, as ``samples=N.ckpt``: a callback for the Trainer."""
+
+    def __init__(self, loader: LightningLoader, folder: str | Path) -> None:
+        self._loader = loader
+        self._folder = Path(folder)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Lightning calls it after the loader's callback, as every `Checkpoint`."""
+        if self._loader.intervals.is_save_due(self._loader.progress):
+            trainer.save_checkpoint(self._folder / f"samples={self._loader.progress.samples}.ckpt")
+
+
+def _show_total(trainer: Trainer, total: int | None) -> None:
+    """Has Lightning's bars count towards so many batches: it asks for a length only once an epoch, and there is none then."""
+    match trainer.progress_bar_callback:
+        case TQDMProgressBar() as bar if bar.is_enabled:
+            bar.train_progress_bar.total = total
+        case RichProgressBar() as bar if bar.progress is not None and bar.train_progress_bar_id is not None:
+            bar.progress.update(bar.train_progress_bar_id, total=total)
 
 
 def scale_loss(module: LightningModule, loss: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import UsageError
 
 _PREFIX: Final = "odb_"
-_OF_TRAINER: Final = ("token_budget", "updates_per_epoch", "max_samples", "follows_samples", "evaluation")
 _TRAINERS: Final = {"pt": "CustomTrainer", "sft": "CustomSeq2SeqTrainer", "dpo": "CustomDPOTrainer"}
 """The class that each stage's ``workflow`` module makes a trainer of."""
 _CUTOFF: Final = 2048
@@ -82,11 +81,9 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
 
     Raises: UsageError as these.
     """
-    options = {name: settings.pop(name) for name in _OF_TRAINER if name in settings}
-    loader: dict[str, object] = {}
     if getattr(getattr(trainer, "finetuning_args", None), "disable_shuffling", False):
-        loader["shuffle"] = False
-    return enable(trainer, ODBOptions(loader=loader | settings, **options))  # type: ignore[arg-type]
+        settings = {"shuffle": False} | settings
+    return enable(trainer, ODBOptions.split(settings))
 
 
 @contextmanager

@@ -1,8 +1,21 @@
-"""How far training has come, in epochs: what schedules, progress bars and logs of every framework go by."""
+"""How far training has come, in epochs, samples and tokens: what schedules, progress bars and logs of every framework go by,
+and when to evaluate and to save.
+
+In a loop of one's own, as under Accelerate::
+
+    progress = Progress(loader.estimate_steps())
+    intervals = Intervals(save_samples=100_000, evaluate_tokens=50_000_000)
+    for batch, info in loader.steps():
+        ...
+        progress.note_step(info)
+        if intervals.is_save_due(progress):
+            accelerator.save_state(folder)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Final
 
 from odb_ref.torch import StepInfo, UsageError
@@ -26,14 +39,29 @@ class Progress:
         """True when it is known how many samples the epoch has, so that ``coverage`` is not an estimate."""
         self.samples = 0
         """Samples trained on, on all ranks."""
+        self.tokens = 0
+        """Tokens trained on, on all ranks, without padding."""
+        self._samples_before = 0
+        self._tokens_before = 0
+        self._window_tokens = 0
+        self._has_updated = False
         self._world_size = 0
         self._epoch = -1
         self._updates = 0
         self._begun_at = 0.0
         self._emitted = 0
 
-    def note_update(self, info: StepInfo) -> None:
-        """Follows an optimizer update whose last step is ``info``'s."""
+    def note_step(self, info: StepInfo) -> None:
+        """Follows a step, and with the last one of an accumulation window the optimizer's update."""
+        self._window_tokens += info.global_tokens
+        self._has_updated = info.is_window_end
+        if info.is_window_end:
+            self._note_update(info)
+
+    def _note_update(self, info: StepInfo) -> None:
+        self._samples_before, self._tokens_before = self.samples, self.tokens
+        self.tokens += self._window_tokens
+        self._window_tokens = 0
         if info.epoch != self._epoch:
             self._epoch, self._begun_at = info.epoch, float(info.epoch)
             self._updates = self._emitted = 0
@@ -57,6 +85,14 @@ class Progress:
         share = self.epochs - self._begun_at
         if info.is_last or (info.progress is not None and share >= _KNOWN):
             self.updates_per_epoch = self._updates / share
+
+    def has_passed(self, *, samples: int | None = None, tokens: int | None = None) -> bool:
+        """Returns whether the last update has reached a multiple of so many samples, or of so many tokens.
+
+        False while a window is under way, so that what is done then is done once, and of whole updates.
+        """
+        reached = (samples, self._samples_before, self.samples), (tokens, self._tokens_before, self.tokens)
+        return self._has_updated and any(every and now // every > before // every for every, before, now in reached)
 
     def state_dict(self) -> dict[str, float]:
         """Returns what `load_state_dict` takes: plain numbers, on every rank the same."""
@@ -82,9 +118,46 @@ _SAVED: Final = (
     "coverage",
     "is_exact",
     "samples",
+    "tokens",
+    "_samples_before",
+    "_tokens_before",
     "_world_size",
     "_epoch",
     "_updates",
     "_begun_at",
     "_emitted",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """After how many samples or tokens, of all ranks, to evaluate and to save: with the update that reaches them.
+
+    An update is what an interval can be met to: one that takes more samples than the interval has is evaluated once.
+
+    Raises: UsageError when one is not at least 1.
+    """
+
+    evaluate_samples: int | None = None
+    evaluate_tokens: int | None = None
+    save_samples: int | None = None
+    save_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value: int | None = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise UsageError(f"Intervals: {field.name} must be at least 1, got {value}")
+
+    @property
+    def evaluates(self) -> bool:
+        """True when there is something to evaluate by."""
+        return self.evaluate_samples is not None or self.evaluate_tokens is not None
+
+    def is_evaluation_due(self, progress: Progress) -> bool:
+        """Returns whether to evaluate now."""
+        return progress.has_passed(samples=self.evaluate_samples, tokens=self.evaluate_tokens)
+
+    def is_save_due(self, progress: Progress) -> bool:
+        """Returns whether to save now."""
+        return progress.has_passed(samples=self.save_samples, tokens=self.save_tokens)

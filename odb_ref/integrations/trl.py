@@ -23,8 +23,6 @@ of a step for their logs leaves idle ranks out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from transformers import Trainer
 
 from odb_ref.integrations.hf import ODBTrainer, enable
@@ -34,16 +32,10 @@ from odb_ref.torch import UsageError
 from odb_ref.torch.reading.tasks import is_pair
 
 
-def configure_trainer(
-    trainer: Trainer,
-    *,
-    token_budget: int | None = None,
-    updates_per_epoch: int | None = None,
-    max_samples: int | None = None,
-    evaluation: Mapping[str, object] | None = None,
-    **loader: object,
-) -> ODBTrainer:
-    """Returns the Trainer itself, an `ODBTrainer` from now on; ``loader`` has further arguments of `ODBDataLoader`.
+def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **settings: object) -> ODBTrainer:
+    """Returns the Trainer itself, an `ODBTrainer` from now on.
+
+    ``settings`` are further arguments of `ODBOptions`, and of `ODBDataLoader`.
 
     Raises: UsageError when the Trainer packs beforehand, or its arguments do not say what must be known.
     """
@@ -53,7 +45,7 @@ def configure_trainer(
             "packing=True fills rows before training, and cuts or drops samples for it: say packing=False with "
             "padding_free=True and max_length=None, and rows are filled here, of whole samples"
         )
-    is_counted = "length_fn" in loader and ("supervised_fn" in loader or loader.get("loss_scaling") == "samples")
+    is_counted = "length_fn" in settings and ("supervised_fn" in settings or settings.get("loss_scaling") == "samples")
     if getattr(trainer, "_is_vision_dataset", False) and not is_counted:
         raise UsageError(
             "the collator of a vision data set makes its texts, so nobody can count them beforehand: pass length_fn= and "
@@ -71,16 +63,7 @@ def configure_trainer(
         if max_length is None:
             raise UsageError("max_length=None says nothing of memory: pass token_budget=")
         token_budget = args.per_device_train_batch_size * max_length * (2 if has_pairs else 1)
-    return enable(
-        trainer,
-        ODBOptions(
-            token_budget=token_budget,
-            updates_per_epoch=updates_per_epoch,
-            max_samples=max_samples,
-            evaluation=evaluation,
-            loader=options | loader,
-        ),
-    )
+    return enable(trainer, ODBOptions.split({"token_budget": token_budget} | options | settings))
 
 
 def _has_pairs(dataset: object) -> bool:

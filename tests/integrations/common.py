@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from odb_ref.torch import StepInfo
 from tests.torch.data import make_sample
 
 SIZES = (23, 8)
@@ -108,6 +109,19 @@ def check_coverage(ranks: Sequence[Run], epochs: int = 1) -> None:
     """Checks that every sample was trained on once in each epoch."""
     emitted = join(join(updates) for updates, _ in ranks)
     assert sorted(emitted) == sorted([*range(sum(SIZES))] * epochs)
+
+
+def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[list[int], list[int]]:
+    """The updates, counted from 1, that reach a multiple of so many samples, and of so many tokens."""
+    updates = [(0, 0)]
+    seen = [0, 0]
+    for info in infos:
+        seen = [seen[0] + info.global_samples, seen[1] + info.global_tokens]
+        updates += [(seen[0] // samples, seen[1] // tokens)] if info.is_window_end else []
+    steps = list(enumerate(itertools.pairwise(updates), 1))
+    return [at for at, ((old, _), (new, _)) in steps if new > old], [
+        at for at, ((_, old), (_, new)) in steps if new > old
+    ]
 
 
 def set_environment(rank: int, world_size: int) -> None:

@@ -16,7 +16,9 @@ import torch  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402
+from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
 from odb_ref.torch import JobState, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch.loop import StepGuard  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -75,6 +77,60 @@ def test_the_weights_are_those_of_one_process_on_the_union() -> None:
         assert [len(updates) for updates, _ in runs] == [2 * -(-STEPS // steps)] * len(SIZES)
         check_coverage(runs, epochs=2)
         check_weights(runs, Model())
+
+
+def train_guarded(rank: int, folder: Path) -> Any:
+    """Rank 1 runs out of memory wherever it has several samples; saved by samples."""
+    set_environment(rank, len(SIZES))
+    accelerator = Accelerator(cpu=True)
+    options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
+    model, updates = Model(), [[]]
+    intervals, saved, seen = Intervals(save_samples=10), [], []
+    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader:
+        wrapped, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+        progress = Progress(loader.estimate_steps() / 2)
+        accelerator.register_for_checkpointing(progress, JobState(loader))
+
+        def compute_loss(model: Any, batch: Any) -> Any:
+            if rank == 1 and len(batch["numbers"]) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory: injected")
+            return model(batch["input_ids"], batch["labels"])["loss"]
+
+        guard = StepGuard(wrapped, compute_loss, backward=accelerator.backward)
+        for _ in range(2):
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+                updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
+                if info.is_window_end:
+                    optimizer.step()
+                    updates.append([])
+                progress.note_step(info)
+                seen.append((progress.epochs, info.epoch + (info.progress or 0.0), info.is_window_end))
+                if intervals.is_save_due(progress):
+                    accelerator.save_state(str(folder / str(progress.samples)))
+                    saved.append(progress.samples)
+    assert updates.pop() == []
+    again = Progress(1)
+    again.load_state_dict(progress.state_dict())
+    assert again.state_dict() == progress.state_dict()
+    return (updates, get_weights(model)), (guard.failures, guard.all_failures), saved, seen
+
+
+def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) -> None:
+    """Checks: WEIGHT, ONCE, COVER. The share of the epoch is that of the samples trained on."""
+    results = run_ranks(len(SIZES), train_guarded, tmp_path, timeout_s=60)
+    assert not any(result.error for result in results), results
+    runs, failures, saved, seen = zip(*(result.value for result in results), strict=True)
+    check_coverage(runs, epochs=2)
+    check_weights(runs, Model())
+    assert failures[0][0] == 0 < failures[1][0] == failures[0][1] == failures[1][1]
+    assert saved[0] == saved[1]
+    assert len(saved[0]) >= 4
+    assert [number // 10 for number in saved[0]] == sorted({number // 10 for number in saved[0]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, saved[0]))
+    for own in seen:
+        assert all(found == share for found, share, is_window_end in own if is_window_end)
+        assert own[-1][0] == 2.0
 
 
 def divide(rank: int) -> str:

@@ -74,7 +74,7 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
         remove_unused_columns=False,
         **(defaults | settings),
     )
-    dataset = make_shard(rank) if odb is GIVEN else Samples(range(sum(SIZES)))
+    dataset = make_shard(rank) if odb.loader.get("shard") == "given" else Samples(range(sum(SIZES)))
     return kind(**{"model": Model(), "args": args, "train_dataset": dataset, "data_collator": collate} | arguments)
 
 

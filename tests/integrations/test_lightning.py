@@ -15,12 +15,13 @@ require("lightning")
 
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
-from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss  # noqa: E402
+from odb_ref.integrations.progress import Intervals  # noqa: E402
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -32,6 +33,7 @@ from tests.integrations.common import (  # noqa: E402
     check_coverage,
     check_weights,
     collate,
+    find_due,
     get_weights,
     make_shard,
     set_environment,
@@ -205,6 +207,89 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     (alone,) = run_ranks(1, resume_alone, tmp_path, timeout_s=60)
     assert not alone.error, alone
     check_coverage([*first, alone.value[0]])
+
+
+INTERVALS = Intervals(evaluate_samples=10, save_tokens=150)
+
+
+class Watched(Module):
+    """Notes after which updates it was evaluated, and what was logged and shown meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.infos: list[StepInfo] = []
+        self.evaluated: list[int] = []
+        self.shown: list[tuple[float, int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.infos.append(self.trainer.train_dataloader.step_info)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluated.append(self.trainer.global_step)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        bar = self.trainer.progress_bar_callback
+        if isinstance(bar, TQDMProgressBar):
+            total = bar.train_progress_bar.total if bar.is_enabled else 0
+        else:
+            total = (
+                next(task.total for task in bar.progress.tasks if task.id == bar.train_progress_bar_id)
+                if bar.progress is not None
+                else 0
+            )
+        self.shown.append((float(self.trainer.callback_metrics.get("train_coverage", 0.0)), total))
+
+
+def watch(rank: int, folder: Path) -> Any:
+    be_quiet()
+    set_environment(rank, len(SIZES))
+    found = []
+    for bar, resume in ((TQDMProgressBar(), ""), (RichProgressBar(), "first")):
+        module, evaluation = Watched(), torch.utils.data.DataLoader([0])
+        with make_loader(None, 2, intervals=INTERVALS) as loader:
+            trainer = pl.Trainer(
+                default_root_dir=folder,
+                accelerator="cpu",
+                devices=len(SIZES),
+                strategy=DDPStrategy(process_group_backend="gloo"),
+                logger=False,
+                num_sanity_val_steps=0,
+                enable_model_summary=False,
+                accumulate_grad_batches=2,
+                max_epochs=2,
+                callbacks=[IntervalCheckpoint(loader, folder), loader.callback, bar],
+            )
+            saved = sorted(folder.glob("samples=*.ckpt"), key=lambda path: int(path.stem.partition("=")[2]))
+            trainer.fit(module, loader, evaluation, ckpt_path=saved[1] if resume else None)
+            found.append((module.infos, module.evaluated, module.shown, loader.progress.samples, len(saved)))
+    return found
+
+
+def test_it_evaluates_and_saves_by_samples_and_shows_how_far_it_is(tmp_path: Path) -> None:
+    """On all ranks with the same update, after a checkpoint, too; the bar's end is the epoch's in the end."""
+    results = run_ranks(len(SIZES), watch, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for rank, ((infos, evaluated, shown, samples, _), (rest, again, shown_again, *ends)) in enumerate(
+        result.value for result in results
+    ):
+        wanted, kept = find_due(infos, samples=10, tokens=150)
+        per_epoch = -(-sum(info.epoch == 0 for info in infos) // 2)
+        assert evaluated == sorted({*wanted, per_epoch, -(-len(infos) // 2)})
+        assert samples == ends[0] == 2 * sum(SIZES)
+        assert ends[1] == len(kept) >= 3
+        assert len(rest) == len(infos) - 2 * kept[1]
+        assert again == [step for step in evaluated if step > kept[1]]
+        for read, seen in ((infos, shown), (rest, shown_again)):
+            assert all(
+                abs(share - info.progress) < 1e-6
+                for info, (share, _) in zip(read, seen, strict=True)
+                if info.is_window_end
+            )
+            # Rich makes its bar after the first batch of a resumed epoch.
+            for info, (_, total) in list(zip(read, seen, strict=True))[read is rest :]:
+                at_end = info.is_last and info.is_window_end
+                assert rank > 0 or (total == info.step + 1 if at_end else info.step + 1 < total <= 2 * len(infos))
 
 
 class Forgetful(Module):

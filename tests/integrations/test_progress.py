@@ -18,11 +18,11 @@ import torch  # noqa: E402
 from odb_sim.inputs.lengths import load_lengths  # noqa: E402
 from torch.utils.data import Dataset  # noqa: E402
 
-from odb_ref.integrations.hf import ODBOptions, enable  # noqa: E402
-from odb_ref.integrations.progress import Progress  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, set_environment  # noqa: E402
-from tests.integrations.test_hf import make_trainer  # noqa: E402
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable  # noqa: E402
+from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
+from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment  # noqa: E402
+from tests.integrations.test_hf import GIVEN, Recorder, make_trainer  # noqa: E402
 from tests.torch.data import Numbers, Stream  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -54,7 +54,7 @@ def count(rank: int, shard: str) -> Any:
         progress = Progress(estimate)
         guesses = []
         for _, info in loader.steps():
-            progress.note_update(info)
+            progress.note_step(info)
             guesses.append(progress.updates_per_epoch)
         ends = progress.epochs, progress.coverage, progress.samples
         return estimate, reads, len(guesses), guesses, ends, sum(1 for _ in loader.steps())
@@ -98,7 +98,7 @@ def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
     for infos in (known, unknown):
         whole, states = Progress(3), []
         for info in infos:
-            whole.note_update(info)
+            whole.note_step(info)
             states.append(whole.state_dict())
         assert (whole.epochs, whole.coverage, whole.samples) == (2.0, 1.0, 2 * sum(SIZES))
         assert whole.updates_per_epoch == len(infos) - per_epoch
@@ -106,7 +106,7 @@ def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
             resumed = Progress(5)
             resumed.load_state_dict(json.loads(json.dumps(states[begin - 1])))
             for info, state in zip(infos[begin:], states[begin:], strict=True):
-                resumed.note_update(info)
+                resumed.note_step(info)
                 assert resumed.state_dict() == state
     # In the middle of the second epoch two ranks take over.
     middle = per_epoch + 4
@@ -114,7 +114,7 @@ def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
     wider.load_state_dict(states[middle - 1])
     before = wider.epochs
     for info in unknown[middle:]:
-        wider.note_update(replace(info, world_size=2))
+        wider.note_step(replace(info, world_size=2))
         assert before < wider.epochs <= 2
         before = wider.epochs
     assert (wider.epochs, wider.samples) == (2.0, 2 * sum(SIZES))
@@ -211,3 +211,47 @@ def test_a_schedule_goes_by_the_samples_and_ends_with_the_training(tmp_path: Pat
         assert last["train_samples_per_second"] == pytest.approx(epoch * samples / last["train_runtime"], rel=0.01)
     assert saved[0] == guessed[0]
     assert resumed[0] == guessed[0]
+
+
+# By samples and by tokens ------------------------------------------------------------------------------------------------
+
+INTERVALS = Intervals(evaluate_samples=10, save_tokens=150)
+
+
+def train_by_samples(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+
+    class Noting(Recorder):
+        infos: tuple[StepInfo, ...] = ()
+
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.infos += (inputs[STEP_INFO],)
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    def train(resume: int = 0) -> Any:
+        odb = replace(GIVEN, intervals=INTERVALS)
+        settings: dict[str, Any] = {"num_train_epochs": 2, "gradient_accumulation_steps": 2}
+        trainer = make_trainer(rank, folder, kind=Noting, odb=odb, eval_dataset=Samples([1, 2]), **settings)
+        trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)
+        evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        return trainer.infos, evaluated, trainer.progress.samples, trainer.progress.tokens
+
+    whole = train()
+    saved = sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+    return whole, saved, train(saved[1])
+
+
+def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None:
+    """With the update that reaches them, on all ranks, and after a checkpoint where it would have."""
+    results = run_ranks(len(SIZES), train_by_samples, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for (infos, evaluated, samples, tokens), saved, (rest, again, *ends) in (result.value for result in results):
+        wanted, kept = find_due(infos, samples=10, tokens=150)
+        assert (evaluated, saved) == (wanted, kept)
+        assert len(evaluated) >= 4 and len(saved) >= 3 and evaluated != saved
+        assert (samples, tokens) == (2 * sum(SIZES), sum(info.global_tokens for info in infos))
+        # The logs of before are in the checkpoint.
+        assert (again, ends) == (evaluated, [samples, tokens])
+        assert len(rest) == len(infos) - 2 * saved[1]
+    with pytest.raises(UsageError, match="save_tokens must be at least 1"):
+        Intervals(save_tokens=0)

@@ -121,7 +121,9 @@ def train_accelerate(rank: int, version: int) -> Any:
     return updates[:-1], get_whole(wrapped)
 
 
-def train_trainer(rank: int, folder: Path, version: int | None, *, is_pretended: bool = True) -> Any:
+def train_trainer(
+    rank: int, folder: Path, version: int | None, *, is_pretended: bool = True, kind: Any = Recorder, odb: Any = GIVEN
+) -> Any:
     AcceleratorState._reset_state(reset_partial_state=True)
     config = {"version": version, "sync_module_states": False, "cpu_ram_efficient_loading": False}
     args = TrainingArguments(
@@ -144,7 +146,7 @@ def train_trainer(rank: int, folder: Path, version: int | None, *, is_pretended:
         pretend()
     # Torch computes the norm of FSDP 1's gradients in single precision, and of no other.
     model = Model().float() if version == 1 else Model()
-    trainer = Recorder(model=model, args=args, train_dataset=make_shard(rank), data_collator=collate, odb=GIVEN)
+    trainer = kind(model=model, args=args, train_dataset=make_shard(rank), data_collator=collate, odb=odb)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from odb_sim.explore.rank import Core
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout

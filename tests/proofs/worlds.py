@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from odb_sim.explore.rank import Core
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost
@@ -39,9 +39,9 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
-from odb_ref.core.state import replace as change
 from odb_ref.core.types import Mode, Sample, StepCounts
 from tests.proofs.wire import Budgets, Stairs, show_state, write_config, write_event
 
@@ -74,9 +74,9 @@ def make_samples(lengths: Sequence[int], resources: int = 0) -> tuple[Sample, ..
 
 
 def begin(core: Core, config: Config, budgets: Budgets) -> Transition:
-    """The start of a rank under a budget of its own, as `resume` makes it of a round that begins with these."""
-    state, effects = core.start(config)
-    return change(state, agreed_tokens=budgets[0], accepted_tokens=budgets[1]), effects
+    """The start of a rank under a budget of its own."""
+    agreed_tokens, accepted_tokens = budgets
+    return core.resume(config, RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens), ())
 
 
 @dataclass

@@ -44,7 +44,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.torch.trainer",
     ),
     "odb_ref.torch.loop": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.reading"),
-    "odb_ref.integrations": ("odb_ref.torch", "odb_ref.torch.reading"),
+    "odb_ref.integrations": ("odb_ref.torch", "odb_ref.torch.loop", "odb_ref.torch.reading"),
     "odb_ref.compat": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.plan"),
     "odb_ref.compat.integrations": ("odb_ref.compat", "odb_ref.integrations", "odb_ref.torch"),
     "odb_ref": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.reading"),

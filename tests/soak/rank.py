@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from odb_ref.torch import ODBDataLoader, pop_step_info
-from odb_ref.torch.exchange.process_table import find_children
+from odb_ref.torch.exchange.process_table import find_children, look_at
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
 from tests.torch.data import collate, make_sample
 
@@ -241,6 +241,8 @@ class Rank:
                     do_later(PAUSE_S, f"kill -CONT {pid} 2>&-")
                 with contextlib.suppress(ProcessLookupError):  # a worker may have just ended
                     os.kill(pid, signal.SIGKILL if case.fault is Fault.KILL else signal.SIGSTOP)
+                if case.fault is Fault.KILL:
+                    wait_for_death(pid)
             case Fault.CUT | Fault.BLIP:
                 if case.fault is Fault.BLIP:
                     do_later(BLIP_S, self._heal)
@@ -256,6 +258,15 @@ class Rank:
 
 def do_later(delay_s: float, command: str) -> None:
     subprocess.Popen(["sh", "-c", f"sleep {delay_s}; {command}"])
+
+
+def wait_for_death(pid: int) -> None:
+    """One that is killed dies when it next has a processor: on a busy machine perhaps in the epoch after, as its persistent
+    worker.
+    """
+    deadline = time.monotonic() + 10
+    while (look := look_at(pid)) is not None and not look.is_ended and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def find_victim(victim: Victim) -> int:

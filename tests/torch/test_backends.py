@@ -297,7 +297,7 @@ def begin() -> tuple[TrainerSide, Recorder, Wire]:
     trainer_side.begin()
     counts = StepCounts(1, 5, 5)
     steps = tuple(Step(number, 0, (Sample(number, number, 5, 5),), counts) for number in range(4))
-    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4))
+    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4), budget_tokens=20)
     trainer_side.on_update(Update(OFFERING, planned=planned))
     trainer_side.on_collated(0, [(number, f"batch {number}") for number in range(4)])
     trainer_side.on_update(Update(OFFERING, is_answer=True))
@@ -308,13 +308,14 @@ def test_a_round_as_it_crosses_says_of_each_step_what_it_holds() -> None:
     groups = ((Sample(7, 3, 9, 4, (2, 1)), Sample(5, 0, 6, 6, (0, 3))), (), (Sample(2, 1, 5, 0, (4, 4)),))
     totals = (StepCounts(3, 20, 11, (9, 4)), StepCounts(1, 8, 2, (0, 1)), StepCounts(2, 7, 3, (4, 5)))
     steps = tuple(Step(4 + i, 2, group, total) for i, (group, total) in enumerate(zip(groups, totals, strict=True)))
-    sent = make_round_note(steps, RoundStart(round=3, planned_steps=7, read_samples=4), resources=2)
+    next_start = RoundStart(round=3, planned_steps=7, read_samples=4)
+    sent = make_round_note(steps, next_start, budget_tokens=20, resources=2)
     note = pickle.loads(pickle.dumps(sent))
     assert note == sent
     assert [note.get(number) for number in note.numbers] == [
-        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10, (2, 4)), 18, totals[0]),
-        StepNote(5, 2, (), StepCounts(0, 0, 0, (0, 0)), 0, totals[1]),
-        StepNote(6, 2, (1,), StepCounts(1, 5, 0, (4, 4)), 5, totals[2]),
+        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10, (2, 4)), 18, totals[0], 20),
+        StepNote(5, 2, (), StepCounts(0, 0, 0, (0, 0)), 0, totals[1], 20),
+        StepNote(6, 2, (1,), StepCounts(1, 5, 0, (4, 4)), 5, totals[2], 20),
     ]
     assert [note.get_counts(number) for number in note.numbers] == list(totals)
 

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.reading.pipeline import find_failed  # noqa: E402
 from odb_ref.torch.reading.tasks import get_length  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
@@ -135,6 +136,22 @@ def read_with_bad_lengths(rank: int, length: Any, num_workers: int) -> None:
     with ODBDataLoader(Numbers(0, SIZES[rank]), **options) as loader:
         for _ in loader:
             synchronize()
+
+
+def test_a_worker_whose_exit_code_another_thread_has_read_has_not_failed() -> None:
+    """Under a fork server a code can be read once: who comes second is told 255. Found by the soak: a worker that had done its
+    part, and was being joined by torch, ended the job.
+    """
+    context = multiprocessing.get_context("forkserver")
+    done, failed = (context.Process(target=os._exit, args=(code,)) for code in (0, 3))
+    done.start()
+    failed.start()
+    os.read(done.sentinel, 8)
+    failed.join()
+    done.join()
+    assert (done.exitcode, failed.exitcode) == (255, 3)
+    assert find_failed([done]) is None
+    assert find_failed([done, failed]) is failed
 
 
 @pytest.mark.parametrize(("length", "num_workers"), [(-3, 0), (2.5, 1), (None, 0), ("7", 1)])

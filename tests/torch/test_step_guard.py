@@ -41,7 +41,7 @@ def light_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
-class _FailingBackward(torch.autograd.Function):
+class FailingBackward(torch.autograd.Function):
     """Lets a tensor through, and runs out of memory on the way back."""
 
     @staticmethod
@@ -77,7 +77,7 @@ class Faults:
             def fail(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
                 if place == "forward":
                     raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
-                return _FailingBackward.apply(output)
+                return FailingBackward.apply(output)
 
             handles.append(model[1].register_forward_hook(fail))
         try:
@@ -88,7 +88,7 @@ class Faults:
         if place == "loss":
             raise torch.OutOfMemoryError("CUDA out of memory: injected")
         if place == "first":
-            return _FailingBackward.apply(loss)
+            return FailingBackward.apply(loss)
         self.passes.append(tuple(batch["numbers"]))
         return loss
 
@@ -117,6 +117,10 @@ def train(
                     numbers = []
     assert not numbers
     assert guard.failures == faults.count
+    everywhere = torch.tensor(guard.failures)
+    if dist.is_initialized():
+        dist.all_reduce(everywhere)
+    assert guard.all_failures == everywhere
     return windows, guard.failures, guard.token_budget
 
 
@@ -214,7 +218,7 @@ def train_uneven(rank: int) -> Any:
     def fail_once(loss: torch.Tensor) -> torch.Tensor:
         nonlocal is_new
         has_failed, is_new = is_new and not rank, False
-        return _FailingBackward.apply(loss) if has_failed else loss
+        return FailingBackward.apply(loss) if has_failed else loss
 
     options = OPTIONS | {"loss_scaling": "none", "loss_reduction": "sum", "ramp_rounds": 0, "token_budget": 10_000}
     with ODBDataLoader(Numbers(2 + rank, 1 + (not rank)), **options) as loader:
@@ -268,6 +272,24 @@ def test_what_one_rank_cannot_hold_becomes_the_budget_of_all() -> None:
     assert results[0].value[-1][1] == 0
     failures = [count for _, count in results[1].value]
     assert failures[0] > 0
+
+
+def guard_inside(rank: int) -> str:
+    model = nn.Sequential(DistributedDataParallel(make_model()))
+    with pytest.raises(UsageError) as caught:
+        StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    return str(caught.value)
+
+
+def test_an_engine_of_deepspeed_is_refused() -> None:
+    engine = type("DeepSpeedEngine", (nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
+    with pytest.raises(UsageError, match="DeepSpeed's engine has collectives of its own"):
+        StepGuard(engine, lambda model, batch: compute_loss(model, batch, "mean"))
+
+
+def test_a_wrapper_that_hides_what_averages_is_refused() -> None:
+    for result in run_ranks(2, guard_inside):
+        assert "DistributedDataParallel stands inside a Sequential" in result.value, result
 
 
 # What does not fit alone, and what is not a lack of memory -------------------------------------------------------------------

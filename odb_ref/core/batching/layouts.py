@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import accumulate
+from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
@@ -43,11 +44,7 @@ class Layout(StrEnum):
 
     def compute_tokens(self, group: Group) -> int:
         """Returns the tokens of the collated batch: rows times longest, or the sum of the lengths; 0 for an idle step."""
-        match self:
-            case Layout.PADDED:
-                return compute_padded_tokens(group)
-            case Layout.PACKED:
-                return compute_real_tokens(group)
+        return compute_real_tokens(group) if self is _PACKED else compute_padded_tokens(group)
 
     def compute_cost(self, group: Group, cost: Cost) -> int:
         """Returns what the collated batch costs: rows times what the longest does, or the sum over the samples; 0 for an idle
@@ -74,3 +71,7 @@ class Layout(StrEnum):
                 half = (self.compute_cost(group, cost) + 1) // 2
                 sums = accumulate(cost.of_tokens(sample.length) for sample in group[:-2])
                 return next((size for size, held in enumerate(sums, 1) if held >= half), len(group) - 1)
+
+
+_PACKED: Final = Layout.PACKED
+"""To look a member up takes a good part of what `Layout.compute_tokens` takes, which is asked for every group several times."""

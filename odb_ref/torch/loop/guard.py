@@ -11,14 +11,16 @@ of them. So each rank tries beforehand: it allocates what its batch will take by
 that succeeds. Then all ranks take as many passes as the one that needs most.
 
 A sample that does not fit alone fails the step on every rank: it is not left out in silence. Spec: R4.5. Preserves: WEIGHT.
+
+`WindowGuard` is told how a pass is run; `StepGuard` is that for a loop of one's own.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Generic
+from dataclasses import replace
+from typing import Final, Generic, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -26,56 +28,48 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from odb_ref.core.errors import JobError, choose
+from odb_ref.core.errors import JobError, UsageError, choose
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.info import LossReduction, StepInfo
 from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
-from odb_ref.torch.loop.ranks import average, reduce_max
+from odb_ref.torch.loop.ranks import average, reduce_max, reduce_sum
 from odb_ref.torch.loop.splitting import find_count, split_batch
 
 _LOG: Final = logging.getLogger("odb_ref")
 
 SHRINK: Final = 0.9
-"""The share of the smallest batch that did not fit which `StepGuard.token_budget` proposes."""
+"""The share of the smallest batch that did not fit which `WindowGuard.token_budget` proposes."""
+
+Piece = tuple[Batch, StepInfo]
+"""A batch of the window, or what became of a part of it. Its information then counts the samples, the supervised and padded
+tokens of the part, and has its weight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece(Generic[Batch]):
-    """A batch of the window, or what became of a part of it."""
+class GuardOptions(TypedDict, Generic[Batch], total=False):
+    """What a guard may be told: see `StepGuard`."""
 
-    batch: Batch
-    step: int
-    weight: float
-    """What its loss is multiplied by."""
-    samples: int
-    supervised: int
-    tokens: int
-    """Padding included."""
+    loss_reduction: str
+    split: Callable[[Batch, int], tuple[Batch, Batch]]
+    count: Callable[[Batch], int] | None
+    memory: MemoryFit | None
+    lower_budget: Callable[[int], object] | None
+    group: dist.ProcessGroup | None
 
 
-class StepGuard(Generic[Batch]):
-    """Runs forward and backward passes, in halves where memory runs out.
+class WindowGuard(Generic[Batch]):
+    """Has passes run, in halves where memory runs out: see `StepGuard` for what it is told.
 
-    ::
+    ``run_pass(model, batch, info)`` runs forward and backward for a batch and returns its loss as `StepInfo.scale` has it,
+    detached; it must average no gradients over ranks.
 
-        guard = StepGuard(model, compute_loss)          # compute_loss(model, batch), as `info.scale` takes it
-        for batch, info in loader.steps():
-            loss = guard.backward(batch, info)
-            if info.is_window_end:
-                optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
-
-    ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
-    `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
-    (default: by the first dimension), ``count(batch)`` says how many of its tokens carry loss (default: by its labels). A
-    layer that mixes the samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew.
-    ``lower_budget`` is told of each new `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
+    Raises: UsageError when the model would average gradients as it goes, or is DeepSpeed's.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        compute_loss: Callable[[nn.Module, Batch], torch.Tensor],
+        run_pass: Callable[[nn.Module, Batch, StepInfo], torch.Tensor],
         *,
         loss_reduction: str = "mean",
         split: Callable[[Batch, int], tuple[Batch, Batch]] = split_batch,
@@ -86,48 +80,54 @@ class StepGuard(Generic[Batch]):
     ) -> None:
         self.failures = 0
         """How often this rank has run out of memory."""
+        self.all_failures = 0
+        """How often any rank has, up to the end of the last window."""
         self.token_budget: int | None = None
         """A budget that would have avoided what has failed here so far; None while nothing has."""
+        if type(model).__module__.startswith("deepspeed."):
+            raise UsageError(
+                "DeepSpeed's engine has collectives of its own in the backward pass and in the step, and nobody can help a "
+                "rank that fails between two of them"
+            )
         # Under DDP's own forward pass its backward pass would average as it goes.
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        if any(isinstance(item, DistributedDataParallel) for item in self._model.modules()):
+            raise UsageError(
+                f"DistributedDataParallel stands inside a {type(self._model).__name__}, and would average gradients where a "
+                "rank that runs out of memory cannot take part: it must be the outermost (compile the model before)"
+            )
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._is_sharded = any(isinstance(item, FSDPModule | FullyShardedDataParallel) for item in model.modules())
-        self._compute_loss = compute_loss
+        self._is_sharded = is_sharded(model)
+        self._run = run_pass
         self._reduction = choose(LossReduction, loss_reduction, "loss_reduction")
         self._split = split
         self._count = count
         self._memory = memory
         self._lower_budget = lower_budget
         self._group = group
-        self._window: list[_Piece[Batch]] = []
+        self._window: list[Piece[Batch]] = []
         self._failure: Exception | None = None
         """What went wrong in this window: raised at its end, with all ranks. Until then a rank asks for its batches, since the
         others may need it for theirs."""
         self._losses: list[torch.Tensor] = []
         """Of the pieces of the window that have run."""
+        self._told_failures = 0
+        """Of this rank, how many the others know of."""
 
     def backward(self, batch: Batch, info: StepInfo) -> torch.Tensor:
         """Returns the scaled loss of a batch, detached, when its gradients have been added to those of the window.
 
         All ranks call it for every step. With the last step of a window the gradients are those of all ranks.
 
-        Raises: when the window ends, what ``compute_loss`` has raised, and OutOfMemoryError for a sample that does not fit
+        Raises: when the window ends, what running a pass has raised, and OutOfMemoryError for a sample that does not fit
         alone; JobError on the other ranks.
         """
         if not self._window:
             self._clear()
-        piece = _Piece(
-            batch=batch,
-            step=info.step,
-            weight=info.loss_scale,
-            samples=info.local_samples,
-            supervised=info.local_supervised,
-            tokens=info.padded_tokens,
-        )
         if self._is_sharded:
-            self._run_together(piece)
+            self._run_together((batch, info))
         else:
-            self._window.append(piece)
+            self._window.append((batch, info))
             try:
                 if self._failure is None:
                     self._run_window()
@@ -137,7 +137,7 @@ class StepGuard(Generic[Batch]):
                 self._average()
             if self._failure is not None:
                 return self._parameters[0].new_full((), torch.nan)
-        loss = [loss for loss, piece in zip(self._losses, self._window, strict=True) if piece.step == info.step]
+        loss = [loss for loss, (_, of) in zip(self._losses, self._window, strict=True) if of.step == info.step]
         total = torch.stack(loss).sum()
         if info.is_window_end:
             self._window, self._losses = [], []
@@ -150,7 +150,7 @@ class StepGuard(Generic[Batch]):
         while len(self._losses) < len(self._window):
             number = len(self._losses)
             piece = self._window[number]
-            loss, text = self._try(piece)
+            loss, text = self._try(*piece)
             if loss is not None:
                 self._losses.append(loss)
                 continue
@@ -159,45 +159,46 @@ class StepGuard(Generic[Batch]):
             self._clear()
             release_memory()
 
-    def _try(self, piece: _Piece[Batch]) -> tuple[torch.Tensor | None, str]:
+    def _try(self, batch: Batch, info: StepInfo) -> tuple[torch.Tensor | None, str]:
         """Returns the loss; or None and why, when memory runs out: no frame that held tensors is left then."""
-        if not piece.weight:
+        if not info.loss_scale:
             return self._parameters[0].new_zeros(()), ""
         try:
-            return self._run(piece), ""
+            return self._run(self._model, batch, info), ""
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return None, str(error)
-
-    def _run(self, piece: _Piece[Batch]) -> torch.Tensor:
-        loss = self._compute_loss(self._model, piece.batch)
-        if not (piece.supervised and piece.weight):  # it may have no mean, as in `StepInfo.scale`
-            loss = torch.where(torch.isfinite(loss), loss, torch.zeros_like(loss))
-        scaled = loss * piece.weight
-        torch.autograd.backward(scaled)
-        return scaled.detach()
 
     def _average(self) -> None:
         """Replaces the gradients by their mean over ranks.
 
         Those of parameters that no rank has used stay None. Raises: what has failed here, JobError for another rank.
         """
-        own = [int(parameter.grad is not None) for parameter in self._parameters]
+        has_news = self.failures > self._told_failures
+        own = [int(has_news), *(int(parameter.grad is not None) for parameter in self._parameters)]
         try:
-            present = self._exchange(own, has_failed=self._failure is not None)
+            has_any_news, *present = self._exchange(own, has_failed=self._failure is not None)
         finally:
             if self._failure is not None:
                 raise self._failure
+        if has_any_news:
+            self._count_failures()
         parameters = [parameter for parameter, is_used in zip(self._parameters, present, strict=True) if is_used]
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         average([parameter.grad for parameter in parameters if parameter.grad is not None], self._group)
 
+    def _count_failures(self) -> None:
+        """Adds up what is new on all ranks; a collective, which they take part in only when there is something."""
+        (new,) = reduce_sum([self.failures - self._told_failures], self._parameters[0].device, self._group)
+        self._told_failures = self.failures
+        self.all_failures += new
+
     # A sharded model -----------------------------------------------------------------------------------------------------
 
-    def _run_together(self, piece: _Piece[Batch]) -> None:
+    def _run_together(self, piece: Piece[Batch]) -> None:
         """Runs a batch in as many pieces as the rank that needs most; one that needs fewer repeats its last with weight 0."""
         pieces, failure = [piece], None
         try:
@@ -205,18 +206,22 @@ class StepGuard(Generic[Batch]):
                 pieces[number : number + 1] = self._halve(pieces[number], "its memory cannot be allocated")
         except Exception as error:
             failure = error
-        (needed,) = self._exchange([len(pieces)], has_failed=failure is not None)
+        has_news = self.failures > self._told_failures
+        has_any_news, needed = self._exchange([int(has_news), len(pieces)], has_failed=failure is not None)
         if failure is not None:
             raise failure
-        pieces += [replace(pieces[-1], weight=0.0)] * (needed - len(pieces))
+        if has_any_news:
+            self._count_failures()
+        batch, info = pieces[-1]
+        pieces += [(batch, replace(info, loss_scale=0.0, local_supervised=0))] * (needed - len(pieces))
         for item in pieces:
             self._window.append(item)
-            self._losses.append(self._run(item))
+            self._losses.append(self._run(self._model, *item))
 
-    def _has_room(self, piece: _Piece[Batch]) -> bool:
+    def _has_room(self, piece: Piece[Batch]) -> bool:
         if self._memory is None:
             return True
-        needed = self._memory.predict_bytes(piece.tokens) - self._memory.predict_bytes(0)
+        needed = self._memory.predict_bytes(piece[1].padded_tokens) - self._memory.predict_bytes(0)
         try:
             reserve_memory(needed, self._parameters[0].device)
         except Exception as error:
@@ -227,42 +232,41 @@ class StepGuard(Generic[Batch]):
 
     # Both ----------------------------------------------------------------------------------------------------------------
 
-    def _halve(self, piece: _Piece[Batch], text: str) -> tuple[_Piece[Batch], _Piece[Batch]]:
+    def _halve(self, piece: Piece[Batch], text: str) -> tuple[Piece[Batch], Piece[Batch]]:
         self.failures += 1
-        shrunk = max(1, int(piece.tokens * SHRINK))
+        batch, info = piece
+        shrunk = max(1, int(info.padded_tokens * SHRINK))
         if self.token_budget is None or shrunk < self.token_budget:
             self.token_budget = shrunk
             if self._lower_budget is not None:
                 self._lower_budget(shrunk)
-        if piece.samples < 2:
+        if info.local_samples < 2:
             raise torch.OutOfMemoryError(
-                f"step {piece.step}: a sample of {piece.tokens} tokens does not fit alone: {text}"
+                f"step {info.step}: a sample of {info.padded_tokens} tokens does not fit alone: {text}"
             )
         _LOG.warning(
             "out of memory in step %d: %d samples, %d tokens with padding, go in halves",
-            piece.step,
-            piece.samples,
-            piece.tokens,
+            info.step,
+            info.local_samples,
+            info.padded_tokens,
         )
-        batches = self._split(piece.batch, piece.samples)
-        counts = (piece.supervised, 0)
+        batches = self._split(batch, info.local_samples)
+        counts = (info.local_supervised, 0)
         if self._reduction is LossReduction.MEAN:
-            count = self._count or find_count(piece.batch, piece.supervised)
+            count = self._count or find_count(batch, info.local_supervised)
             counts = count(batches[0]), count(batches[1])
-        first = (piece.samples + 1) // 2
+        is_share = self._reduction is LossReduction.MEAN and info.local_supervised
+        first = (info.local_samples + 1) // 2
         halves = []
-        for batch, samples, supervised in zip(batches, (first, piece.samples - first), counts, strict=True):
-            is_share = self._reduction is LossReduction.MEAN and piece.supervised
-            halves.append(
-                replace(
-                    piece,
-                    batch=batch,
-                    samples=samples,
-                    supervised=supervised,
-                    tokens=piece.tokens * samples // piece.samples,
-                    weight=piece.weight * supervised / piece.supervised if is_share else piece.weight,
-                )
+        for half, samples, supervised in zip(batches, (first, info.local_samples - first), counts, strict=True):
+            of_half = replace(
+                info,
+                local_samples=samples,
+                local_supervised=supervised,
+                padded_tokens=info.padded_tokens * samples // info.local_samples,
+                loss_scale=info.loss_scale * supervised / info.local_supervised if is_share else info.loss_scale,
             )
+            halves.append((half, of_half))
         return halves[0], halves[1]
 
     def _exchange(self, own: list[int], *, has_failed: bool) -> list[int]:
@@ -279,3 +283,43 @@ class StepGuard(Generic[Batch]):
     def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+
+
+class StepGuard(WindowGuard[Batch]):
+    """Runs forward and backward passes, in halves where memory runs out.
+
+    ::
+
+        guard = StepGuard(model, compute_loss)          # compute_loss(model, batch), as `info.scale` takes it
+        for batch, info in loader.steps():
+            loss = guard.backward(batch, info)
+            if info.is_window_end:
+                optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
+
+    ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
+    `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
+    (default: by the first dimension), ``count(batch)`` says how many of its tokens carry loss (default: by its labels). A
+    layer that mixes the samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew.
+    ``lower_budget`` is told of each new `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
+    ``backward`` is for a framework that has its own, as Accelerate has.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compute_loss: Callable[[nn.Module, Batch], torch.Tensor],
+        *,
+        backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
+        **options: Unpack[GuardOptions[Batch]],
+    ) -> None:
+        def run_pass(model: nn.Module, batch: Batch, info: StepInfo) -> torch.Tensor:
+            scaled = info.scale(compute_loss(model, batch))
+            backward(scaled)
+            return scaled.detach()
+
+        super().__init__(model, run_pass, **options)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether FSDP shards the model, or a part of it."""
+    return any(isinstance(item, FSDPModule | FullyShardedDataParallel) for item in model.modules())

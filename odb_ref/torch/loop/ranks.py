@@ -25,9 +25,20 @@ def gather(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
 
 def reduce_max(own: Sequence[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
     """Returns the largest of each value over all ranks; a collective."""
+    return _reduce(own, dist.ReduceOp.MAX, device, group)
+
+
+def reduce_sum(own: Sequence[int], device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
+    """Returns the sum of each value over all ranks; a collective."""
+    return _reduce(own, dist.ReduceOp.SUM, device, group)
+
+
+def _reduce(
+    own: Sequence[int], how: dist.ReduceOp.RedOpType, device: torch.device, group: dist.ProcessGroup | None
+) -> list[int]:
     values = torch.tensor(own, dtype=torch.int64, device=device)
     if dist.is_initialized():
-        dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(values, how, group=group)
     return [int(value) for value in values.tolist()]
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from operator import itemgetter
@@ -33,6 +33,10 @@ from odb_ref.torch.reading.source import DrawFeed, DrawReader, LoaderOptions, Re
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
+_UNKNOWN: Final = 255
+"""The exit code, in multiprocessing, of a fork server's child whose real one another thread is reading: torch joins a worker
+that has done its part while the workers are being looked at here.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +182,12 @@ class ReadPipeline:
     def find_dead_worker(self) -> BaseProcess | None:
         """Returns a worker that has ended by itself, and with an error. For a process that has no other children."""
         # Those without one may have read their part. One that has not is found by torch, after some seconds.
-        return next((worker for worker in self._source.workers if worker.exitcode), None)
+        return find_failed(self._source.workers)
+
+
+def find_failed(workers: Iterable[BaseProcess]) -> BaseProcess | None:
+    """Returns one of ``workers`` that is known to have ended with an error."""
+    return next((worker for worker in workers if worker.exitcode not in (None, 0, _UNKNOWN)), None)
 
 
 def _ignore(text: str) -> None:

@@ -126,9 +126,9 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
     """Returns what is in ``groups``, a rank's each."""
     counts = np.array([len(group) for group in groups])
     samples = list(chain.from_iterable(groups))
-    lengths = np.array([sample.length for sample in samples], dtype=np.int64)
-    ids = np.array([sample.id for sample in samples], dtype=np.int64)
-    positions = np.array([sample.position for sample in samples], dtype=np.int64)
+    lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
+    ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
+    positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
     real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
     filled = np.flatnonzero(counts)
     if len(filled):

@@ -1,0 +1,134 @@
+"""The steps of an `ODBTrainer`: in halves where memory runs out, and under a budget that may change on the way.
+
+With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``training_step``, with its precision and its
+``compute_loss``; `WindowGuard` says on what, and averages gradients in DDP's place: see `odb_ref.torch.loop.guard`. What a
+``compute_loss`` gathers of all ranks for its metrics is then of one rank, since a pass may be repeated on one alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping
+from typing import Final
+
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from odb_ref.integrations.hf_evaluation import EvaluatingTrainer
+from odb_ref.integrations.hf_gathering import gathering
+from odb_ref.integrations.hf_steps import STEP_INFO, TrainerSteps
+from odb_ref.integrations.progress import Progress
+from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch.loop.guard import WindowGuard, is_sharded
+
+Inputs = MutableMapping[str, object]
+
+_MEMORY: Final = "memory"
+_METRICS: Final = "metrics"
+
+
+class SteppingTrainer(EvaluatingTrainer):
+    """The part of an `ODBTrainer` that runs steps, and says what budget this rank accepts."""
+
+    step_info: StepInfo | None = None
+    """What belongs to the batch that was trained on last."""
+    progress: Progress | None = None
+    """How far training has come; None before it begins."""
+    _steps: TrainerSteps | None = None
+    _guard: WindowGuard[Inputs] | None = None
+    _accepted: dict[str, int]
+    """The budget that this rank accepts, by what has asked for it: the least holds."""
+
+    def training_step(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        """Returns the loss of a batch, as the Trainer does, when its gradients are there."""
+        info = inputs.get(STEP_INFO)
+        if not isinstance(info, StepInfo):
+            return self._run_whole(model, inputs, *args, **kwargs)
+        if self.odb.survives_out_of_memory and self._guard is None:
+            self._guard = self._make_guard(model)
+        # The Trainer's token count is not passed to a guarded pass; `compute_loss` has no use for it.
+        loss = (
+            self._run_whole(model, inputs, *args, **kwargs)
+            if self._guard is None
+            else self._guard.backward(inputs, info)
+        )
+        self.step_info = info
+        if self.progress is not None:
+            self.progress.note_step(info)
+        return loss
+
+    def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        return loss
+
+    def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
+        part = copy.copy(inputs)  # what a compute_loss takes out must be there when the pass is repeated
+        part[STEP_INFO] = info
+        with gathering(self.accelerator, None):
+            return self._run_whole(model, part)
+
+    def _make_guard(self, model: nn.Module) -> WindowGuard[Inputs]:
+        return WindowGuard(
+            model,
+            self._run_pass,
+            loss_reduction=str(self.odb.loader.get("loss_reduction", "mean")),
+            memory=self.odb.memory,
+            lower_budget=lambda tokens: self._accept(_MEMORY, tokens),
+        )
+
+    def check_guard(self) -> None:
+        """Looks, before training begins, whether a rank that runs out of memory can be helped, if it is to be.
+
+        Raises: UsageError that names what is in the way.
+        """
+        if self.odb.survives_out_of_memory and (why := self._find_obstacle()):
+            raise UsageError(f"ODBOptions(survives_out_of_memory=True): {why}")
+
+    def _find_obstacle(self) -> str:
+        strategy = self.accelerator.distributed_type
+        if strategy in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+            return (
+                f"not with {strategy.value}: its engine has collectives of its own in the backward pass and in the step, and "
+                "nobody can help a rank that fails between two of them"
+            )
+        if self.odb.memory is None and (strategy is DistributedType.FSDP or is_sharded(self.model)):
+            kind = "FSDP 2" if self.accelerator.is_fsdp2 else "FSDP"
+            return (
+                f"the model is sharded by {kind}, whose collectives stand inside the forward pass, and nobody can help a rank "
+                "that fails between two of them; with ODBOptions(memory=...), a MemoryFit, batches are made to fit beforehand"
+            )
+        if self.odb.loader.get("layout") == "packed":
+            return "a packed row cannot be halved (layout='packed')"
+        if "lomo" in str(self.args.optim):
+            return f"the optimizer {self.args.optim!s} makes its update in the backward pass, which cannot be repeated"
+        return ""
+
+    # Budget --------------------------------------------------------------------------------------------------------------
+
+    def accept_budget(self, tokens: int) -> None:
+        """Says what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
+
+        For callbacks of one's own, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
+        is not raised by it. Spec: R15.2.
+
+        Raises: UsageError as that does.
+        """
+        self._accept(_METRICS, tokens)
+
+    @property
+    def accepted_budget(self) -> int:
+        """What `accept_budget` was told last; before that ``ODBOptions.token_budget``."""
+        return self._accepted.get(_METRICS, self.odb.token_budget)
+
+    def note_metrics(self, metrics: dict[str, float]) -> None:
+        """Asks `ODBOptions.budget_from_metrics` what to accept after an evaluation."""
+        if self.odb.budget_from_metrics is not None and self._steps is not None:
+            tokens = self.odb.budget_from_metrics(metrics, self.accepted_budget)
+            if tokens is not None:
+                self.accept_budget(tokens)
+
+    def _accept(self, by: str, tokens: int) -> None:
+        accepted = self._accepted | {by: tokens}
+        if self._steps is not None:
+            self._steps.loader.accept_budget(min(accepted.values()))
+        self._accepted = accepted

@@ -1,0 +1,365 @@
+"""The Trainer under a budget that changes: by the step, by a metric, and for want of memory, where a step goes in halves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+require("accelerate")
+
+import torch  # noqa: E402
+
+from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
+from odb_ref.integrations.progress import Intervals  # noqa: E402
+from odb_ref.torch import UsageError  # noqa: E402
+from odb_ref.torch.loop import MemoryFit  # noqa: E402
+from odb_ref.torch.loop import guard as guard_module  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    BUDGET_TOKENS,
+    OPTIONS,
+    SIZES,
+    Model,
+    Samples,
+    check_coverage,
+    check_weights,
+    get_weights,
+    set_environment,
+)
+from tests.integrations.test_hf import make_llama, make_trainer  # noqa: E402
+from tests.integrations.test_sharded import train_trainer  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.torch.test_step_guard import FailingBackward  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+
+MOST = 40
+"""Tokens, of several samples, that a rank can hold."""
+ALONE = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, survives_out_of_memory=True, loader=OPTIONS)
+GUARDED = replace(ALONE, loader=OPTIONS | {"shard": "given"})
+FIT = MemoryFit(points=(), base_bytes=0, bytes_per_token=1, limit_bytes=1000, threshold=0.9, token_budget=BUDGET_TOKENS)
+
+
+class Failing(ODBTrainer):
+    """Runs out of memory at four places of a step, and notes what each step was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.choose = random.Random(self.args.process_index)
+        self.injected = 0
+        self.updates: list[list[int]] = [[]]
+        self.sizes: list[tuple[int, int, int]] = []
+        """By step, the epoch, its round and the tokens of the batch, if it is of several samples."""
+
+    def has_too_little(self, samples: int, tokens: int) -> bool:
+        """Whether a pass is to fail."""
+        return self.args.process_index == 1 and samples > 1 and tokens > MOST
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        info = inputs[STEP_INFO]
+        numbers = inputs["numbers"].tolist()
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self.updates[-1] += [] if info.is_idle else numbers
+        self.sizes.append((info.epoch, info.round, info.padded_tokens if info.local_samples > 1 else 0))
+        if info.is_window_end:
+            self.updates.append([])
+        return loss
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        numbers, place = inputs.pop("numbers"), ""
+        samples = len(numbers)
+        if STEP_INFO in inputs and self.odb.survives_out_of_memory:
+            # Others may not be at the same pass: what would be of all ranks is of this one.
+            assert torch.equal(self.accelerator.gather_for_metrics(numbers), numbers)
+            assert self.accelerator.gather(numbers.sum()).shape == (1,)
+        if self.has_too_little(samples, inputs["input_ids"].numel()):
+            place = self.choose.choice(["before", "after", "backward", "middle"])
+            self.injected += 1
+        if place == "before":
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        hook = None
+        if place == "middle":
+            # On the way back, when the gradients of the layers behind it have been added already.
+            layer = next(item for item in model.modules() if isinstance(item, torch.nn.Linear))
+            hook = layer.register_forward_pre_hook(lambda _, inputs: (FailingBackward.apply(inputs[0]),))
+        try:
+            loss = super().compute_loss(model, inputs, **kwargs)
+        finally:
+            if hook is not None:
+                hook.remove()
+        if place == "after":
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
+        return FailingBackward.apply(loss) if place == "backward" else loss
+
+
+class Unlucky(Failing):
+    """Fails on any rank, by chance, to the very end: its budget stays."""
+
+    def has_too_little(self, samples: int, tokens: int) -> bool:
+        return samples > 1 and self.choose.random() < 0.5
+
+    def accept(self, *_: Any) -> None:
+        """Keeps the budget."""
+
+    _accept = accept
+
+
+def train(rank: int, folder: Path, **settings: Any) -> Any:
+    odb = ALONE if os.environ["WORLD_SIZE"] == "1" else GUARDED
+    trainer = make_trainer(rank, folder, **({"kind": Failing, "odb": odb} | settings))
+    trainer.train()
+    assert trainer.updates.pop() == []
+    counts = [entry["out_of_memory"] for entry in trainer.state.log_history if "loss" in entry]
+    return (trainer.updates, get_weights(trainer.model)), trainer.injected, counts, trainer.sizes
+
+
+def get_largest(sizes: list[tuple[int, int, int]], *, epoch: int, rounds: int = 0) -> int:
+    """The tokens of an epoch's largest batch, after some rounds: in the first one a rank goes by what it accepts itself."""
+    return max(tokens for of, number, tokens in sizes if of == epoch and number >= rounds)
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"num_train_epochs": 2},
+    {"kind": Unlucky, "num_train_epochs": 2},
+    {"kind": Unlucky, "num_train_epochs": 2, "gradient_accumulation_steps": 3},
+]
+
+
+def train_all(rank: int, folder: Path, world_size: int) -> Any:
+    set_environment(rank, world_size)
+    llama = {"model": make_llama(), "kind": Unlucky, "max_steps": 8}
+    return [train(rank, folder, **settings) for settings in (*VARIANTS, llama)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_batches_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
+    """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all, and then fails no more."""
+    results = run_ranks(world_size, train_all, tmp_path, world_size, timeout_s=250)
+    assert not any(result.error for result in results), results
+    for number, variant in enumerate(zip(*(result.value for result in results), strict=True)):
+        runs, injected, counts, sizes = zip(*variant, strict=True)
+        total = sum(injected)
+        # Counted over all ranks, and the same in everybody's logs.
+        assert all(count == counts[0] and count[-1] == total for count in counts)
+        if number < len(VARIANTS):
+            check_coverage(runs, 2)
+            check_weights(runs, Model())
+        else:
+            check_weights(runs, make_llama(), precision=1e-4)
+        if number:
+            assert total > 1
+        elif world_size > 1:
+            assert injected[0] == 0 < injected[1]
+            for rank, own in enumerate(sizes):
+                assert get_largest(own, epoch=1, rounds=rank == 0) <= MOST
+        else:
+            assert total == 0
+
+
+def fail_alone(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+
+    class Hopeless(Failing):
+        def has_too_little(self, samples: int, tokens: int) -> bool:
+            return self.args.process_index == 1
+
+    return train(rank, folder, kind=Hopeless)
+
+
+def test_a_sample_that_does_not_fit_alone_ends_training_on_every_rank(tmp_path: Path) -> None:
+    results = run_ranks(len(SIZES), fail_alone, tmp_path, timeout_s=100)
+    assert [result.error for result in results] == ["JobError", "OutOfMemoryError"], results
+    assert "does not fit alone" in results[1].text
+
+
+# Where a rank cannot be helped ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def limited_memory(rank: int) -> Iterator[None]:
+    """Lets rank 1 reserve only so much."""
+
+    def reserve(size: int, device: torch.device) -> None:
+        if rank == 1 and size > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard_module, "reserve_memory", reserve)
+        yield
+
+
+def train_sharded(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    said = []
+    for version in (1, 2):
+        with pytest.raises(UsageError) as caught:
+            train_trainer(rank, folder, version, odb=GUARDED)
+        said.append(str(caught.value))
+    odb = replace(GUARDED, memory=FIT)
+
+    class Splitting(Failing):
+        def has_too_little(self, samples: int, tokens: int) -> bool:
+            assert not (self.args.process_index == 1 and samples > 1 and tokens > 30)
+            return False
+
+    with limited_memory(rank):
+        return said, train_trainer(rank, folder, 2, kind=Splitting, odb=odb)
+
+
+def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) -> None:
+    # https://github.com/pytorch/torchtitan/issues/1329
+    results = run_ranks(len(SIZES), train_sharded, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    said, runs = zip(*(result.value for result in results), strict=True)
+    for first, second in said:
+        assert "sharded by FSDP, whose collectives stand inside the forward pass" in first
+        assert "sharded by FSDP 2, whose collectives stand inside the forward pass" in second
+    runs = [(updates[:-1], weights) for updates, weights in runs]
+    check_coverage(runs)
+    check_weights(runs, Model())
+
+
+def refuse(rank: int, folder: Path) -> str:
+    set_environment(rank, 1)
+    with pytest.raises(UsageError) as caught:
+        train(rank, folder, odb=replace(ALONE, loader=OPTIONS | {"layout": "packed"}))
+    return str(caught.value)
+
+
+def test_what_cannot_be_halved_is_refused_before_it_fails(tmp_path: Path) -> None:
+    (result,) = run_ranks(1, refuse, tmp_path, timeout_s=100)
+    assert "a packed row cannot be halved" in result.value, result
+
+
+# Budgets that follow what is measured --------------------------------------------------------------------------------------
+
+
+class Adapting(Failing):
+    """Fits always."""
+
+    def has_too_little(self, samples: int, tokens: int) -> bool:
+        return False
+
+
+class Halving:
+    """Has the budget halved at the first evaluation, on one rank only, and raised again at the fourth."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.seen: list[tuple[float, int]] = []
+
+    def __call__(self, metrics: dict[str, float], current: int) -> int | None:
+        self.seen.append((metrics["eval_loss"], current))
+        if self.rank == 0:
+            return None
+        return {1: BUDGET_TOKENS // 2, 4: 10 * BUDGET_TOKENS}.get(len(self.seen))
+
+
+def grow(step: int, current: int) -> int:
+    """A budget by the step."""
+    return min(BUDGET_TOKENS, 20 + 4 * step)
+
+
+def adapt(rank: int, folder: Path, workers: int) -> Any:
+    set_environment(rank, len(SIZES))
+    found = []
+    for name in ("metrics", "steps"):
+        choose = Halving(rank)
+        loader: dict[str, Any] = OPTIONS | {"ramp_rounds": 0, "window": 8, "trace": str(folder / name / "t.ndjson")}
+        (folder / name).mkdir(exist_ok=True)
+        settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5}
+        if name == "metrics":
+            odb = ODBOptions(
+                token_budget=BUDGET_TOKENS,
+                intervals=Intervals(evaluate_samples=25),
+                budget_from_metrics=choose,
+                loader=loader,
+            )
+        else:
+            odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=loader | {"budget_schedule": grow})
+        trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
+        trainer.train()
+        assert trainer.updates.pop() == []
+        found.append(((trainer.updates, get_weights(trainer.model)), trainer.sizes, choose.seen))
+    return found
+
+
+def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    """Spec: R15.2, R15.3, R15.4. Checks: BUDGET, COVER, WEIGHT, REPLAY. With and without workers; what one rank's metric asks
+    for holds on both."""
+    by_step = []
+    for workers in (0, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        results = run_ranks(len(SIZES), adapt, folder, workers, timeout_s=200)
+        assert not any(result.error for result in results), results
+        by_metrics, scheduled = zip(*(result.value for result in results), strict=True)
+        for found, name in ((by_metrics, "metrics"), (scheduled, "steps")):
+            runs = [run for run, _, _ in found]
+            check_coverage(runs, 5)
+            check_weights(runs, Model())
+            # The checker sees to it that all ranks form the same rounds under the same budget.
+            verdict = check_traces(sorted((folder / name).glob("*.ndjson")))
+            assert verdict.is_ok, verdict
+        seen = [calls for _, _, calls in by_metrics]
+        assert [loss for loss, _ in seen[0]] == [loss for loss, _ in seen[1]]
+        assert len(seen[0]) == 5 * sum(SIZES) // 25
+        assert [current for _, current in seen[0]] == [BUDGET_TOKENS] * len(seen[0])
+        assert [current for _, current in seen[1]][:5] == [60, 30, 30, 30, 600]
+        for rank, (_, sizes, _) in enumerate(by_metrics):
+            # Asked for within the first epoch, and given up in the fourth.
+            assert get_largest(sizes, epoch=2, rounds=rank == 0) <= BUDGET_TOKENS // 2
+            assert max(get_largest(sizes, epoch=0), get_largest(sizes, epoch=4)) > BUDGET_TOKENS // 2
+        by_step.append([(run, sizes) for run, sizes, _ in scheduled])
+        first = scheduled[0][1]
+        assert all(tokens <= grow(step, 0) for step, (*_, tokens) in enumerate(first))
+        assert max(tokens for *_, tokens in first) > BUDGET_TOKENS // 2
+    assert by_step[0] == by_step[1]
+
+
+def lower_once(metrics: dict[str, float], current: int) -> int:
+    """Half of what it is at first."""
+    return min(current, BUDGET_TOKENS // 2)
+
+
+def resume_lowered(rank: int, folder: Path) -> Any:
+    set_environment(rank, 1)
+    odb = ODBOptions(
+        token_budget=BUDGET_TOKENS,
+        intervals=Intervals(evaluate_samples=20, save_samples=20),
+        budget_from_metrics=lower_once,
+        loader=OPTIONS,
+    )
+    found = []
+    for checkpoint in (None, "first"):
+        saved = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        path = str(saved[1]) if checkpoint else None
+        settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 3}
+        own = replace(odb, budget_from_metrics=None) if checkpoint else odb
+        trainer = make_trainer(rank, folder, kind=Adapting, odb=own, **settings)
+        trainer.train(resume_from_checkpoint=path)
+        assert trainer.accepted_budget == BUDGET_TOKENS // 2
+        found.append((trainer.updates[:-1], get_weights(trainer.model)))
+        accepted = json.loads((saved[1] / "odb_loader_0.json").read_text())["accepted"] if checkpoint else {}
+    return found, accepted
+
+
+def test_a_budget_that_was_lowered_is_lowered_after_a_checkpoint(tmp_path: Path) -> None:
+    """Spec: R15.5. Checks: RESUME, REPLAY."""
+    (result,) = run_ranks(1, resume_lowered, tmp_path, timeout_s=100)
+    assert not result.error, result
+    ((updates, weights), (rest, again)), accepted = result.value
+    assert accepted == {"metrics": BUDGET_TOKENS // 2}
+    assert 0 < len(rest) < len(updates) - 2
+    assert (rest, again) == (updates[-len(rest) :], weights)
