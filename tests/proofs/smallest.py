@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from odb_sim.explore.driver import Core
 
+from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
@@ -220,7 +221,13 @@ def _iterate_settings(case: Case) -> Iterator[Case]:
         value = getattr(config, name)
         for smaller in sorted({least, (value or 0) // 2, (value or 0) - 1}):
             if value is not None and least <= smaller < value:
-                yield replace(case, config=replace(config, **{name: smaller}))
+                changed = replace(config, **{name: smaller})
+                first, accepted = case.budgets
+                budgets = (
+                    compute_offered(first, changed.budget_tokens),
+                    compute_offered(accepted, changed.budget_tokens),
+                )
+                yield replace(case, config=changed, budgets=budgets)
 
 
 def _drop_costs(event: Event) -> Event:
