@@ -12,10 +12,11 @@ from typing import Generic, Self
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
-from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import check_integer
+from odb_ref.core.offer import NONE
 from odb_ref.torch.backend.messages import Backend
 from odb_ref.torch.backend.process_backend import ProcessBackend
 from odb_ref.torch.backend.thread_backend import ThreadBackend
@@ -192,16 +193,11 @@ class Epochs(Generic[Batch]):
             beginning.start,
             tag=self._shared.make_tag(beginning),
             trace=trace,
-            accepted_tokens=self._accepted_tokens,
+            accepted_tokens=NONE if self._accepted_tokens is None else self._accepted_tokens,
             steps_before=self._steps_before,
         )
         if start.checkpoint is None:
-            acceptance = Acceptance(
-                self.token_budget,
-                self._budget_schedule,
-                told_tokens=self._accepted_tokens,
-                steps_before=self._steps_before,
-            )
+            acceptance = start.make_acceptance(self.token_budget, self._budget_schedule)
             start = replace(start, first_tokens=acceptance.compute_first())
         return replace(beginning, start=start)
 
@@ -231,15 +227,16 @@ class Epochs(Generic[Batch]):
         """Returns the counters of the present or last epoch on this rank, by slash-prefixed name; times in seconds.
 
         Of the steps taken so far: ``odb/steps``, ``odb/idle_steps``, ``odb/samples``, ``odb/tokens``, the share of padding in
-        ``odb/padding_ratio``, the share of the token budgets that held real tokens in ``odb/fill`` and, of all ranks, in
-        ``odb/efficiency``; ``odb/patches``, or ``odb/cost_0`` and so on. Besides: ``odb/data_wait_s``, what the training
-        thread has waited for steps; ``odb/first_step_s``, from the epoch's start to its first step; ``odb/exchanges`` and
-        ``odb/exchange_s``, the collectives that brought an answer, of all epochs; and ``odb/quarantined_samples``.
+        ``odb/padding_ratio``, the share of the token budgets in force that held real tokens in ``odb/fill`` and, of all ranks,
+        in ``odb/efficiency``, the last of these budgets in ``odb/token_budget``; ``odb/patches``, or ``odb/cost_0`` and so on.
+        Besides: ``odb/data_wait_s``, what the training thread has waited for steps; ``odb/first_step_s``, from the epoch's
+        start to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the collectives that brought an answer, of all
+        epochs; and ``odb/quarantined_samples``.
         """
         trainer_side, exchange = self._trainer_side, self._session.exchange
         if trainer_side is None or exchange is None:
             return {}
-        return trainer_side.metrics.describe(self.token_budget, self._resources, exchange.world_size) | {
+        return trainer_side.metrics.describe(self._resources, exchange.world_size) | {
             "odb/quarantined_samples": trainer_side.bad_samples.count,
             "odb/exchange_s": exchange.exchange_s,
             "odb/exchanges": exchange.exchanges,

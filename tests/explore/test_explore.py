@@ -13,6 +13,7 @@ from odb_sim.cli.main import main
 from odb_sim.explore import search
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.checks import compute_fewest_groups
+from odb_sim.explore.driver import Core
 from odb_sim.explore.graph import build_graph, find_schedule, find_sinks, measure_graph, name_action
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
@@ -22,11 +23,25 @@ from odb_sim.explore.suites import FULL, SMALL
 from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.batching.rules import OdbRule
+from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
-from odb_ref.core.events import Agreed, Collated, ConsumerStopped, Counted, PeerLost, Reported, StepTaken, Urged
+from odb_ref.core.events import (
+    Agreed,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    PeerLost,
+    Reported,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
 from odb_ref.core.machine import transition
-from odb_ref.core.state import Phase
+from odb_ref.core.offer import NONE
+from odb_ref.core.rounds import Transition
+from odb_ref.core.state import Phase, State
 from tests.mutants.loader import load
 from tests.mutants.table import MUTANTS
 
@@ -177,6 +192,34 @@ def test_loaders_are_lost_in_every_phase_and_with_every_event_unanswered() -> No
     assert kinds == set(OutcomeKind) - {OutcomeKind.MISMATCH}
 
 
+def test_budgets_change_at_any_moment_and_come_to_be_in_force() -> None:
+    """Spec: R15.2, R15.3. The worlds have what they are about: each budget in every round in which it can begin to hold."""
+    search = Search(SMALL["budgets lowered and raised"])
+    assert search.run().counterexample is None
+    assert search.space is not None
+    begun: dict[int, set[int]] = {}
+    phases = set()
+    for world in search.iterate_worlds():
+        for rank in search.space.get_ranks(world):
+            phases |= {rank.state.phase} if rank.coming else set()
+            for round_, tokens in rank.budgets:
+                begun.setdefault(tokens, set()).add(round_)
+    assert phases == set(Phase) - {Phase.REPORT}
+    assert set(begun) == {2, 3, 4}
+    assert begun[2] >= {1, 2} and begun[3] >= {1, 2} and begun[4] >= {2}
+
+
+def test_an_offer_must_say_what_its_rank_accepts() -> None:
+    """Spec: R15.2. Checks: BUDGET."""
+
+    def forget(config: Config, state: State, event: Event) -> Transition:
+        state, effects = transition(config, state, event)
+        return (replace(state, accepted_tokens=NONE) if isinstance(event, SamplesRead) else state), effects
+
+    found = explore(SMALL["budgets lowered and raised"], core=Core(transition=forget)).counterexample
+    assert found is not None and found.property == "BUDGET"
+
+
 def test_a_stand_in_asks_for_nothing_and_hands_out_what_its_rank_held() -> None:
     """Spec: R7.6. Checks: RELEASE."""
     search = Search(Bounds(lengths=((1,) * 4, (1,) * 4), budget_tokens=1, window_samples=2, lost_loaders=1))
@@ -259,6 +302,10 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--policy", "odb_ref.core.batching.rules:NONE"], "needs a name and compute_target"),
         (["--failures", "-1"], "failures must not be negative"),
         (["--max-states", "0"], "--max-states must be at least 1"),
+        (["--accept", "2:3"], "accepted holds budgets of at least 1 for each of 2 ranks"),
+        (["--accept", "0:0"], "accepted holds budgets of at least 1"),
+        (["--accept", "3"], "expected RANK:TOKENS"),
+        (["--budget-schedule", "1:4"], "from step 0 on"),
         (["--odd-rank", "2"], "odd_rank must be one of at least 2 ranks"),
         (["--ranks", "1", "--odd-rank", "0"], "odd_rank must be one of at least 2 ranks"),
         (["--replay", "no-such-file"], "no-such-file"),
@@ -303,6 +350,15 @@ def test_figures_and_graph_are_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert sum(" -> " in line for line in lines) == data["edges"]
     assert sum("[label=" in line and " -> " not in line for line in lines) == data["states"]
     assert '[label="FailRead(0)"]' in "".join(lines)
+
+
+def test_budgets_that_change_are_named_on_the_command_line(tmp_path: Path) -> None:
+    """Spec: R15. The worlds are those of the bounds that the options name."""
+    figures = tmp_path / "explore.json"
+    options = ["--shard-sizes", "3,2", "--accept", "1:2", "--accept", "1:4", "--budget-schedule", "0:3,2:4"]
+    assert main(["explore", *options, "--json", str(figures)]) == 0
+    bounds = Bounds(lengths=compute_lengths((3, 2), (3, 1, 2)), accepted=((), (2, 4)), budget_schedule=((0, 3), (2, 4)))
+    assert json.loads(figures.read_text(encoding="utf-8"))["states"] == explore(bounds).states
 
 
 def test_the_graph_is_written_as_graphml_too(tmp_path: Path) -> None:

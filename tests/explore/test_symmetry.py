@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Core, Rank
+from odb_sim.explore.driver import Core
+from odb_sim.explore.rank import Rank
 from odb_sim.explore.scenario import compute_scenario, replay
 from odb_sim.explore.search import Search, explore
 from odb_sim.explore.symmetry import AlikeSpace, find_alike, list_orders, rename
@@ -153,7 +154,9 @@ def make_alike(mutant: Mutant) -> Mutant:
     shard = max(bounds.lengths, key=len)[:3]
     few = {name: min(1, getattr(bounds, name)) for name in ("failures", "stops", "losses", "lost_loaders")}
     few["failures"] = min(few["failures"], 1 - few["lost_loaders"])
-    return replace(mutant, bounds=replace(bounds, lengths=(shard, shard), odd_rank=None, **few))
+    return replace(
+        mutant, bounds=replace(bounds, lengths=(shard, shard), accepted=bounds.accepted[:1] * 2, odd_rank=None, **few)
+    )
 
 
 OF_SOME_RANKS = ("the target depends on the rank", "the failure of a rank is put down to another")

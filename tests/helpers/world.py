@@ -258,7 +258,9 @@ class World:
             for rank, (of_rank, shard) in enumerate(zip(configs, shards, strict=True))
         ]
         for rank, node in enumerate(self.nodes):
-            node.acceptance = Acceptance(node.machine.config.budget_tokens, budgets[rank] if budgets else None)
+            node.acceptance = Acceptance(
+                budget_tokens=node.machine.config.budget_tokens, schedule=budgets[rank] if budgets else None
+            )
             if checkpoints is None:
                 agreed_tokens, accepted_tokens = node.acceptance.compute_first()
                 first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
@@ -269,7 +271,7 @@ class World:
                 node.read = start.read_samples
                 node.ledger = Ledger(start)
                 node.begun = node.machine.begin(start, tuple(node.shard[position] for position in start.carried))
-            node.acceptance.begin(node.machine.state.accepted_tokens)
+            node.acceptance = node.acceptance.begin(node.machine.state.accepted_tokens)
             self._perform(rank, node.begun)
 
     # What the ranks ask for -----------------------------------------------------------------------------------------
@@ -317,20 +319,20 @@ class World:
         effects = self.nodes[rank].machine.handle(event)
         self.nodes[rank].events.append((event, effects))
         if isinstance(event, Counted):
-            self._ask_schedule(rank)
+            state = self.nodes[rank].machine.state
+            self._accept(rank, self.nodes[rank].acceptance.ask(state.planned_steps, state.agreed_tokens))
             self.nodes[rank].ledger.note_round(compute_round_start(self.nodes[rank].machine.state))
         self._perform(rank, effects)
 
     def accept(self, rank: int, tokens: int) -> None:
         """A rank is told what it accepts."""
-        self.send(rank, BudgetAccepted(self.nodes[rank].acceptance.tell(tokens)))
+        self._accept(rank, self.nodes[rank].acceptance.tell(tokens))
 
-    def _ask_schedule(self, rank: int) -> None:
+    def _accept(self, rank: int, acceptance: Acceptance) -> None:
         node = self.nodes[rank]
-        state = node.machine.state
-        tokens = node.acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
-        if tokens is not None:
-            self.send(rank, BudgetAccepted(tokens))
+        node.acceptance = acceptance
+        if acceptance.offered_tokens != node.machine.state.accepted_tokens:
+            self.send(rank, BudgetAccepted(acceptance.tokens))
 
     # What can happen ------------------------------------------------------------------------------------------------
 

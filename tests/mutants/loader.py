@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Core
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.config import Config
 from odb_ref.core.invariants import check_transition
@@ -21,6 +21,7 @@ from odb_ref.core.state import State
 
 REBUILT = (
     "offer",
+    "batching.budgets",
     "batching.grouping",
     "batching.layouts",
     "batching.order",
@@ -79,7 +80,8 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
             return summary.make_stand_in(summary.compute_summary(state))  # type: ignore[no-any-return]
 
         check = check_transition if has_invariants else accept
-        core = Core(machine.start, machine.transition, check, reduce, stand_in)
+        acceptance = modules["batching.budgets"].Acceptance
+        core = Core(modules["resume"].resume, machine.transition, check, reduce, stand_in, acceptance)
         rule, layout = rules.RULES[mutant.bounds.rule.name], layouts.Layout(str(mutant.bounds.layout))
         bounds = replace(mutant.bounds, rule=rule, layout=layout, order=order.StepOrder(str(mutant.bounds.order)))
         yield core, bounds

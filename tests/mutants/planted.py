@@ -21,7 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
-OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/core", "tests/trace")
+OF_THE_ADAPTER = ("tests/torch/test_budget.py",)
+OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
+OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
 
@@ -38,11 +40,22 @@ class Planted:
     @property
     def tests(self) -> tuple[str, ...]:
         """Where a test of the fast loop must fail."""
-        return OF_THE_TRACE if "/trace/" in self.path else OF_THE_CORE
+        for place, tests in (("/trace/", OF_THE_TRACE), ("/torch/", OF_THE_ADAPTER), ("odb_sim/", OF_THE_SIMULATOR)):
+            if place in self.path:
+                return tests
+        return OF_THE_CORE
 
 
 def _core(name: str, module: str, old: str, new: str) -> Planted:
     return Planted(name=name, path=f"odb_ref/core/{module.replace('.', '/')}.py", old=old, new=new)
+
+
+def _torch(name: str, module: str, old: str, new: str) -> Planted:
+    return Planted(name=name, path=f"odb_ref/torch/{module}.py", old=old, new=new)
+
+
+def _simulator(name: str, module: str, old: str, new: str) -> Planted:
+    return Planted(name=name, path=f"simulator/odb_sim/{module}.py", old=old, new=new)
 
 
 def _trace(name: str, module: str, old: str, new: str) -> Planted:
@@ -89,6 +102,110 @@ PLANTED = (
         "limit",
     ),
     _core("a resumed rank forgets what it accepts", "resume", "        accepted_tokens=start.accepted_tokens,\n", ""),
+    _core("a resumed round is grouped anew", "resume", "        agreed_tokens=start.agreed_tokens,\n", ""),
+    _core(
+        "a budget is accepted for one round only",
+        "machine",
+        "        agreed_tokens=agreement.budget_min,\n",
+        "        agreed_tokens=agreement.budget_min,\n        accepted_tokens=NONE,\n",
+    ),
+    _core(
+        "a budget of one token less than the largest is the largest",
+        "batching.budgets",
+        "return tokens if tokens < budget_tokens else NONE",
+        "return tokens if tokens < budget_tokens - 1 else NONE",
+    ),
+    _core(
+        "a rank that resumed never accepts more",
+        "batching.budgets",
+        "NONE if self.schedule is None else self.scheduled_tokens",
+        "self.scheduled_tokens",
+    ),
+    _core(
+        "a schedule forgets the epochs before",
+        "batching.budgets",
+        "self.steps_before + planned_steps, min",
+        "planned_steps, min",
+    ),
+    _core(
+        "a schedule is told the largest budget, not the one in force",
+        "batching.budgets",
+        "min(agreed_tokens, self.budget_tokens)",
+        "self.budget_tokens",
+    ),
+    _torch(
+        "a schedule goes by the rank's own steps",
+        "backend/driver",
+        "self._acceptance.ask(state.planned_steps,",
+        "self._acceptance.ask(state.taken_steps,",
+    ),
+    _torch(
+        "a schedule is asked after the offer",
+        "backend/driver",
+        "                    self._accept(self._acceptance.ask(state.planned_steps, state.agreed_tokens))\n"
+        "                    planned = self._make_round_note(effects)\n"
+        "                self._perform(effects, planned, is_answer=entry.is_answered)\n",
+        "                    planned = self._make_round_note(effects)\n"
+        "                    self._accept(self._acceptance.ask(state.planned_steps, state.agreed_tokens))\n"
+        "                self._perform(effects, planned, is_answer=entry.is_answered)\n",
+    ),
+    _torch(
+        "a lowered budget ends with its epoch", "plan/start", "told_tokens=self.accepted_tokens", "told_tokens=NONE"
+    ),
+    _torch(
+        "a saved round forgets the budget of its groups",
+        "plan/state",
+        '_decode_tokens(more.get("agreed_tokens", NONE))',
+        "NONE",
+    ),
+    _torch(
+        "a saved round forgets what was accepted",
+        "plan/state",
+        '_decode_tokens(more.get("accepted_tokens", NONE))',
+        "NONE",
+    ),
+    _torch(
+        "a loaded state forgets what its rank accepts",
+        "epochs",
+        "self._accepted_tokens = min(accepted, default=None)",
+        "self._accepted_tokens = None",
+    ),
+    _torch(
+        "a schedule begins anew with every epoch",
+        "plan/start",
+        "steps_before=self.steps_before,\n        )\n",
+        "steps_before=0,\n        )\n",
+    ),
+    _simulator(
+        "a schedule goes by the rank's own steps, in events",
+        "engine/rank",
+        "self._acceptance.ask(state.planned_steps,",
+        "self._acceptance.ask(state.taken_steps,",
+    ),
+    _simulator(
+        "a simulated budget holds at once",
+        "engine/rounds",
+        "        self.agreed_tokens = self._accepted_tokens\n        self._acceptance = self._acceptance.ask",
+        "        self._acceptance = self._acceptance.ask",
+    ),
+    _trace(
+        "a budget is judged by what its own rank accepts",
+        "check/offers",
+        "shrink(self._settings, self._agreed_tokens)",
+        "shrink(self._settings, self.accepted_tokens)",
+    ),
+    _trace(
+        "limits are judged as if the budget had not changed",
+        "check/offers",
+        "max(1, limit * max(0, tokens) // whole)",
+        "limit",
+    ),
+    _trace(
+        "what a rank offers to accept may be anything",
+        "check/offers",
+        "what if offer.budget_min != seen.accepted_tokens else",
+        "what if False else",
+    ),
     _core(
         "the third resource is not looked at",
         "batching.grouping",

@@ -70,6 +70,9 @@ DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
 """The row of two samples costs more than that of one that is longer than each."""
 UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
+TOLD = Bounds(lengths=((1,) * 9, (1,) * 6), window_samples=3, accepted=((2, 4), (3,)))
+"""Rank 0 lowers its budget and raises it again, rank 1 lowers its own by less; groups are as large as the budget in force."""
+TIMED = replace(TOLD, accepted=((3,),), budget_schedule=((0, 2), (1, 3), (2, 4), (3, 1), (4, 3), (5, 2)))
 
 MUTANTS = (
     # Grouping and alignment.
@@ -969,6 +972,89 @@ def align(
         new="    if True:\n        return compute_wanted_samples",
         property="DEAL",
         bounds=SHARED,
+    ),
+    # Budgets that change.
+    Mutant(
+        name="the ranks agree on the largest budget, not on the least",
+        module="offer",
+        old='budget_min: int = field(default=NONE, metadata={"reduction": Reduction.MIN, "absent": NONE})',
+        new='budget_min: int = field(default=NONE, metadata={"reduction": Reduction.MAX, "absent": NONE})',
+        property="BUDGET",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="a rank groups by what it alone accepts",
+        module="rounds",
+        old="config.compute_round_bounds(state.agreed_tokens)",
+        new="config.compute_round_bounds(min(state.agreed_tokens, state.accepted_tokens))",
+        property="FEWEST",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="a budget holds from the round that agrees on it",
+        module="machine",
+        old="    aligned, carried = form_steps(config, state, target)\n",
+        new="    bounds = config.compute_round_bounds(agreement.budget_min)\n"
+        "    groups = config.order.compute_groups(state.window, config.layout, *bounds)\n"
+        "    aligned, carried = form_steps(config, replace(state, groups=groups), target)\n",
+        property="REPLAY",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="the budget agreed on is not kept",
+        module="machine",
+        old="        agreed_tokens=agreement.budget_min,\n",
+        new="",
+        property="BUDGET",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="a budget that was lowered never rises",
+        module="machine",
+        old="        agreed_tokens=agreement.budget_min,\n",
+        new="        agreed_tokens=min(state.agreed_tokens, agreement.budget_min),\n",
+        property="FEWEST",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="a rank offers the budget in force, not the one it accepts",
+        module="rounds",
+        old="budget_min=state.accepted_tokens",
+        new="budget_min=state.agreed_tokens",
+        property="BUDGET",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="the first round has the largest budget, whatever the schedule says",
+        module="resume",
+        old="        agreed_tokens=start.agreed_tokens,\n",
+        new="",
+        property="BUDGET",
+        bounds=TIMED,
+    ),
+    Mutant(
+        name="a schedule overrides what the rank was told",
+        module="batching.budgets",
+        old="min(self.budget_tokens, self.told_tokens, self.scheduled_tokens)",
+        new="min(self.budget_tokens, self.told_tokens if self.schedule is None else self.scheduled_tokens)",
+        property="BUDGET",
+        bounds=TIMED,
+    ),
+    Mutant(
+        name="a schedule is asked at the start only",
+        module="batching.budgets",
+        old="        if self.schedule is None:\n            return self\n",
+        new="        if self.schedule is None or planned_steps:\n            return self\n",
+        property="BUDGET",
+        bounds=TIMED,
+    ),
+    Mutant(
+        name="a schedule is answered one step late",
+        module="batching.budgets",
+        old="self.steps_before + planned_steps, min",
+        new="self.steps_before + max(0, planned_steps - 1), min",
+        property="BUDGET",
+        bounds=TIMED,
     ),
 )
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from odb_sim.explore import rank
+from odb_sim.explore import driver
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.scenario import compute_scenario, replay
 from odb_sim.explore.search import Exploration, explore
@@ -87,7 +87,7 @@ def test_a_stand_in_that_is_told_of_the_loss_last_is_caught(monkeypatch: pytest.
     """It offers an empty window, and the epoch is closed over what is lost. Spec: R7.6."""
     bounds = Bounds(lengths=((1, 1), (1,)), budget_tokens=1, lost_loaders=1)
     assert explore(bounds).counterexample is None
-    monkeypatch.setattr(rank, "order_events", tell_last)
+    monkeypatch.setattr(driver, "order_events", tell_last)
     found = explore(bounds).counterexample
     assert found is not None and found.property in ("ABORT", "COVER"), found
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from odb_sim.explore.rank import Core
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.errors import OdbError
 from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode, Sample, StepCounts
 from tests.proofs.wire import show_state, write_config, write_event
@@ -97,7 +98,7 @@ class Difference:
 def _play(core: Core, case: Case, prints: dict[str, int]) -> tuple[tuple[Event, ...], list[str]]:
     """What happened, with positions and rounds that follow on one another, and what the Python says of each."""
     config = case.config
-    state, effects = core.start(config)
+    state, effects = core.resume(config, RoundStart(), ())
     events: list[Event] = []
     lines = [show_state(state, effects, prints)]
     for old in case.events:

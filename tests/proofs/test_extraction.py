@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from odb_sim.explore.rank import Core
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost

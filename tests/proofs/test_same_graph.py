@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Core, Rank
+from odb_sim.explore.driver import Core
+from odb_sim.explore.rank import Act, Rank
 from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Space, World, decode
 

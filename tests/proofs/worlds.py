@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from odb_sim.explore.rank import Core
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost
 from odb_ref.core.batching.layouts import Layout
@@ -37,6 +37,7 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.resume import RoundStart
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, StepCounts
 from tests.proofs.wire import Stairs, show_state, write_config, write_event
@@ -110,7 +111,7 @@ class World:
         self.prints = {config.shared_json: config.fingerprint for config in configs}
         self.ranks: list[Rank] = []
         for config, shard in zip(configs, shards, strict=True):
-            state, effects = core.start(config)
+            state, effects = core.resume(config, RoundStart(), ())
             self.ranks.append(Rank(config, make_samples(shard, len(config.limits)), state))
             self.ranks[-1].lines.append(show_state(state, effects, self.prints))
         self._reach("more than 16 ranks", len(configs) > 16)

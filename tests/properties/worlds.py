@@ -11,8 +11,9 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from odb_sim.explore.bounds import Bounds, compute_lengths
+from odb_sim.explore.driver import Core
 from odb_sim.explore.measure import compute_bound
-from odb_sim.explore.rank import ACTS, Act, Core
+from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.scenario import Scenario, encode_scenario
 from odb_sim.explore.search import make_space
 from odb_sim.explore.violation import Violation
@@ -22,6 +23,9 @@ from odb_ref.core.batching.rules import RULES
 from odb_ref.core.types import Mode
 
 _FAULTS = frozenset({Act.FAIL_READ, Act.FAIL_COLLATE, Act.STOP, Act.DIE, Act.ABANDON, Act.LOSE_LOADER})
+
+_ACCEPTED = st.lists(st.integers(1, 17), max_size=3).map(tuple)
+_SCHEDULES = ((), (), ((0, 3),), ((0, 2), (2, 16), (5, 6)))
 
 
 @st.composite
@@ -51,6 +55,8 @@ def bounds(draw: st.DrawFn) -> Bounds:
         is_left_inside=draw(st.booleans()),
         is_uneven_depth=draw(st.booleans()),
         lost_loaders=draw(faults),
+        accepted=tuple(draw(st.lists(_ACCEPTED, max_size=len(shards)))),
+        budget_schedule=draw(st.sampled_from(_SCHEDULES)),
     )
 
 

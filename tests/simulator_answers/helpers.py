@@ -11,6 +11,7 @@ from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run
 
+from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.types import Mode
 from odb_ref.trace.format import TraceWriter
 
@@ -31,6 +32,7 @@ def record(
     samples: int = 400,
     costs: Costs | None = None,
     conditions: Conditions = STEADY,
+    budget_schedule: BudgetSchedule | None = None,
 ) -> Path:
     what = Run(
         workload=build_workload(make_lengths(samples), ranks=ranks, sharding=sharding),
@@ -42,6 +44,7 @@ def record(
         sharding=sharding,
         costs=costs or Costs(),
         conditions=conditions,
+        budget_schedule=budget_schedule,
     )
     with TraceWriter(path, what.build_config(), driver="simulator") as writer:
         run(what, observer=writer.record)

@@ -109,6 +109,49 @@ def test_every_decision_of_a_real_run_is_predicted(runs: list[RecordedRun]) -> N
         assert result.predicted_steps == result.measured_steps == run.steps > 30
 
 
+def train_on_changing_budgets(rank: int, out: str) -> list[int]:
+    """Rank 1 lowers its budget in the first epoch and raises it a little in the second; a schedule lets it grow on both."""
+    steps = []
+    with ODBDataLoader(
+        Numbers(1000 * rank, 240 - 60 * rank),
+        shard="given",
+        shuffle=True,
+        token_budget=200,
+        budget_schedule=grow,
+        window=24,
+        num_workers=rank,
+        collate_fn=collate,
+        trace=Path(out) / "rank{rank}.epoch{epoch}.ndjson",
+    ) as loader:
+        for epoch in range(2):
+            for batch in loader:
+                info = pop_step_info(batch)
+                if rank == 1 and info.step == 6:
+                    loader.accept_budget(90 + 60 * epoch)
+            steps.append(info.step + 1)
+    return steps
+
+
+def grow(step: int, current: int) -> int:
+    return 60 + 8 * step
+
+
+@pytest.mark.timeout(240)
+def test_a_real_run_whose_budgets_change_is_replayed_with_the_same_steps(tmp_path: Path) -> None:
+    """Spec: R15. What each rank accepted, and when the loader was told, is in the offers of the trace."""
+    results = run_ranks(2, train_on_changing_budgets, str(tmp_path), timeout_s=90)
+    assert not [result.text for result in results if result.error]
+    runs = load_runs(sorted(tmp_path.glob("*.ndjson")))
+    assert [run.steps for run in runs] == results[0].value == results[1].value
+    assert [min(run.budgets) for run in runs] == [60, 90]
+    for run in runs:
+        result = replay(run)
+        assert result.difference == ""
+        assert result.predicted_steps == result.measured_steps == run.steps
+        assert len(set(run.budgets)) > 1
+        assert replace(run, ranks=tuple(replace(rank, budgets=[]) for rank in run.ranks)).budget_schedule is None
+
+
 @pytest.mark.timeout(240)
 def test_step_times_of_a_held_back_run_are_predicted_within_a_tenth(runs: list[RecordedRun]) -> None:
     calibration = calibrate(runs, workers=0)

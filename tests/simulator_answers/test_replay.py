@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
+from odb_sim.inputs.conditions import Conditions, Fault, FaultKind, parse_budget_schedule
 from odb_sim.inputs.costs import Costs, GpuCost
 from odb_sim.recorded.replay import Replay, replay
 from odb_sim.recorded.runs import load_runs
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
+from tests.helpers.world import Fault as Accepting
+from tests.helpers.world import make_configs, run_by_arrival
 from tests.simulator_answers.helpers import record
 
 Line = dict[str, Any]
@@ -51,6 +54,41 @@ def test_a_simulated_run_replays_equal(tmp_path: Path, policy: str, mode: Mode, 
     assert result.difference == ""
     assert result.measured_steps == result.predicted_steps > 0
     assert result.decisions == 3 * result.measured_steps
+
+
+@pytest.mark.parametrize("text", ["0:900", "0:2048,5:700,20:2048", "0:500,12:2000,24:1000"])
+@pytest.mark.parametrize("quota", [None, 300])
+def test_a_run_whose_budget_changed_replays_equal(tmp_path: Path, text: str, quota: int | None) -> None:
+    """Spec: R15.1, R15.3."""
+    mode = Mode.JOIN if quota is None else Mode.QUOTA
+    schedule = parse_budget_schedule(text)
+    result = replay_file(record(tmp_path / "t.ndjson", mode=mode, quota_samples=quota, budget_schedule=schedule))
+    assert result.difference == ""
+    assert result.measured_steps == result.predicted_steps > 5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_that_are_told_of_budgets_at_any_moment_replay_equal(tmp_path: Path, seed: int) -> None:
+    """Spec: R15.2, R15.3. Each rank accepts its own, from the first round on or later."""
+    draw = random.Random(seed)
+    moments = [draw.choice((0, draw.randrange(200))) for _ in range(6)]
+    faults = [Accepting("accept", draw.randrange(3), moment, draw.randint(5, 50)) for moment in moments]
+    lengths = [[draw.randint(1, 14) for _ in range(40)] for _ in range(3)]
+    path = tmp_path / "t.ndjson"
+    run_by_arrival(lengths, make_configs(3), seed=seed, faults=faults, trace=path)
+    assert '"budget_min":' in path.read_text()
+    assert replay_file(path).difference == ""
+
+
+def test_a_replay_notices_a_budget_that_was_not_the_runs(tmp_path: Path) -> None:
+    path = record(tmp_path / "t.ndjson", budget_schedule=parse_budget_schedule("0:2048,5:700"))
+    text = path.read_text()
+    assert '"budget_min":700' in text
+    path.write_text(text.replace('"budget_min":700', '"budget_min":900'))
+    assert replay_file(path).difference
+    path.write_text(text.replace('"budget_min":700', '"budget_min":0'))
+    with pytest.raises(UsageError, match="agrees on a budget of 0 tokens"):
+        load_runs([path])
 
 
 def test_timing_does_not_change_a_replay(tmp_path: Path) -> None:

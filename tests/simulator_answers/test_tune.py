@@ -22,6 +22,8 @@ from odb_sim.studies.tune import (
     tune,
 )
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.config import Terms
 from odb_ref.core.errors import UsageError
 from tests.simulator_answers import brute
 from tests.simulator_answers.helpers import make_lengths
@@ -137,6 +139,18 @@ def test_no_setting_beats_the_recommendation_by_more_than_the_tolerance(name: st
     assert verdict.tuning.cautions == ()
 
 
+def test_shared_shards_are_tuned_as_such() -> None:
+    """Faster than shards of one's own at the very setting that is recommended: no rank waits for another's samples."""
+    study = Study(lengths=LENGTHS, sharding=Sharding.SHARED, terms=Terms(layout=Layout.PACKED))
+    question = Question(study=study, ranks=4, memory_tokens=4096, window_max=64, tolerance=0.02)
+    tuning = tune(question, Local())
+    assert {answer.summary.shards for answer in tuning.tried} == {"shared"}
+    point = replace(tuning.recommended.point, samples=question.choose_samples(tuning.recommended.point))
+    fixed = replace(question, study=replace(study, sharding=Sharding.EVEN))
+    (even,) = run_grid(fixed.build_grid([point]), Local())
+    assert tuning.recommended.rate > 1.01 * even.rate
+
+
 def test_ladders() -> None:
     assert compute_ladder(100, 8) == [8, 12, 16, 24, 32, 48, 64, 96, 100]
     assert compute_ladder(5, 8) == [5]
@@ -154,12 +168,15 @@ def test_a_question_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> N
         Question(study=Study(lengths=LENGTHS), **(good | wrong))  # type: ignore[arg-type]
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shards", ["even", "shared"])
+def test_the_command(tmp_path: Path, shards: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     out, page = tmp_path / "t.json", tmp_path / "t.html"
     arguments = ["tune", "gsm8k", "--samples", "600", "--ranks", "2", "--memory-tokens", "2048", "--window-max", "64"]
-    assert main([*arguments, "--processes", "1", "--json", str(out), "--html", str(page)]) == 0
+    arguments += ["--shards", shards, "--processes", "1"]
+    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 0
     data = json.loads(out.read_text())
+    assert data["epoch"]["shards"] == shards
     text = capsys.readouterr().out
     assert f"--token-budget {data['token_budget']} --window {data['window']} --depth {data['depth']}" in text
     assert len(data["reasons"]) == 4

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.batching.budgets import compute_bounds_in_force, compute_offered
+from odb_ref.core.batching.budgets import Acceptance, compute_bounds_in_force, compute_offered
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import RuleError, UsageError
@@ -149,6 +149,31 @@ def test_a_schedule_that_answers_no_budget_ends_the_rank() -> None:
     for answer in (0, -1, 2.5, None):
         with pytest.raises(RuleError, match="budget schedule"):
             World(make_config(), make_shards([[1]]), budgets=[lambda _step, _current, answer=answer: answer])
+
+
+def test_a_rank_that_resumed_accepts_more_when_it_is_told_so() -> None:
+    """Spec: R15.5."""
+    resumed = Acceptance(budget_tokens=8).begin(3)
+    assert (resumed.tokens, resumed.tell(6).tokens, resumed.ask(5, 3).tokens) == (3, 6, 3)
+    scheduled = replace(resumed, schedule=lambda _step, current: current + 2)
+    assert (scheduled.tell(6).tokens, scheduled.tell(6).ask(5, 3).tokens) == (3, 5)
+
+
+def test_a_schedule_counts_the_steps_before_too() -> None:
+    """Spec: R15.4."""
+    acceptance = Acceptance(budget_tokens=8, schedule=lambda step, _current: 1 + step, steps_before=3)
+    assert acceptance.compute_first() == (4, 4)
+    assert acceptance.ask(2, NONE).tokens == 6
+
+
+def test_what_a_rank_accepts_it_need_be_told_once() -> None:
+    """Spec: R5.11, R15.2."""
+    world = World(make_config(), make_shards([[2] * 40]))
+    world.accept(0, 4)
+    world.run()
+    (node,) = world.nodes
+    assert [event for event, _ in node.events if isinstance(event, BudgetAccepted)] == [BudgetAccepted(4)]
+    assert [event.agreement.budget_min for event, _ in node.events if isinstance(event, Agreed)].count(4) > 5
 
 
 def test_a_sample_over_the_lowered_budget_travels_alone() -> None:

@@ -31,6 +31,7 @@ from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.backend import loader_process, process_backend  # noqa: E402
 from odb_ref.torch.backend.messages import Listener, Update  # noqa: E402
 from odb_ref.torch.backend.notes import StepNote, make_round_note  # noqa: E402
+from odb_ref.torch.backend.wire import Link  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
 from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
@@ -297,7 +298,7 @@ def begin() -> tuple[TrainerSide, Recorder, Wire]:
     trainer_side.begin()
     counts = StepCounts(1, 5, 5)
     steps = tuple(Step(number, 0, (Sample(number, number, 5, 5),), counts) for number in range(4))
-    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4))
+    planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4), budget_tokens=20)
     trainer_side.on_update(Update(OFFERING, planned=planned))
     trainer_side.on_collated(0, [(number, f"batch {number}") for number in range(4)])
     trainer_side.on_update(Update(OFFERING, is_answer=True))
@@ -308,13 +309,14 @@ def test_a_round_as_it_crosses_says_of_each_step_what_it_holds() -> None:
     groups = ((Sample(7, 3, 9, 4, (2, 1)), Sample(5, 0, 6, 6, (0, 3))), (), (Sample(2, 1, 5, 0, (4, 4)),))
     totals = (StepCounts(3, 20, 11, (9, 4)), StepCounts(1, 8, 2, (0, 1)), StepCounts(2, 7, 3, (4, 5)))
     steps = tuple(Step(4 + i, 2, group, total) for i, (group, total) in enumerate(zip(groups, totals, strict=True)))
-    sent = make_round_note(steps, RoundStart(round=3, planned_steps=7, read_samples=4), resources=2)
+    next_start = RoundStart(round=3, planned_steps=7, read_samples=4)
+    sent = make_round_note(steps, next_start, budget_tokens=20, resources=2)
     note = pickle.loads(pickle.dumps(sent))
     assert note == sent
     assert [note.get(number) for number in note.numbers] == [
-        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10, (2, 4)), 18, totals[0]),
-        StepNote(5, 2, (), StepCounts(0, 0, 0, (0, 0)), 0, totals[1]),
-        StepNote(6, 2, (1,), StepCounts(1, 5, 0, (4, 4)), 5, totals[2]),
+        StepNote(4, 2, (3, 0), StepCounts(2, 15, 10, (2, 4)), 18, totals[0], 20),
+        StepNote(5, 2, (), StepCounts(0, 0, 0, (0, 0)), 0, totals[1], 20),
+        StepNote(6, 2, (1,), StepCounts(1, 5, 0, (4, 4)), 5, totals[2], 20),
     ]
     assert [note.get_counts(number) for number in note.numbers] == list(totals)
 
@@ -498,6 +500,32 @@ def count_threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except FileNotFoundError:
         return 0
+
+
+class Closing:
+    """What closes a connection while it is pickled, as another thread may."""
+
+    def __init__(self, connection: Link) -> None:
+        self.connection = connection
+
+    def __reduce__(self) -> str:
+        self.connection.close()
+        return "Closing"
+
+
+def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
+    """Found by the soak: a loader that was closed after its job had failed raised a TypeError in place of the job's error."""
+    connection, other = multiprocessing.Pipe()
+    with pytest.raises(TypeError):
+        connection.send(Closing(connection))
+    connection, other = multiprocessing.Pipe()
+    process_backend.send(connection, Closing(connection))
+    assert connection.closed
+    with pytest.raises(EOFError):
+        other.recv()
+    connection, other = multiprocessing.Pipe()
+    with pytest.raises(TypeError, match="pickle"):
+        process_backend.send(connection, threading.Lock())
 
 
 def test_workers_that_die_between_two_epochs_are_replaced() -> None:

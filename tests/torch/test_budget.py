@@ -114,6 +114,45 @@ def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
     assert len(second) < len(first)
 
 
+def _say_less(step: int, current: int) -> int:
+    return LESS
+
+
+def test_metrics_go_by_the_budget_in_force() -> None:
+    """Spec: R15.1. A loader whose schedule says 40 has filled its batches as one whose largest budget is 40."""
+    found = []
+    for options in ({"token_budget": LESS}, {"budget_schedule": _say_less}):
+        with _make_loader(**options) as loader:
+            _read(loader)
+            found.append(loader.metrics())
+    for name in ("odb/steps", "odb/token_budget", "odb/fill", "odb/efficiency"):
+        assert found[0][name] == found[1][name] > 0, name
+    with _make_loader() as loader:
+        _read(loader, lower_at=3)
+        metrics = loader.metrics()
+    budgets = metrics["odb/tokens"] / metrics["odb/fill"]
+    assert metrics["odb/token_budget"] == LESS
+    assert LESS * metrics["odb/steps"] < budgets < FULL * metrics["odb/steps"]
+
+
+def test_a_budget_that_was_loaded_may_be_raised_in_the_same_epoch() -> None:
+    """Spec: R15.2, R15.5."""
+    with _make_loader() as loader:
+        iterator = loader.steps()
+        loader.accept_budget(LESS)
+        for _ in range(14):
+            next(iterator)
+        state = loader.state_dict()
+        iterator.close()
+    with _make_loader() as loader:
+        loader.load_state_dict(state)
+        iterator = loader.steps()
+        next(iterator)
+        loader.accept_budget(FULL)
+        rest = [info.padded_tokens for _, info in iterator]
+    assert max(rest[:2]) <= LESS < max(rest)
+
+
 def _answer_nonsense(step: int, current: int) -> int:
     return 0 if step else current
 

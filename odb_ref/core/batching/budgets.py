@@ -9,6 +9,7 @@ because a schedule says so; the protocol need not know why.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from odb_ref.core.errors import RuleError, UsageError
 from odb_ref.core.offer import NONE
@@ -39,68 +40,59 @@ def compute_offered(tokens: int, budget_tokens: int) -> int:
     return tokens if tokens < budget_tokens else NONE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What one rank accepts: the least of what it was told last and of what its schedule has answered last.
+    """What one rank accepts: the least of what it was told last and of what its schedule has answered last. A value.
 
     The machine is told by `BudgetAccepted`; a driver holds this, and asks it at the moments of R15.4, so that what a schedule
     says is in the same offer whatever the timing. Steps are counted from ``steps_before`` on, for a schedule that goes over
     several epochs. Spec: R15.2. Preserves: REPLAY.
     """
 
-    __slots__ = ("_budget_tokens", "_schedule", "_scheduled_tokens", "_steps_before", "_told_tokens")
-
-    def __init__(
-        self,
-        budget_tokens: int,
-        schedule: BudgetSchedule | None = None,
-        *,
-        told_tokens: int | None = None,
-        steps_before: int = 0,
-    ) -> None:
-        self._budget_tokens = self._scheduled_tokens = budget_tokens
-        self._told_tokens = budget_tokens if told_tokens is None else told_tokens
-        self._schedule = schedule
-        self._steps_before = steps_before
+    budget_tokens: int
+    """The largest budget there is."""
+    schedule: BudgetSchedule | None = None
+    told_tokens: int = NONE
+    scheduled_tokens: int = NONE
+    """What the schedule has answered; without one, what the rank accepted where it was resumed, until it is told otherwise."""
+    steps_before: int = 0
 
     @property
     def tokens(self) -> int:
         """The budget that the rank accepts."""
-        return min(self._budget_tokens, self._told_tokens, self._scheduled_tokens)
+        return min(self.budget_tokens, self.told_tokens, self.scheduled_tokens)
 
-    def tell(self, tokens: int) -> int:
-        """Notes what the rank is told; returns what it accepts."""
-        self._told_tokens = tokens
-        return self.tokens
+    @property
+    def offered_tokens(self) -> int:
+        """The same as the rank offers it, and as its machine's ``accepted_tokens`` have it."""
+        return compute_offered(self.tokens, self.budget_tokens)
+
+    def tell(self, tokens: int) -> Acceptance:
+        """Returns it of a rank that is told what to accept."""
+        scheduled = NONE if self.schedule is None else self.scheduled_tokens
+        return replace(self, told_tokens=tokens, scheduled_tokens=scheduled)
+
+    def ask(self, planned_steps: int, agreed_tokens: int) -> Acceptance:
+        """Returns it after its schedule was asked, in a round whose groups are of the budget agreed on.
+
+        Raises: RuleError when the schedule does not answer with a number of tokens. Spec: R15.4.
+        """
+        if self.schedule is None:
+            return self
+        step, current = self.steps_before + planned_steps, min(agreed_tokens, self.budget_tokens)
+        answer = self.schedule(step, current)
+        if type(answer) is not int or answer < 1:
+            raise RuleError(f"the budget schedule answered {answer!r}, at step {step} and {current} tokens")
+        return replace(self, scheduled_tokens=answer)
 
     def compute_first(self) -> tuple[int, int]:
         """Returns the budget of an epoch's first round, and what the rank accepts for the next, as `RoundStart` has them.
 
-        Raises: as `find_change`. Spec: R15.1, R15.4.
+        Raises: as `ask`. Spec: R15.1, R15.4.
         """
-        first = self._ask(0, self._budget_tokens)
-        return compute_offered(first, self._budget_tokens), compute_offered(self._ask(0, first), self._budget_tokens)
+        first = self.ask(0, self.budget_tokens)
+        return first.offered_tokens, first.ask(0, first.tokens).offered_tokens
 
-    def begin(self, accepted_tokens: int) -> int | None:
-        """Goes on where a round began with ``accepted_tokens``: returns what the rank accepts, None where it is that."""
-        self._scheduled_tokens = accepted_tokens
-        return self._find(accepted_tokens)
-
-    def find_change(self, planned_steps: int, agreed_tokens: int, accepted_tokens: int) -> int | None:
-        """Asks the schedule, and returns what the rank accepts now; None when its machine knows, by its ``accepted_tokens``.
-
-        Raises: RuleError when the schedule does not answer with a number of tokens. Spec: R15.4.
-        """
-        self._ask(planned_steps, min(agreed_tokens, self._budget_tokens))
-        return self._find(accepted_tokens)
-
-    def _find(self, accepted_tokens: int) -> int | None:
-        return None if compute_offered(self.tokens, self._budget_tokens) == accepted_tokens else self.tokens
-
-    def _ask(self, planned_steps: int, current: int) -> int:
-        if self._schedule is not None:
-            step = self._steps_before + planned_steps
-            answer = self._schedule(step, current)
-            if type(answer) is not int or answer < 1:
-                raise RuleError(f"the budget schedule answered {answer!r}, at step {step} and {current} tokens")
-            self._scheduled_tokens = answer
-        return self.tokens
+    def begin(self, accepted_tokens: int) -> Acceptance:
+        """Returns it where a round began with ``accepted_tokens``: at the start of an epoch, or resumed. Spec: R15.5."""
+        return replace(self, scheduled_tokens=accepted_tokens)

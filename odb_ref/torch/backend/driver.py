@@ -64,8 +64,7 @@ class Driver:
         self, config: Config, start: EpochStart, listener: Listener, schedule: BudgetSchedule | None = None
     ) -> None:
         self._config = config
-        told, before = start.accepted_tokens, start.steps_before
-        self._acceptance = Acceptance(config.budget_tokens, schedule, told_tokens=told, steps_before=before)
+        self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
         self._start = start
         self._listener = listener
         self._quarantine = start.make_quarantine()
@@ -181,23 +180,22 @@ class Driver:
             case event if self._is_finished and not isinstance(event, StepTaken):
                 self._perform((), None, is_answer=entry.is_answered)
             case BudgetAccepted(tokens):
-                effects = self._machine.handle(BudgetAccepted(self._acceptance.tell(tokens)))
-                self._perform(effects, None, is_answer=entry.is_answered)
+                self._accept(self._acceptance.tell(tokens))
+                self._perform((), None, is_answer=entry.is_answered)
             case event:
                 effects = self._machine.handle(event)
                 planned = None
                 if isinstance(event, Counted):
                     state = self._machine.state
-                    self._accept_budget(
-                        self._acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
-                    )
+                    self._accept(self._acceptance.ask(state.planned_steps, state.agreed_tokens))
                     planned = self._make_round_note(effects)
                 self._perform(effects, planned, is_answer=entry.is_answered)
 
-    def _accept_budget(self, tokens: int | None) -> None:
+    def _accept(self, acceptance: Acceptance) -> None:
         """Tells the machine what this rank accepts, where that is something else than before. Spec: R15.4."""
-        if tokens is not None:
-            self._machine.handle(BudgetAccepted(tokens))
+        self._acceptance = acceptance
+        if acceptance.offered_tokens != self._machine.state.accepted_tokens:
+            self._machine.handle(BudgetAccepted(acceptance.tokens))
 
     def _handle_begin(self, begin: _Begin) -> None:
         if begin.failure:
@@ -209,7 +207,7 @@ class Driver:
         try:
             round_start = self._start.make_first() if checkpoint is None else checkpoint.start
             effects = self._machine.begin(round_start, begin.carried)
-            self._accept_budget(self._acceptance.begin(self._machine.state.accepted_tokens))
+            self._accept(self._acceptance.begin(self._machine.state.accepted_tokens))
         except UsageError as error:  # the samples carried are not what they were
             self.on_error(describe(error), error)
         else:
@@ -223,12 +221,13 @@ class Driver:
             # With a shard of its own the positions say it.
             carried = self._round_start.carried if self._start.is_shared else ()
             places = tuple(map(self._quarantine.get_place, carried))
-        layout, resources = self._config.layout, len(self._config.limits)
+        config = self._config
         return make_round_note(
             steps,
             self._round_start,
-            layout=layout,
-            resources=resources,
+            budget_tokens=min(config.budget_tokens, begun.agreed_tokens),
+            layout=config.layout,
+            resources=len(config.limits),
             known_places=known_places,
             carried_places=places,
         )

@@ -23,6 +23,8 @@ class StepNote:
     local: StepCounts
     padded_tokens: int
     global_counts: StepCounts
+    budget_tokens: int
+    """The budget in force in its round. Spec: R15.1."""
 
     @property
     def is_idle(self) -> bool:
@@ -48,6 +50,8 @@ class RoundNote:
     """Of all its samples, step by step."""
     rows: array[int]
     """For each step: where its positions begin, its padded tokens, the counts of this rank, and those of all ranks."""
+    budget_tokens: int
+    """The budget in force."""
     digest: str
     """Of all that the machine knows of its samples."""
     carried_places: tuple[int, ...] = ()
@@ -60,7 +64,8 @@ class RoundNote:
         local, total = counts[: len(counts) // 2], counts[len(counts) // 2 :]
         held = StepCounts.from_row(local)
         positions = tuple(self.positions[first : first + held.samples])
-        return StepNote(number, self.round, positions, held, padded_tokens, StepCounts.from_row(total))
+        counts_of_all = StepCounts.from_row(total)
+        return StepNote(number, self.round, positions, held, padded_tokens, counts_of_all, self.budget_tokens)
 
     def get_counts(self, number: int) -> StepCounts:
         """Returns what a step holds, on all ranks."""
@@ -76,6 +81,7 @@ def make_round_note(
     steps: Sequence[Step],
     next_start: RoundStart,
     *,
+    budget_tokens: int,
     layout: Layout = Layout.PADDED,
     resources: int = 0,
     known_places: int = 0,
@@ -90,8 +96,17 @@ def make_round_note(
         rows.extend(step.global_counts.to_row())
         positions.extend(sample.position for sample in step.group)
     numbers = range(first, first + len(steps))
-    digest = _compute_digest(steps)
-    return RoundNote(steps[0].round, numbers, next_start, known_places, positions, rows, digest, carried_places)
+    return RoundNote(
+        round=steps[0].round,
+        numbers=numbers,
+        next_start=next_start,
+        known_places=known_places,
+        positions=positions,
+        rows=rows,
+        budget_tokens=budget_tokens,
+        digest=_compute_digest(steps),
+        carried_places=carried_places,
+    )
 
 
 def _compute_digest(steps: Sequence[Step]) -> str:

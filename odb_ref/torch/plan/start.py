@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.config import Config
 from odb_ref.core.machine import start as begin_epoch
 from odb_ref.core.offer import NONE
@@ -33,8 +34,8 @@ class EpochStart:
     max_bad: float = 0
     tag: str = ""
     quota_samples: int | None = None
-    accepted_tokens: int | None = None
-    """The token budget that the rank was told to accept; None: the loader's."""
+    accepted_tokens: int = NONE
+    """The token budget that the rank was told to accept; NONE: the loader's."""
     first_tokens: tuple[int, int] = (NONE, NONE)
     """The token budgets of the first round and accepted for the next, where they are below the loader's. Spec: R15.1."""
     steps_before: int = 0
@@ -61,6 +62,15 @@ class EpochStart:
         agreed_tokens, accepted_tokens = self.first_tokens
         first = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
         return None if first == RoundStart() else first
+
+    def make_acceptance(self, budget_tokens: int, schedule: BudgetSchedule | None) -> Acceptance:
+        """Returns what the rank accepts, by what it was told and by a schedule that counts all of a training's steps."""
+        return Acceptance(
+            budget_tokens=budget_tokens,
+            schedule=schedule,
+            told_tokens=self.accepted_tokens,
+            steps_before=self.steps_before,
+        )
 
     def make_config(self, base: Config) -> Config:
         """Returns the configuration of the epoch."""

@@ -19,6 +19,10 @@ class EpochMetrics:
     samples: int = 0
     real_tokens: int = 0
     padded_tokens: int = 0
+    budgets_tokens: int = 0
+    """The sum of the budgets that were in force."""
+    budget_tokens: int = 0
+    """That of the step taken last."""
     global_tokens: int = 0
     """Real tokens of the steps on all ranks."""
     costs: tuple[int, ...] = ()
@@ -39,13 +43,15 @@ class EpochMetrics:
         self.samples += step.local.samples
         self.real_tokens += step.local.tokens
         self.padded_tokens += step.padded_tokens
+        self.budgets_tokens += step.budget_tokens
+        self.budget_tokens = step.budget_tokens
         self.global_tokens += step.global_counts.tokens
         costs = step.local.costs
         self.costs = tuple(map(add, self.costs, costs)) if self.costs else costs
 
-    def describe(self, budget_tokens: int, resources: Resources, world_size: int) -> dict[str, float]:
+    def describe(self, resources: Resources, world_size: int) -> dict[str, float]:
         """Returns the counters by slash-prefixed name."""
-        budgets_tokens = max(1, self.steps * budget_tokens)
+        budgets_tokens = max(1, self.budgets_tokens)
         costs = self.costs or (0,) * len(resources.limits)
         found: dict[str, float] = {f"odb/{name}": cost for name, cost in zip(resources.names, costs, strict=True)}
         return found | {
@@ -53,6 +59,7 @@ class EpochMetrics:
             "odb/idle_steps": self.idle_steps,
             "odb/samples": self.samples,
             "odb/tokens": self.real_tokens,
+            "odb/token_budget": self.budget_tokens,
             "odb/padding_ratio": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0,
             "odb/fill": self.real_tokens / budgets_tokens,
             "odb/efficiency": self.global_tokens / (world_size * budgets_tokens),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import factorial, prod
 from pathlib import Path
@@ -25,6 +25,7 @@ from odb_sim.explore.scenario import (
 )
 from odb_sim.explore.search import Exploration, OnProgress, Reduction, Search
 from odb_sim.explore.suites import SUITES
+from odb_sim.inputs.conditions import parse_budget_schedule
 from odb_sim.inputs.rules import load_rule
 
 
@@ -66,6 +67,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--inline", action="store_true", help="each consumer's own thread reads and collates")
     parser.add_argument("--uneven-depth", action="store_true", help="rank r's queue holds r steps more")
     parser.add_argument("--shared", action="store_true", help="all ranks draw from one order, of all shards' samples")
+    parser.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="RANK:TOKENS",
+        help="a token budget that a rank comes to accept, at any moment; may be given several times",
+    )
+    parser.add_argument(
+        "--budget-schedule", metavar="STEP:TOKENS,..", help="token budgets by planned steps, on all ranks"
+    )
     parser.add_argument("--odd-rank", type=int, metavar="R", help="a rank with another configuration")
     parser.add_argument(
         "--reduced",
@@ -120,6 +131,7 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         raise UsageError(f"--ranks is {ranks}, but --shard-sizes names {len(shards)}")
     if options.max_states is not None and options.max_states < 1:
         raise UsageError(f"--max-states must be at least 1, got {options.max_states}")
+    schedule: str | None = options.budget_schedule
     bounds = Bounds(
         lengths=compute_lengths(shards, options.lengths),
         budget_tokens=options.token_budget,
@@ -139,8 +151,20 @@ def _get_bounds(options: argparse.Namespace) -> Bounds:
         is_uneven_depth=options.uneven_depth,
         odd_rank=options.odd_rank,
         is_shared=options.shared,
+        accepted=_list_accepted(options.accept),
+        budget_schedule=() if schedule is None else parse_budget_schedule(schedule).changes,
     )
     return build_terms(options).apply(bounds)
+
+
+def _list_accepted(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Returns by rank what it comes to accept, in order."""
+    try:
+        pairs = [(int(rank), int(tokens)) for rank, tokens in (text.split(":") for text in texts)]
+    except ValueError:
+        raise UsageError(f"--accept: expected RANK:TOKENS, got {', '.join(texts)}") from None
+    ranks = range(1 + max((rank for rank, _ in pairs), default=-1))
+    return tuple(tuple(tokens for of, tokens in pairs if of == rank) for rank in ranks)
 
 
 def _run_all(options: argparse.Namespace, suite: Mapping[str, Bounds]) -> int:

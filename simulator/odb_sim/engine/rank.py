@@ -66,7 +66,7 @@ class Rank:
     ) -> None:
         self._stage = stage
         self._post = post
-        self._acceptance = Acceptance(machine.config.budget_tokens, stage.budget_schedule)
+        self._acceptance = Acceptance(budget_tokens=machine.config.budget_tokens, schedule=stage.budget_schedule)
         self._notice = notice
         self._read_samples = self._reads = 0
         self._full_reads = stage.full_reads[machine.config.rank] if stage.full_reads else {}
@@ -98,7 +98,7 @@ class Rank:
             self._perform(self.machine.begin(None if first == RoundStart() else first))
             return
         start, workload = self._stage.starts[self.number], self._stage.workload
-        self._acceptance.begin(start.accepted_tokens)
+        self._acceptance = self._acceptance.begin(start.accepted_tokens)
         self._read_samples = start.read_samples
         carried = [workload.read_samples(self.number, position, 1) for position in start.carried]
         self._perform(self.machine.begin(start, tuple(chain.from_iterable(carried))))
@@ -110,9 +110,9 @@ class Rank:
         effects = self.machine.handle(event)
         if isinstance(event, Counted):
             state = self.machine.state
-            tokens = self._acceptance.find_change(state.planned_steps, state.agreed_tokens, state.accepted_tokens)
-            if tokens is not None:
-                self.machine.handle(BudgetAccepted(tokens))
+            self._acceptance = self._acceptance.ask(state.planned_steps, state.agreed_tokens)
+            if self._acceptance.offered_tokens != state.accepted_tokens:
+                self.machine.handle(BudgetAccepted(self._acceptance.tokens))
         if effects:
             self._perform(effects)
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule, compute_offered
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.batching.shards import compute_shares
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
@@ -104,16 +104,15 @@ class Clock:
 class _Budgets:
     """The budget in force, where all ranks accept what one schedule says. Spec: R15."""
 
-    __slots__ = ("_acceptance", "_accepted_tokens", "_config", "_planned_steps", "agreed_tokens")
+    __slots__ = ("_acceptance", "_accepted_tokens", "_planned_steps", "agreed_tokens")
 
     def __init__(self, config: Config, schedule: BudgetSchedule | None, starts: Sequence[RoundStart]) -> None:
-        self._config = config
-        self._acceptance = Acceptance(config.budget_tokens, schedule)
+        self._acceptance = Acceptance(budget_tokens=config.budget_tokens, schedule=schedule)
         self._planned_steps = starts[0].planned_steps if starts else 0
         if starts:
             self.agreed_tokens = starts[0].agreed_tokens
             self._accepted_tokens = min(start.accepted_tokens for start in starts)
-            self._acceptance.begin(self._accepted_tokens)
+            self._acceptance = self._acceptance.begin(self._accepted_tokens)
         else:
             self.agreed_tokens, self._accepted_tokens = self._acceptance.compute_first()
 
@@ -121,9 +120,8 @@ class _Budgets:
         """So many steps more are planned, and the next round begins."""
         self._planned_steps += steps
         self.agreed_tokens = self._accepted_tokens
-        tokens = self._acceptance.find_change(self._planned_steps, self.agreed_tokens, self._accepted_tokens)
-        if tokens is not None:
-            self._accepted_tokens = compute_offered(tokens, self._config.budget_tokens)
+        self._acceptance = self._acceptance.ask(self._planned_steps, self.agreed_tokens)
+        self._accepted_tokens = self._acceptance.offered_tokens
 
 
 def simulate_rounds(

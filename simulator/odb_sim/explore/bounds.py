@@ -10,6 +10,7 @@ from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
+from odb_sim.inputs.conditions import BudgetTable
 from odb_sim.inputs.rules import get_instance
 
 
@@ -28,6 +29,8 @@ class Bounds(Terms):
     unless it is urged, and not once it has left. A window may hold ``window_bytes``, where that is not 0: a token has a
     byte. Each rank's queue holds as many steps more as its number with
     ``is_uneven_depth``. The rank ``odd_rank`` has another configuration.
+    Rank r comes to accept the token budgets ``accepted[r]``, one after the other, each at any moment; ranks beyond accept what
+    there is. A ``budget_schedule`` holds on all ranks: pairs of planned steps and the tokens accepted from there on.
     With ``is_shared`` all ranks draw from one order, which holds the samples of rank 0, then those of rank 1, and so on.
 
     Raises: UsageError when a value makes no sense.
@@ -53,6 +56,8 @@ class Bounds(Terms):
     is_uneven_depth: bool = False
     odd_rank: int | None = None
     is_shared: bool = field(default=False, metadata={"absent": False})
+    accepted: tuple[tuple[int, ...], ...] = field(default=(), metadata={"absent": ()})
+    budget_schedule: tuple[tuple[int, int], ...] = field(default=(), metadata={"absent": ()})
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -65,6 +70,11 @@ class Bounds(Terms):
                 raise UsageError(f"rank {rank}: a length must be at least 1, got {min(shard)}")
         if self.odd_rank is not None and (self.ranks < 2 or not 0 <= self.odd_rank < self.ranks):
             raise UsageError(f"odd_rank must be one of at least 2 ranks, got {self.odd_rank} of {self.ranks}")
+        if len(self.accepted) > self.ranks or min(chain(*self.accepted), default=1) < 1:
+            raise UsageError(
+                f"accepted holds budgets of at least 1 for each of {self.ranks} ranks, got {self.accepted}"
+            )
+        self.make_schedule()
         self.compute_config(0)
 
     @property
@@ -95,6 +105,14 @@ class Bounds(Terms):
             shared_samples=self.total_samples if self.is_shared else None,
         )
         return self.apply(config)
+
+    def get_accepted(self, rank: int) -> tuple[int, ...]:
+        """Returns the budgets that ``rank`` comes to accept, in order."""
+        return self.accepted[rank] if rank < len(self.accepted) else ()
+
+    def make_schedule(self) -> BudgetTable | None:
+        """Returns the schedule of all ranks, if there is one."""
+        return BudgetTable(self.budget_schedule) if self.budget_schedule else None
 
     def compute_order(self) -> tuple[Sample, ...]:
         """Returns the samples of all ranks, rank by rank: what they draw from where they share it."""

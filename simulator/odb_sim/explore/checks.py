@@ -24,6 +24,8 @@ from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Rank
 from odb_sim.explore.violation import Violation
 
+_Budgets = tuple[tuple[int, int], ...]
+"""Those that came to be in force, each with its first round: of all that is agreed on, what may depend on the schedule."""
 _MOST_PARTITIONED: Final = 8
 """Windows of more samples have too many partitions to try."""
 
@@ -75,10 +77,10 @@ class RankChecks:
     """What must hold of each rank by itself. Remembers what each step held: the same whatever the schedule (REPLAY)."""
 
     bounds: Bounds
-    steps: dict[tuple[int, int], Step] = field(default_factory=dict)
-    """By rank and step number."""
-    rounds: dict[int, tuple[int, StepCounts]] = field(default_factory=dict)
-    """By step number: its round and global counts, the same on all ranks (ALIGN, WEIGHT)."""
+    steps: dict[tuple[int, int, _Budgets], Step] = field(default_factory=dict)
+    """By rank, step number and the budgets agreed on so far."""
+    rounds: dict[tuple[int, _Budgets], tuple[int, StepCounts]] = field(default_factory=dict)
+    """By step number and those: its round and global counts, the same on all ranks (ALIGN, WEIGHT)."""
 
     def check(self, config: Config, rank: Rank) -> None:
         """Checks that all holds.
@@ -104,7 +106,7 @@ class RankChecks:
             if step.number != number:
                 raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
             # A stand-in adds nothing to the counts of a round that is never released (R7.6).
-            self._check_step(config, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
+            self._check_step(config, rank, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
         self._check_age(config, rank, steps)
         self._check_fewest(config, rank)
         self._check_order(config, rank, steps)
@@ -113,27 +115,31 @@ class RankChecks:
         for number, step in enumerate((*rank.taken, *rank.queue)):
             if step.number != number:
                 raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
-            self._check_step(config, step)
+            self._check_step(config, rank, step)
 
-    def _check_step(self, config: Config, step: Step, *, has_counts: bool = True) -> None:
-        known = self.steps.setdefault((config.rank, step.number), step)
+    def _check_step(self, config: Config, rank: Rank, step: Step, *, has_counts: bool = True) -> None:
+        budgets = rank.get_budgets(step.round)
+        known = self.steps.setdefault((config.rank, step.number, budgets), step)
         if known.group != step.group:
             raise Violation("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
-        agreed = self.rounds.setdefault(step.number, (step.round, step.global_counts)) if has_counts else None
-        if agreed is not None and agreed != (step.round, step.global_counts):
+        told = step.round, step.global_counts
+        agreed = self.rounds.setdefault((step.number, budgets), told) if has_counts else told
+        if agreed != told:
             detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
             raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
         lengths = [sample.length for sample in step.group]
         tokens = _compute_tokens(config, lengths)
-        if len(lengths) > 1 and tokens > config.budget_tokens:
-            kind = f"{tokens} {config.layout} tokens"
+        budget, limits = _compute_bounds(config, budgets)
+        if len(lengths) > 1 and tokens > budget:
+            kind = f"{tokens} {config.layout} tokens of {budget}"
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
-        if len(step.group) > 1 and any(map(gt, used, config.limits)):
+        if len(step.group) > 1 and any(map(gt, used, limits)):
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
 
     def _check_fewest(self, config: Config, rank: Rank) -> None:
         groups = rank.state.groups
+        budget, limits = _compute_bounds(config, rank.get_budgets(rank.state.round))
         if config.order == StepOrder.SAMPLER:
             return
         if config.layout == Layout.PACKED:
@@ -141,13 +147,13 @@ class RankChecks:
                 both = pair[0] + pair[1]
                 used = [sum(costs) for costs in zip(*(sample.costs for sample in both), strict=True)]
                 tokens = sum(sample.length for sample in both)
-                if tokens <= config.budget_tokens and not any(map(gt, used, config.limits)):
+                if tokens <= budget and not any(map(gt, used, limits)):
                     raise Violation("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
             return
         if config.limits:
             return
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
-        if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, config.budget_tokens):
+        if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget):
             raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
 
     def _check_order(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
@@ -177,6 +183,14 @@ class RankChecks:
                 if step.round - arrival > config.max_age_rounds:
                     detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
                     raise Violation("AGE", f"rank {config.rank}: {detail}")
+
+
+def _compute_bounds(config: Config, budgets: _Budgets) -> tuple[int, tuple[int, ...]]:
+    """Returns the budget in force last and what is left of each limit under it. Spec: R15.1."""
+    if not budgets:
+        return config.budget_tokens, config.limits
+    budget = budgets[-1][1]
+    return budget, tuple(max(1, limit * budget // config.budget_tokens) for limit in config.limits)
 
 
 def _compute_tokens(config: Config, lengths: Sequence[int]) -> int:

@@ -31,6 +31,7 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     - samples not read (of all, with shared shards), and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
     - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
+    - 1 for each budget that the rank will still come to accept;
     - where loader processes may be lost: 3 while its own is not; then 1 until a stand-in goes on, which reads nothing, and 1
       while an exchange has not answered.
 
@@ -50,6 +51,7 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
         + (not rank.is_urged)
         + (not rank.is_lost)
         + (not rank.is_gone)
+        + len(rank.coming)
         + (_compute_loader_weight(rank) if bounds.lost_loaders else 0)
     )
 
@@ -71,10 +73,12 @@ def _compute_loader_weight(rank: Rank) -> int:
 def compute_bound(bounds: Bounds) -> int:
     """Returns a bound on the transitions of any world: W (5 n + S + 15) + S for W ranks, n samples at most on one, S in all.
 
-    3 W more where loader processes may be lost; with shared shards W (8 S + 16).
+    3 W more where loader processes may be lost; with shared shards W (8 S + 16); 1 more for each budget that a rank comes to
+    accept.
 
     Spec: TERM.
     """
     a_round = _count_a_round(bounds)
     each = a_round * (bounds.longest_shard + 1) + bounds.total_samples + 10 + (3 if bounds.lost_loaders else 0)
-    return bounds.ranks * each + sum(_count_readable(bounds, rank) for rank in range(bounds.ranks))
+    own = (_count_readable(bounds, rank) + len(bounds.get_accepted(rank)) for rank in range(bounds.ranks))
+    return bounds.ranks * each + sum(own)

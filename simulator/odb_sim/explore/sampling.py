@@ -49,6 +49,7 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
     # In quota mode a rank without samples ends the epoch at once.
     few = (0, 1) if mode is Mode.JOIN else (draw.choice((0, most)), most)
     samples = sum(sizes := [draw.choice((*few, most // 2, most, most, most)) for _ in range(ranks)])
+    accepted, budget_schedule = _make_random_budgets(draw, ranks, budget)
     return Bounds(
         lengths=tuple(
             tuple(draw.randint(low, longest) for _ in range(size)) for low, size in zip(shortest, sizes, strict=True)
@@ -74,7 +75,21 @@ def make_random_bounds(draw: random.Random, choose_rule: Callable[[random.Random
         lost_loaders=faults * draw.choice((0, 0, 1, 2)),
         layout=draw.choice((Layout.PADDED, Layout.PADDED, *Layout)),
         window_bytes=draw.choice((0, 0, 0, draw.randint(1, 20))),
+        accepted=accepted,
+        budget_schedule=budget_schedule,
     )
+
+
+def _make_random_budgets(
+    draw: random.Random, ranks: int, budget: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
+    """Returns, for some worlds, budgets that ranks come to accept, and for some of these a schedule."""
+    if draw.random() < 0.75:
+        return (), ()
+    accepted = [tuple(draw.randint(1, budget + 1) for _ in range(draw.choice((0, 1, 1, 3)))) for _ in range(ranks)]
+    steps = sorted({0, *(draw.randint(1, 12) for _ in range(2))})
+    changes = tuple((step, draw.randint(1, budget + 1)) for step in steps)
+    return tuple(accepted), draw.choice(((), changes))
 
 
 def run_random_schedule(bounds: Bounds, draw: random.Random) -> Sampled:
@@ -138,7 +153,10 @@ def _iterate_smaller(bounds: Bounds) -> Iterator[Bounds]:
     lengths = bounds.lengths
     for i in range(len(lengths)):
         if len(lengths) > 1:
-            yield replace(bounds, lengths=lengths[:i] + lengths[i + 1 :], odd_rank=None)
+            accepted = bounds.accepted[:i] + bounds.accepted[i + 1 :]
+            yield replace(bounds, lengths=lengths[:i] + lengths[i + 1 :], odd_rank=None, accepted=accepted)
+    yield replace(bounds, budget_schedule=())
+    yield replace(bounds, accepted=())
     if bounds.lost_loaders:
         yield replace(bounds, lost_loaders=bounds.lost_loaders - 1)
     if bounds.failures or bounds.stops or bounds.losses:

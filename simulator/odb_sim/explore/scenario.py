@@ -12,7 +12,8 @@ from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.format import Json, JsonObject, decode_fields
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Core, Rank
+from odb_sim.explore.driver import Core
+from odb_sim.explore.rank import Act, Rank
 from odb_sim.explore.search import Counterexample, make_space
 from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Space, World
@@ -93,15 +94,22 @@ def read_scenario(path: str | Path) -> Scenario:
 
 
 def _decode_bounds(data: JsonObject) -> Bounds:
-    lengths = data["lengths"]
-    if not isinstance(lengths, list):
-        raise UsageError("bounds, field lengths: expected a list for each rank")
     return decode_fields(
         Bounds,
         data,
-        lengths=tuple(tuple(int(str(length)) for length in shard) for shard in lengths if isinstance(shard, list)),
+        lengths=_decode_rows(data, "lengths"),
+        accepted=_decode_rows(data, "accepted"),
+        budget_schedule=tuple((step, tokens) for step, tokens in _decode_rows(data, "budget_schedule")),
         rule=load_rule(str(data["rule"])),
     )
+
+
+def _decode_rows(data: JsonObject, name: str) -> tuple[tuple[int, ...], ...]:
+    """Returns rows of integers; none where an older file has no such field."""
+    rows = data.get(name, [])
+    if not isinstance(rows, list):
+        raise UsageError(f"bounds, field {name}: expected a list of rows")
+    return tuple(tuple(int(str(number)) for number in row) for row in rows if isinstance(row, list))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

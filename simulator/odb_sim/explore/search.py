@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.driver import Core
 from odb_sim.explore.measure import compute_bound
-from odb_sim.explore.rank import ACTS, Act, Core
+from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.symmetry import AlikeSpace, Asymmetry, find_alike
 from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Space, World, decode

@@ -95,6 +95,28 @@ SMALL: Final[dict[str, Bounds]] = {
     "queues of different depth": Bounds(
         lengths=compute_lengths((6, 5), _SINGLE), budget_tokens=1, window_samples=3, stops=1, is_uneven_depth=True
     ),
+    "budgets lowered and raised": Bounds(
+        lengths=compute_lengths((6, 5), _MIXED), window_samples=3, accepted=((2, 4), (3,)), max_age_rounds=1
+    ),
+    "a budget lowered, failures and stops": Bounds(
+        lengths=compute_lengths((4, 2), _MIXED), accepted=((), (2,)), failures=1, stops=1
+    ),
+    "a schedule of budgets": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED),
+        budget_tokens=6,
+        limits=(3,),
+        layout=Layout.PACKED,
+        window_samples=3,
+        budget_schedule=((0, 3), (2, 6), (3, 2)),
+        accepted=((4,),),
+        stops=1,
+    ),
+    "budgets that change, lost loaders": Bounds(
+        lengths=compute_lengths((3, 2), _MIXED),
+        budget_schedule=((0, 2), (2, 4)),
+        accepted=((3,),),
+        lost_loaders=1,
+    ),
     "another configuration": Bounds(lengths=compute_lengths((3, 2), _MIXED), failures=1, stops=1, losses=1, odd_rank=1),
     "urges for nothing": Bounds(
         lengths=compute_lengths((4, 3), _SINGLE), budget_tokens=1, window_samples=2, stops=1, is_urged_freely=True

@@ -21,7 +21,8 @@ from odb_ref.core.events import PeerLost, Report, Reported
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.types import Sample
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import Act, Core, Rank, answer_posts
+from odb_sim.explore.driver import Core, answer_posts
+from odb_sim.explore.rank import Act, Rank
 from odb_sim.explore.violation import Violation
 from odb_sim.explore.world import Action, Shared, Space, World
 
@@ -52,7 +53,7 @@ def find_alike(bounds: Bounds) -> tuple[tuple[int, ...], ...]:
     for rank in range(bounds.ranks):
         config = bounds.compute_config(rank)
         samples = tuple((item.length, item.supervised, item.costs) for item in bounds.compute_shard(rank))
-        alike[config.shared_json, config.depth_steps, samples].append(rank)
+        alike[config.shared_json, config.depth_steps, samples, bounds.get_accepted(rank)].append(rank)
     return tuple(tuple(ranks) for ranks in alike.values() if len(ranks) > 1)
 
 

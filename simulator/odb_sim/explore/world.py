@@ -7,6 +7,7 @@
   process at any moment after.
 - Where a rank reads and collates by its consumer's thread (``Bounds.is_inline``), neither goes on while that is in a step,
   unless the rank is urged, nor once it has left.
+- A rank comes to accept another token budget at any moment, as often as the bounds say.
 - A process that holds only a rank's machine is lost at any moment. What happens to the rank from then on waits for its
   stand-in, which comes at any moment after.
 
@@ -22,8 +23,9 @@ from odb_ref.core.effects import Post
 from odb_ref.core.exchange import Answer
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.checks import Progress, RankChecks, check_end, check_stillness, check_together, compute_progress
+from odb_sim.explore.driver import Core, RankDriver, answer_posts
 from odb_sim.explore.measure import compute_measure
-from odb_sim.explore.rank import ACTS, Act, Core, Rank, RankDriver, answer_posts, compute_acts, forget
+from odb_sim.explore.rank import ACTS, Act, Rank, compute_acts, forget
 from odb_sim.explore.violation import Violation
 
 World = tuple[int, ...]
@@ -81,6 +83,7 @@ _DIE: Final = int(Act.DIE)
 _ABANDON: Final = int(Act.ABANDON)
 _LOSE_LOADER: Final = int(Act.LOSE_LOADER)
 _STAND_IN: Final = int(Act.STAND_IN)
+_ACCEPT: Final = int(Act.ACCEPT)
 _FAILURES: Final = (int(Act.FAIL_READ), int(Act.FAIL_COLLATE))
 _WORK: Final = frozenset((_READ, _COLLATE, *_FAILURES))
 
@@ -182,7 +185,7 @@ class Space:
                 elif act == _LOSE_LOADER:
                     if shared.lost_loaders == bounds.lost_loaders:
                         continue
-                elif act == _STAND_IN:
+                elif act in (_STAND_IN, _ACCEPT):
                     pass
                 elif shared.failures == bounds.failures:
                     continue
@@ -248,6 +251,8 @@ class Space:
         if bounds.is_urged_freely or spent != (bounds.failures, bounds.stops, bounds.losses, bounds.lost_loaders):
             return codes
         ranks = world[1:]
+        if any([_ACCEPT in self._acts[rank] for rank in ranks]):
+            return codes
         alive = ~shared.gone
         # An exchange that some rank never posts to, or whose last answer some rank never takes, brings no further answer.
         is_closed = bool(shared.owed & shared.gone) or any(

@@ -11,7 +11,6 @@ from enum import StrEnum
 from math import isfinite
 from typing import Final
 
-from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.errors import UsageError
 
 
@@ -116,21 +115,36 @@ def parse_fault(text: str) -> Fault:
         raise UsageError(f"{text!r}: expected KIND:RANK:AT with a kind of {kinds}, for example stop:3:20") from None
 
 
-def parse_budget_schedule(text: str) -> BudgetSchedule:
+@dataclass(frozen=True, slots=True)
+class BudgetTable:
+    """A schedule of token budgets as a value: the tokens from each number of planned steps on. Spec: R15.4.
+
+    Raises: UsageError when it does not begin with step 0, or its steps do not rise, or tokens are below 1.
+    """
+
+    changes: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.changes]
+        if steps[:1] != [0] or steps != sorted(set(steps)) or min(tokens for _, tokens in self.changes) < 1:
+            raise UsageError(f"a budget schedule is STEP:TOKENS,..., from step 0 on, with rising steps, got {self}")
+
+    def __call__(self, step: int, current: int) -> int:
+        """Returns the tokens once so many steps are planned, whatever the budget in force."""
+        return next(tokens for begin, tokens in reversed(self.changes) if step >= begin)
+
+    def __str__(self) -> str:
+        return ",".join(f"{step}:{tokens}" for step, tokens in self.changes)
+
+
+def parse_budget_schedule(text: str) -> BudgetTable:
     """Returns the schedule that ``text`` says, as in ``0:4096,500:8192``: tokens from each number of steps on. Spec: R15.4.
 
     Raises: UsageError when it is none.
     """
     try:
-        pairs = [tuple(map(int, part.split(":"))) for part in text.split(",")]
-        changes = [(step, tokens) for step, tokens in pairs]
+        pairs = [part.split(":") for part in text.split(",")]
+        changes = tuple([(int(step), int(tokens)) for step, tokens in pairs])
     except ValueError:
-        changes = []
-    steps = [step for step, _ in changes]
-    if not changes or steps[0] != 0 or steps != sorted(set(steps)) or min(tokens for _, tokens in changes) < 1:
-        raise UsageError(f"a budget schedule is STEP:TOKENS,..., from step 0 on, with rising steps, got {text!r}")
-
-    def schedule(step: int, _current: int) -> int:
-        return next(tokens for begin, tokens in reversed(changes) if step >= begin)
-
-    return schedule
+        raise UsageError(f"a budget schedule is STEP:TOKENS,..., got {text!r}") from None
+    return BudgetTable(changes)

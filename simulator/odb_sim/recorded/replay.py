@@ -144,6 +144,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         sharding=Sharding.EVEN if config.shared_samples is None else Sharding.SHARED,
         order_seed=config.order_seed,
         starts=recorded.starts,
+        budget_schedule=recorded.budget_schedule,
         full_reads=recorded.full_reads,
     )
     return config.apply(what)

@@ -8,9 +8,11 @@ samples, rounds and steps by rank, and the spans between an effect and its answe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
+from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
@@ -25,7 +27,16 @@ from odb_ref.trace.check.decode import (
     iterate_steps,
 )
 from odb_ref.trace.check.stream import Stream, group_into_jobs
-from odb_ref.trace.format import JsonObject, Record, TraceError, decode_config, decode_resumed, decode_sample
+from odb_ref.trace.format import (
+    JsonObject,
+    Record,
+    TraceError,
+    decode_config,
+    decode_offer,
+    decode_resumed,
+    decode_sample,
+)
+from odb_sim.inputs.conditions import BudgetTable
 from odb_sim.inputs.workload import LARGEST_WORKLOAD
 
 
@@ -76,6 +87,8 @@ class RankRecord:
     """How many samples a read found that ended because the window was full of bytes, by the number of the read."""
     rounds: list[tuple[RecordedStep, ...]] = field(default_factory=list)
     """The steps of each round that was collated."""
+    budgets: list[int] = field(default_factory=list)
+    """What the ranks have agreed on in each round as the budget of the next; NONE where that is the largest there is."""
     sizes: list[tuple[int, int]] = field(default_factory=list)
     """For each step: its padded tokens, and the sum of its rows' squared lengths, padding included."""
     taken_steps: int = 0
@@ -116,10 +129,31 @@ class RecordedRun:
         return min(rank.taken_steps for rank in self.ranks)
 
     @property
+    def budgets(self) -> Sequence[int]:
+        """What all ranks have agreed on, round by round, as the budget of the next. Spec: R15.3."""
+        return max((rank.budgets for rank in self.ranks), key=len)
+
+    @property
+    def budget_schedule(self) -> BudgetTable | None:
+        """A schedule that says on every rank what they have agreed on; None where that was never less than the largest budget.
+
+        What they agree on in the first round the rank begins with (`starts`), for no schedule is asked in between.
+        """
+        if not any(budget < self.config.budget_tokens for budget in self.budgets):
+            return None
+        rank = max(self.ranks, key=lambda rank: len(rank.rounds))
+        planned = accumulate(map(len, rank.rounds), initial=rank.start.planned_steps)
+        changes = dict(zip(planned, self.budgets, strict=False))
+        return BudgetTable(tuple({0: self.config.budget_tokens, **changes}.items()))
+
+    @property
     def starts(self) -> tuple[RoundStart, ...]:
-        """Where each rank resumes a saved epoch; empty for one from its beginning."""
-        starts = tuple(rank.start for rank in self.ranks)
-        return starts if any(start != RoundStart() for start in starts) else ()
+        """Where each rank begins, or resumes a saved epoch; empty where all begin as ranks do if nothing is said."""
+        starts = [rank.start for rank in self.ranks]
+        if self.budget_schedule is not None:
+            accepted = compute_offered(self.budgets[0], self.config.budget_tokens)
+            starts = [replace(start, accepted_tokens=accepted) for start in starts]
+        return tuple(starts) if any(start != RoundStart() for start in starts) else ()
 
     @property
     def full_reads(self) -> tuple[Mapping[int, int], ...]:
@@ -204,8 +238,10 @@ class _Reader:
                 steps = len(rank.rounds[-1])
                 padded = sum(tokens for tokens, _ in rank.sizes[len(rank.sizes) - steps :])
                 rank.collations.append(Span(steps, padded, now - self._collating_s, self._collating_s))
-            case "agreed" if now >= 0:
-                rank.exchanges.append(Answered(None, now - self._posted_s))
+            case "agreed":
+                self._note_agreement(event)
+                if now >= 0:
+                    rank.exchanges.append(Answered(None, now - self._posted_s))
             case "counted" if now >= 0:
                 rank.exchanges.append(Answered(len(get_counts(event, 3 + self._resources)), now - self._posted_s))
             case "step_taken":
@@ -214,6 +250,12 @@ class _Reader:
                     rank.taken_s.append(now)
             case _:
                 pass
+
+    def _note_agreement(self, event: JsonObject) -> None:
+        budget = decode_offer(event.get("agreement")).budget_min
+        if budget < 1:
+            raise TraceError(f"rank {self.record.rank} agrees on a budget of {budget} tokens")
+        self.record.budgets.append(budget)
 
     def _note_start(self, event: JsonObject) -> None:
         rank = self.record

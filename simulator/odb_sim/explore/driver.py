@@ -1,0 +1,307 @@
+"""Drives the core of one rank, as every driver does: performs effects, answers with events.
+
+It keeps its own books (what is being read and collated, what is posted, what is delivered) and so notices a core that asks
+for something impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from odb_ref.core import machine
+from odb_ref.core.batching.budgets import Acceptance
+from odb_ref.core.config import Config
+from odb_ref.core.effects import (
+    Collate,
+    Deliver,
+    Effect,
+    Finish,
+    Post,
+    PostCounts,
+    PostOffer,
+    PostReport,
+    Read,
+)
+from odb_ref.core.errors import InvariantError, OdbError
+from odb_ref.core.events import (
+    Agreed,
+    BudgetAccepted,
+    Collated,
+    ConsumerStopped,
+    Counted,
+    Event,
+    LocalFailed,
+    PeerLost,
+    SamplesRead,
+    StepTaken,
+    Urged,
+)
+from odb_ref.core.exchange import Answer, combine_posts
+from odb_ref.core.invariants import check_transition
+from odb_ref.core.offer import Offer, reduce_offers
+from odb_ref.core.resume import RoundStart, resume
+from odb_ref.core.rounds import Transition, count_fitting
+from odb_ref.core.state import Phase, State
+from odb_ref.core.summary import compute_summary, make_stand_in
+from odb_ref.core.types import Group, Sample
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.rank import Act, Rank
+from odb_sim.explore.violation import Violation, name_property
+
+
+def _stand_in(state: State) -> State:
+    return make_stand_in(compute_summary(state))
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The functions of the core that a world runs: the shipped ones, or those of a mutant."""
+
+    resume: Callable[[Config, RoundStart, Group], Transition] = resume
+    transition: Callable[[Config, State, Event], Transition] = machine.transition
+    check: Callable[[Config, State, State], None] = check_transition
+    reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers
+    stand_in: Callable[[State], State] = _stand_in
+    acceptance: type[Acceptance] = Acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class RankDriver:
+    """Drives one core: ``begin`` once, then ``act`` for each thing that happens. Pure: a new rank comes back."""
+
+    bounds: Bounds
+    config: Config
+    shard: tuple[Sample, ...]
+    """Those of all ranks, where they share one order."""
+    core: Core
+
+    def begin(self) -> Rank:
+        """Returns the rank at the start of the epoch.
+
+        Raises: Violation.
+        """
+        budget = self.config.budget_tokens
+        acceptance = self.core.acceptance(budget_tokens=budget, schedule=self.bounds.make_schedule())
+        agreed_tokens, accepted_tokens = acceptance.compute_first()
+        start = RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens)
+        state, effects = self.core.resume(self.config, start, ())
+        rank = Rank(
+            state,
+            acceptance.begin(accepted_tokens),
+            coming=self.bounds.get_accepted(self.config.rank),
+            budgets=self._compute_first_budget(),
+        )
+        return self._perform(rank, effects)
+
+    def act(self, rank: Rank, act: Act, answer: Answer | None = None, lost: int | None = None) -> Rank:
+        """Returns the rank after ``act``; ``answer`` is what the exchange brings, ``lost`` the rank that is gone.
+
+        Raises: Violation when the core refuses the event, breaks an invariant or asks for something impossible.
+        """
+        match act:
+            case Act.READ:
+                return self._handle(*self._read(rank))
+            case Act.COLLATE:
+                return self._handle(
+                    replace(rank, collating=None), Collated(-1 if rank.collating is None else rank.collating)
+                )
+            case Act.ANSWER:
+                after = self._handle(replace(rank, post=None), _require_answer(answer))
+                if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT and not rank.is_cut:
+                    after = replace(after, windows=(*rank.windows, rank.state.read_samples))
+                    after = replace(after, budgets=self._note_budget(rank, answer))
+                return after
+            case Act.TAKE:
+                return self._handle(replace(rank, queue=rank.queue[1:], taken=rank.taken + rank.queue[:1]), StepTaken())
+            case Act.STOP:
+                return self._handle(replace(rank, is_left=True), ConsumerStopped())
+            case Act.URGE:
+                return self._handle(replace(rank, is_urged=True), Urged())
+            case Act.LOSE:
+                return self._handle(replace(rank, is_lost=True), PeerLost(lost, "its process is gone"))
+            case Act.FAIL_READ:
+                cause = f"sample {rank.state.read_samples} of rank {self.config.rank} is broken"
+                return self._handle(replace(rank, reading=0, causes=(*rank.causes, cause)), LocalFailed(cause))
+            case Act.FAIL_COLLATE:
+                cause = f"round {rank.collating} of rank {self.config.rank} cannot be collated"
+                return self._handle(replace(rank, collating=None, causes=(*rank.causes, cause)), LocalFailed(cause))
+            case Act.DIE:
+                return replace(rank, is_gone=True)
+            case Act.ABANDON:
+                return self._handle(replace(rank, is_left=True, is_inside=True), ConsumerStopped())
+            case Act.LOSE_LOADER:
+                return replace(rank, is_cut=True, reading=0)
+            case Act.STAND_IN:
+                return self._replace(rank)
+            case Act.ACCEPT:
+                told = replace(rank, coming=rank.coming[1:])
+                return self._accept(told, rank.acceptance.tell(rank.coming[0]))
+            case _:
+                assert_never(act)
+
+    def _accept(self, rank: Rank, acceptance: Acceptance) -> Rank:
+        """Returns the rank whose machine is told of a changed acceptance. Spec: R15.4."""
+        rank = replace(rank, acceptance=acceptance)
+        is_known = acceptance.offered_tokens == rank.state.accepted_tokens
+        return rank if is_known else self._handle(rank, BudgetAccepted(acceptance.tokens))
+
+    def _compute_first_budget(self) -> tuple[tuple[int, int], ...]:
+        """Returns the budget of the first round, where it is not the largest there is. Spec: R15.1."""
+        schedule, budget = self.bounds.make_schedule(), self.config.budget_tokens
+        first = budget if schedule is None else min(budget, schedule(0, budget))
+        return ((0, first),) if first < budget else ()
+
+    def _note_budget(self, rank: Rank, answer: Answer | None) -> tuple[tuple[int, int], ...]:
+        """Returns the history of budgets after an agreement that goes on. Spec: R15.3."""
+        if not isinstance(answer, Agreed):
+            return rank.budgets
+        before = rank.budgets[-1][1] if rank.budgets else self.config.budget_tokens
+        agreed = min(self.config.budget_tokens, answer.agreement.budget_min)
+        return rank.budgets if agreed == before else (*rank.budgets, (rank.state.round + 1, agreed))
+
+    def _replace(self, rank: Rank) -> Rank:
+        """Returns the rank with a stand-in, which has handled what its machine has not."""
+        cause = f"the loader of rank {self.config.rank} is gone"
+        after = replace(
+            rank,
+            state=self.core.stand_in(rank.state),
+            collating=None,
+            causes=(*rank.causes, cause),
+            is_replaced=True,
+            unanswered=(),
+            held=(*rank.state.outbox, *rank.state.plan),
+            is_late=rank.state.phase in (Phase.OFFER, Phase.DRAIN),
+        )
+        for event in order_events(cause, rank.unanswered):
+            after = self._handle(after, event)
+        return after
+
+    def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
+        start = rank.state.read_samples
+        asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
+        shard = rank.drawn if self.bounds.is_shared else self.shard
+        samples = shard[start : start + asked]
+        fitting = samples
+        if most := self.bounds.window_bytes:
+            room = most - sum(sample.length for sample in rank.state.window)
+            fits = count_fitting((item.length for item in samples), room, is_empty=not rank.state.window)
+            fitting = samples[:fits]
+        is_full = len(fitting) < len(samples)
+        is_ended = not is_full and len(samples) < asked
+        if self.bounds.is_eager_end:
+            is_ended = start + len(fitting) == len(shard)
+        left = 0 if is_ended or is_full else rank.reading - len(fitting)
+        is_exhausted = is_ended and not self.bounds.is_shared
+        return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(fitting, is_ended, is_full)
+
+    def _handle(self, rank: Rank, event: Event) -> Rank:
+        if rank.is_cut and not rank.is_replaced:
+            return replace(rank, unanswered=(*rank.unanswered, event))
+        try:
+            state, effects = self.core.transition(self.config, rank.state, event)
+            self.core.check(self.config, rank.state, state)
+        except OdbError as error:
+            raise Violation(
+                name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}"
+            ) from error
+        rank = replace(rank, state=state)
+        if isinstance(event, Counted) and not rank.is_replaced:
+            # Before the effects: what the schedule says of the round that begins now is in its offer.
+            rank = self._accept(rank, rank.acceptance.ask(state.planned_steps, state.agreed_tokens))
+        return self._perform(rank, effects)
+
+    def _perform(self, rank: Rank, effects: tuple[Effect, ...]) -> Rank:
+        for effect in effects:
+            rank = self._perform_one(rank, effect)
+        return rank
+
+    def _perform_one(self, rank: Rank, effect: Effect) -> Rank:
+        match effect:
+            case Read() | Collate() if rank.is_replaced:
+                return rank
+            case Read():
+                self._require(not rank.reading, "FREE", "a Read while another is open")
+                self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
+                return replace(rank, reading=effect.count, drawn=rank.drawn + self._draw(rank, effect))
+            case Collate():
+                self._require(rank.collating is None, "FREE", "a Collate while another is open")
+                return replace(rank, collating=effect.round)
+            case PostOffer(offer):
+                self._check_offer(rank, offer)
+                return self._post(rank, effect)
+            case PostCounts() | PostReport():
+                return self._post(rank, effect)
+            case Deliver():
+                self._require(len(rank.queue) < self.config.depth_steps, "FREE", "a Deliver into a full queue")
+                self._require(rank.finish is None, "STOP", "a Deliver after Finish")
+                step = effect.step
+                if rank.is_replaced:
+                    held = [item for item in rank.held if item.number == step.number]
+                    self._require(
+                        bool(held), "RELEASE", f"step {step.number} is delivered, and it holds no batch of it"
+                    )
+                    step = held[0]
+                return replace(rank, queue=(*rank.queue, step))
+            case Finish():
+                self._require(rank.finish is None, "FREE", "a second Finish")
+                return replace(rank, finish=effect)
+            case _:
+                assert_never(effect)
+
+    def _draw(self, rank: Rank, effect: Read) -> tuple[Sample, ...]:
+        self._require((effect.first is not None) == self.bounds.is_shared, "DEAL", f"{effect} of another order")
+        samples = () if effect.first is None else self.shard[effect.first : effect.first + effect.count]
+        self._require(effect.first is None or len(samples) == effect.count, "DEAL", f"{effect} leaves the common order")
+        return tuple(replace(sample, position=i) for i, sample in enumerate(samples, len(rank.drawn)))
+
+    def _check_offer(self, rank: Rank, offer: Offer) -> None:
+        """Checks that the rank offers the budget that it has come to accept, or less if the schedule says less. Spec: R15.2."""
+        state = rank.state
+        if rank.is_replaced or state.failure or state.is_stopped:
+            return  # the agreement ends the epoch, whatever it says of a next round
+        given = self.bounds.get_accepted(self.config.rank)
+        told = given[: len(given) - len(rank.coming)][-1:]
+        schedule = self.bounds.make_schedule()
+        scheduled = () if schedule is None else (schedule(state.planned_steps, 0),)
+        tokens = min((self.config.budget_tokens, *told, *scheduled))
+        offered = min(self.config.budget_tokens, offer.budget_min)
+        self._require(offered == tokens, "BUDGET", f"it offers {offered} tokens, and accepts {tokens}")
+
+    def _post(self, rank: Rank, post: Post) -> Rank:
+        self._require(rank.post is None, "FREE", "a post while another is open")
+        return replace(rank, post=post)
+
+    def _require(self, holds: bool, property_: str, detail: str) -> None:
+        if not holds:
+            raise Violation(property_, f"rank {self.config.rank}: {detail}")
+
+
+def order_events(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Returns what a stand-in handles first, in order. Spec: R7.6."""
+    return (LocalFailed(cause), *unanswered)
+
+
+def _require_answer(answer: Answer | None) -> Answer:
+    if answer is None:
+        raise TypeError("an exchange has no answer yet")
+    return answer
+
+
+def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
+    """Returns what the exchange answers once all ranks have posted.
+
+    Raises: Violation when the posts do not belong together.
+    """
+    try:
+        answer = combine_posts(posts, core.reduce)
+    except InvariantError as error:
+        raise Violation(error.invariant, error.detail) from error
+    if isinstance(answer, Agreed):
+        least = min(post.offer.budget_min for post in posts if isinstance(post, PostOffer))
+        if answer.agreement.budget_min != least:
+            raise Violation(
+                "BUDGET", f"the ranks offer {least} tokens or more, and agree on {answer.agreement.budget_min}"
+            )
+    return answer
