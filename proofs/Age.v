@@ -259,7 +259,7 @@ Proof.
           destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
           destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [_ [R3 _]]].
           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
-          rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (round u) (window u))) in Pl. lia. }
+          rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u))) in Pl. lia. }
         constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
         -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (growing i H Qm (round u)). rewrite A2. destruct (ended u); lia.
         -- intros En. rewrite A3 in En. rewrite A2, En. lia.
@@ -343,9 +343,9 @@ Proof.
         destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. fold u in Po', O. rewrite Po in Po'. injection Po' as <-. destruct (of_ready _ _ _ _ O Ro) as [_ [_ [R3 [R4 _]]]].
         destruct (n_count _ _ _ S2 _ Hk) as [T1 [T2 _]]. pose proof (k_kind _ _ _ _ _ _ K1) as Kk. unfold kind_ok in Kk. rewrite P1, Hk in Kk. destruct Kk as [Kk _]. injection Kk as Kk.
         pose proof (ok_align_length _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u)) as La. rewrite <- Al in La.
-        pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i Hi) (round u) (window u))) as Lg. rewrite <- R3 in Lg.
+        pose proof (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i Hi) (budget u) (window u))) as Lg. rewrite <- R3 in Lg.
         assert (Ln : n = length (concat (groups u))) by (rewrite Lg; destruct (is_quota_met _ _); lia).
-        pose proof (ok_group_nonempty _ (configs_ok _ _ ok i Hi) (round u) (window u)) as Ne. rewrite <- R3 in Ne.
+        pose proof (ok_group_nonempty _ (configs_ok _ _ ok i Hi) (budget u) (window u)) as Ne. rewrite <- R3 in Ne.
         pose proof (ok_align_work _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u) Ne ltac:(lia)) as F. rewrite <- Al in F.
         pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i Hi) (round u) (groups u) (S m) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Al, <- Ca in Pl.
         assert (Lf : length (aligned t) <= length (concat (aligned t))) by (clear - F; induction F as [|g gs Hg F IH]; simpl; [lia|]; rewrite app_length; destruct g; [easy|simpl; lia]).

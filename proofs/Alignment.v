@@ -360,13 +360,13 @@ Definition passes_on (P : group -> Prop) : Prop := forall part rest g, Permutati
 Theorem an_alignment_keeps_what_passes_to_parts : forall (P : group -> Prop) gs target due, P [] -> passes_on P ->
   Forall P gs -> Forall P (fst (align gs target due)).
 Proof.
-  intros P gs target due N H F. unfold align. destruct (target <? length gs); simpl.
+  intros P gs target due E H F. unfold align. destruct (target <? length gs); simpl.
   - apply sort_by_forall, Forall_firstn, sort_by_forall, F.
   - apply Forall_app. split.
     + apply sort_by_forall, split_keeps; [|exact F]. intros g _ Fg. split; eapply H; try exact Fg.
       * rewrite firstn_skipn. reflexivity.
       * rewrite Permutation_app_comm, firstn_skipn. reflexivity.
-    + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact N.
+    + apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. exact E.
 Qed.
 
 Lemma concat_length_singles : forall gs : list group, Forall (fun g => length g <= 1) gs -> length (concat gs) <= length gs.

@@ -23,6 +23,7 @@ Record same (s t : state) : Prop := {
   sa_collated : collated s = true -> collated t = true;
   sa_outcome : ended_as t = ended_as s;
   sa_round : round t = round s;
+  sa_budget : budget t = budget s;
   sa_taken : exists x, taken t = taken s ++ x }.
 
 Lemma same_refl : forall s, same s s.
@@ -86,6 +87,23 @@ Proof.
   destruct (negb _); [discriminate|]. destruct (target c a) as [|n]; [injection E as <-; rewrite drain_round; reflexivity|].
   destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca]. injection E as <-.
   match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
+Qed.
+
+Lemma agree_budget : forall c rank d a s t, agree c rank d a s = Some t -> at_phase t = COUNT -> budget t = o_budget a.
+Proof.
+  intros c rank d a s t E P. unfold agree in E. destruct (is_bad a); [injection E as <-; discriminate|].
+  destruct (negb _); [discriminate|]. destruct (o_stop_rank a).
+  { injection E as <-. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [X|X]; rewrite X in P; discriminate end. }
+  destruct (negb _); [discriminate|]. destruct (target c a) as [|n].
+  { injection E as <-. match type of P with at_phase (drain ?d ?o ?l ?u) = _ => destruct (drain_phase d o l u) as [X|X]; rewrite X in P; discriminate end. }
+  destruct (c_align c (round s) (groups s) (S n) (due_before c s)) as [al ca]. injection E as <-.
+  match goal with |- context[deliver d ?u] => destruct (deliver_eq d u) as [x [y [_ [E _]]]] end. rewrite E. reflexivity.
+Qed.
+
+Lemma count_budget : forall c rank cs s t, count c rank cs s = Some t -> budget t = budget s /\ round t = S (round s).
+Proof.
+  intros c rank cs s t E. unfold count in E. destruct (negb _); [discriminate|]. injection E as <-.
+  match goal with |- context[post c rank ?u] => destruct (post_eq c rank u) as [[-> _]|[_ [_ ->]]] end; split; reflexivity.
 Qed.
 
 (** The four things an agreement can do. *)
@@ -208,13 +226,13 @@ Record measured (o : offer) : Prop := {
 Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
 Proof.
   intros c c0 r inp h u o OK K O Ro U. destruct (of_ready _ _ _ _ O Ro) as [R1 [R2 [R3 [R4 [R5 [R6 R7]]]]]]. rewrite U in R4.
-  pose proof (Permutation_length (ok_group_perm _ OK (round u) (window u))) as Lp. constructor.
-  - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (round u) (window u)) as NE. clear - NE.
+  pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))) as Lp. constructor.
+  - rewrite R5, R4, R3, <- Lp. pose proof (ok_group_nonempty _ OK (budget u) (window u)) as NE. clear - NE.
     induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
-  - rewrite R4, R5, R3. intros L. destruct (c_group c (round u) (window u)); simpl in *; lia.
+  - rewrite R4, R5, R3. intros L. destruct (c_group c (budget u) (window u)); simpl in *; lia.
   - rewrite R7, R5. apply count_due_le.
   - intros g Eg. rewrite R6 in Eg. destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. split; [|lia]. rewrite R3.
-    destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa. destruct (c_group c (round u) (window u)); simpl in *; lia.
+    destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa. destruct (c_group c (budget u) (window u)); simpl in *; lia.
 Qed.
 
 Lemma sane_agreement : forall a os, agreement_of a os -> (forall o, In o os -> measured o) -> o_samples_max a <> 0 -> sane a.

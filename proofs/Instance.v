@@ -7,17 +7,30 @@ Import ListNotations.
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
 Definition window_samples (size ramp k : nat) : nat := Nat.max 1 (Nat.div size (2 ^ (ramp - k))).
 
-(** The budget and the limits are those in force in each round (R15.1): any. *)
-Definition shipped (l : layout) (C : nat -> nat) (budget : nat -> nat) (limits : nat -> list nat) (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
-  mkConfig (fun k => form l (budget k) (limits k)) (shuffle (gauge_of l C) before) (window_samples size ramp) is_quota quota max_age rule print.
+(** The budget and the limits of a round, where so much was agreed on (R15.1): a batch shrinks as a whole. *)
+Definition budget_of (whole : nat) (b : option nat) : nat := match b with Some n => Nat.min n whole | None => whole end.
+Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list nat :=
+  match b with
+  | Some n => if n <? whole then map (fun limit => Nat.max 1 (Nat.div (limit * n) whole)) limits else limits
+  | None => limits
+  end.
 
-Theorem the_shipped_configuration_meets_every_assumption : forall l C budget limits size ramp max_age is_quota quota rule print before,
-  cost_ok C -> 1 <= max_age -> within_bounds rule -> config_ok (shipped l C budget limits size ramp max_age is_quota quota rule print before).
+(** What a rank accepts, as it offers it: nothing where that is no less than the largest budget there is (R15.2). *)
+Definition offered (whole tokens : nat) : option nat := if tokens <? whole then Some tokens else None.
+
+Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
+  (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
+  mkConfig (fun b => form l (budget_of whole b) (limits_of whole limits b)) (shuffle (gauge_of l C) before) (window_samples size ramp)
+    is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)).
+
+Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print before,
+  cost_ok C -> 1 <= max_age -> within_bounds rule ->
+  config_ok (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print before).
 Proof.
-  intros l C budget limits size ramp max_age is_quota quota rule print before Co A Wb.
+  intros l C whole limits first accepts size ramp max_age is_quota quota rule print before Co A Wb.
   pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto.
-  - intros k w. apply in_either_layout_groups_hold_exactly_the_window.
-  - intros k w. apply in_either_layout_groups_hold_exactly_the_window.
+  - intros b w. apply in_either_layout_groups_hold_exactly_the_window.
+  - intros b w. apply in_either_layout_groups_hold_exactly_the_window.
   - intros. apply shuffling_keeps_the_number_of_steps.
   - intros. apply shuffling_keeps_exactly_the_groups.
   - intros. apply shuffling_leaves_no_step_idle; assumption.

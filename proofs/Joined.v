@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
 Require Import List Arith Lia Bool Permutation QArith.
-From ODB Require Import Types Grouping Alignment Order Layouts Machine Local Rules System Facts Protocol Rounds Instance Loss Weight.
+From ODB Require Import Types Grouping Alignment Order Layouts Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -101,10 +101,11 @@ Section Shipped.
 Variable shape : layout.
 Variable C : nat -> nat.
 Variables W size ramp max_age print : nat.
-(** What each rank accepts in each round; the largest budget there is, and what of the limits goes with a budget. *)
-Variable whole first : nat.
+(** The largest budget there is, with its limits; under which budget each rank begins, and what it accepts in each round: any. *)
+Variable whole : nat.
+Variable limits : list nat.
+Variable first : nat -> nat.
 Variable accepts : nat -> nat -> nat.
-Variable limits_of : nat -> list nat.
 Variable is_quota : bool.
 Variable quota : option nat.
 Variable rule : offer -> nat.
@@ -116,51 +117,55 @@ Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 
-(** The least that the ranks have offered in a round. *)
-Definition agreed_budget (k : nat) : nat := fold_right Nat.min whole (map (fun q => accepts q k) (seq 0 W)).
-
-(** The budget in force (R15.1): in the first round one with which all ranks begin, then what was agreed on in the round before.
-    That ranks may begin with different ones is not covered: configurations of equal fingerprint are equal here. *)
-Definition in_force (k : nat) : nat := match k with 0 => Nat.min whole first | S j => agreed_budget j end.
-
-Notation all := (fun _ : nat => shipped shape C in_force (fun k => limits_of (in_force k)) size ramp max_age is_quota quota rule print before).
+Notation one := (shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print before).
+Notation all := (fun _ : nat => one).
 
 (** Every assumption about the ranks holds. *)
 Theorem ranks_with_the_shipped_configuration_meet_every_assumption : setting_ok W all.
 Proof. constructor; auto. intros r _. apply the_shipped_configuration_meets_every_assumption; assumption. Qed.
 
+(** The budget in force on a rank in a round (R15.1): in the first the least of the whole and of what it accepts when it begins; then
+    the least of the whole and of what any rank has accepted when it offered for the round before. *)
+Definition least_of (k : nat) : nat := fold_right Nat.min whole (map (fun q => accepts q k) (seq 0 W)).
+Definition budget_in_force (r k : nat) : nat := match k with 0 => Nat.min (first r) whole | S j => least_of j end.
+Definition limits_in_force (r k : nat) : list nat :=
+  if budget_in_force r k <? whole then map (fun limit => Nat.max 1 (Nat.div (limit * budget_in_force r k) whole)) limits else limits.
+
+Lemma offered_budget : forall n, budget_of whole (offered whole n) = Nat.min n whole.
+Proof. intros n. unfold offered. destruct (n <? whole) eqn:E; simpl; [apply Nat.ltb_lt in E|apply Nat.ltb_ge in E]; lia. Qed.
+
+Lemma offered_least : forall l m, budget_of whole (fold_left min_opt (map (offered whole) l) m) = Nat.min (budget_of whole m) (fold_right Nat.min whole l).
+Proof.
+  induction l as [|n l IH]; intros m; simpl; [destruct m; simpl; lia|]. rewrite IH.
+  assert (X : budget_of whole (min_opt m (offered whole n)) = Nat.min (budget_of whole m) (Nat.min n whole)).
+  { unfold offered. destruct (n <? whole) eqn:E; [apply Nat.ltb_lt in E|apply Nat.ltb_ge in E]; destruct m; simpl; lia. }
+  rewrite X. clear. assert (fold_right Nat.min whole l <= whole) by (induction l; simpl; lia). lia.
+Qed.
+
+Lemma limits_by_budget : forall b, limits_of whole limits b =
+  if budget_of whole b <? whole then map (fun limit => Nat.max 1 (Nat.div (limit * budget_of whole b) whole)) limits else limits.
+Proof.
+  intros [n|]; simpl; [|rewrite Nat.ltb_irrefl; reflexivity]. destruct (n <? whole) eqn:E.
+  - apply Nat.ltb_lt in E. rewrite Nat.min_l by lia. replace (n <? whole) with true by (symmetry; apply Nat.ltb_lt, E). reflexivity.
+  - apply Nat.ltb_ge in E. rewrite Nat.min_r by lia. rewrite Nat.ltb_irrefl. reflexivity.
+Qed.
+
 (** BUDGET, in every step of every rank, with losses and without: of the budget in force in the step's round. *)
 Theorem every_batch_of_the_shipped_configuration_keeps_the_budget : forall u r, lossy_reachable W all depth input u -> r < W ->
-  Forall (fun x => fits_in shape (in_force (s_round x)) (limits_of (in_force (s_round x))) (s_group x)) (steps_of (rank_of u r)).
+  Forall (fun x => fits_in shape (budget_in_force r (s_round x)) (limits_in_force r (s_round x)) (s_group x)) (steps_of (rank_of u r)).
 Proof.
   intros u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
   destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
-  apply (every_batch_keeps_what_grouping_gives_its_round W all depth input ok (fun _ k => fits_in shape (in_force k) (limits_of (in_force k)))); [| |exact R|exact H].
-  - intros q k w _. simpl. apply in_either_layout_every_group_fits_the_budget.
-  - intros q k gs t d _ G. simpl. apply shuffling_keeps_the_budget; assumption.
-Qed.
-
-Lemma least_is_least : forall l x, In x l -> fold_right Nat.min whole l <= x.
-Proof. induction l as [|y l IH]; simpl; intros x []; subst; [lia|]. specialize (IH x H). lia. Qed.
-
-Lemma least_is_one : forall l, fold_right Nat.min whole l = whole \/ In (fold_right Nat.min whole l) l.
-Proof.
-  induction l as [|y l IH]; simpl; [left; reflexivity|]. destruct (Nat.min_dec y (fold_right Nat.min whole l)) as [-> | ->]; [right; left; reflexivity|].
-  destruct IH as [E|I]; [left; exact E|right; right; exact I].
-Qed.
-
-Lemma least_is_bounded : forall l, fold_right Nat.min whole l <= whole.
-Proof. induction l; simpl; lia. Qed.
-
-(** The budget of every round but the first is the same on all ranks, and none of them has offered less in the round before. *)
-Theorem the_budget_in_force_is_the_least_that_a_rank_has_offered_the_round_before : forall k,
-  (forall q, q < W -> in_force (S k) <= accepts q k) /\ in_force (S k) <= whole /\
-  (in_force (S k) = whole \/ exists q, q < W /\ in_force (S k) = accepts q k).
-Proof.
-  intros k. simpl. split; [|split; [apply least_is_bounded|]].
-  - intros q Hq. apply least_is_least. change (accepts q k) with ((fun q => accepts q k) q). apply in_map, in_seq. lia.
-  - destruct (least_is_one (map (fun q => accepts q k) (seq 0 W))) as [E|I]; [left; exact E|right].
-    apply in_map_iff in I as [q [E I]]. apply in_seq in I. exists q. split; [lia|symmetry; exact E].
+  pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W all depth input ok
+    (fun b => fits_in shape (budget_of whole b) (limits_of whole limits b))
+    (fun q b w _ => in_either_layout_every_group_fits_the_budget shape (budget_of whole b) (limits_of whole limits b) w)
+    (fun q b k gs t d _ G => shuffling_keeps_the_budget shape C before k _ _ gs t d costs_grow G) v r R H) as Z.
+  rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). cbv beta in Z. rewrite limits_by_budget in Z.
+  assert (E : budget_of whole (in_force one r (results v) (s_round x)) = budget_in_force r (s_round x)); [|unfold limits_in_force; rewrite <- E; exact Z].
+  destruct (s_round x) as [|k] eqn:Ex; [apply offered_budget|].
+  rewrite (the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before W all depth input ok v r x k R H Ix Ex).
+  unfold least_accepted. simpl. rewrite <- (map_map (fun q => accepts q k) (offered whole)), offered_least. simpl. apply Nat.min_r.
+  unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
 Qed.
 
 (** TERM, in join mode: rounds and exchanges by the largest shard. *)

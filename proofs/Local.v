@@ -21,8 +21,8 @@ Definition within_bounds (rule : offer -> nat) : Prop :=
   forall a, sane a -> Nat.max 1 (o_due_max a) <= rule a <= o_samples_max a.
 
 Record config_ok (c : config) : Prop := {
-  ok_group_perm : forall k w, Permutation (concat (c_group c k w)) w;
-  ok_group_nonempty : forall k w, Forall (fun g => g <> []) (c_group c k w);
+  ok_group_perm : forall b w, Permutation (concat (c_group c b w)) w;
+  ok_group_nonempty : forall b w, Forall (fun g => g <> []) (c_group c b w);
   ok_align_length : forall k gs t d, length (fst (c_align c k gs t d)) = t;
   ok_align_perm : forall k gs t d, Permutation (concat (fst (c_align c k gs t d)) ++ snd (c_align c k gs t d)) (concat gs);
   ok_align_work : forall k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
@@ -84,8 +84,9 @@ Record offer_ok (c : config) (rank : nat) (s : state) (o : offer) : Prop := {
   of_failed : forall r, o_failed o = Some r -> r = rank /\ failure s <> None;
   of_stop : forall r, o_stop_rank o = Some r -> r = rank /\ stopped s = true;
   of_step : o_stop_rank o <> None -> o_stop_step o <> None;
+  of_budget : o_budget o = c_accepts c rank (round s);
   of_ready : o_ready o = true ->
-    collated s = true /\ wanted s = 0 /\ groups s = c_group c (round s) (window s) /\
+    collated s = true /\ wanted s = 0 /\ groups s = c_group c (budget s) (window s) /\
     o_samples_max o = (if is_quota_met c (gsum s) then 0 else length (window s)) /\
     o_groups_max o = length (groups s) /\
     o_groups_min o = (if ended s then None else Some (length (groups s))) /\
@@ -225,7 +226,7 @@ Qed.
 Lemma post_eq : forall c rank s,
   post c rank s = s /\ (at_phase s = FILL -> must_end s = false /\ (is_ready s = false \/ (outbox s <> [] /\ urged s = false)))
   \/ at_phase s = FILL /\ (must_end s = true \/ is_ready s = true) /\
-     post c rank s = set_phase OFFER (set_groups (c_group c (round s) (window s)) (set_posted (Some (MOffer (compute_offer c rank s (c_group c (round s) (window s))))) s)).
+     post c rank s = set_phase OFFER (set_groups (c_group c (budget s) (window s)) (set_posted (Some (MOffer (compute_offer c rank s (c_group c (budget s) (window s))))) s)).
 Proof.
   intros. unfold post. destruct (at_phase s); try (left; split; [reflexivity|intros; discriminate]).
   destruct (must_end s); simpl; [right; auto|]. destruct (is_ready s); simpl; [|left; auto].

@@ -29,7 +29,8 @@ Record offer := mkOffer {
   o_stop_step : option nat; o_stop_rank : option nat;
   o_samples_min : nat; o_samples_max : nat;
   o_groups_min : option nat; o_groups_max : nat;
-  o_due_max : nat }.
+  o_due_max : nat;
+  o_budget : option nat }.
 
 Definition min_opt (a b : option nat) : option nat :=
   match a, b with
@@ -46,7 +47,7 @@ Definition combine_offers (a b : offer) : offer := {|
   o_stop_step := min_opt (o_stop_step a) (o_stop_step b); o_stop_rank := min_opt (o_stop_rank a) (o_stop_rank b);
   o_samples_min := Nat.min (o_samples_min a) (o_samples_min b); o_samples_max := Nat.max (o_samples_max a) (o_samples_max b);
   o_groups_min := min_opt (o_groups_min a) (o_groups_min b); o_groups_max := Nat.max (o_groups_max a) (o_groups_max b);
-  o_due_max := Nat.max (o_due_max a) (o_due_max b) |}.
+  o_due_max := Nat.max (o_due_max a) (o_due_max b); o_budget := min_opt (o_budget a) (o_budget b) |}.
 
 Record report := mkReport { r_rank : nat; r_cause : option nat; r_round : nat; r_print : nat }.
 
@@ -55,15 +56,19 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 
 (** ** Configuration: the functions are parameters, so that what is proved holds for every choice within [config_ok] *)
 
+(** [c_group] forms groups under the budget that the round before has agreed on; [None] is the largest there is. [c_first] is the budget
+    under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). *)
 Record config := mkConfig {
-  c_group : nat -> list sample -> list group;
+  c_group : option nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
   c_window : nat -> nat;
   c_is_quota : bool;
   c_quota : option nat;
   c_max_age : nat;
   c_rule : offer -> nat;
-  c_print : nat }.
+  c_print : nat;
+  c_first : nat -> option nat;
+  c_accepts : nat -> nat -> option nat }.
 
 (** ** State *)
 
@@ -83,6 +88,7 @@ Record state := mkState {
   window : list sample;
   marks : list nat;
   groups : list group;
+  budget : option nat;
   aligned : list group;
   plan : list step;
   collated : bool;
@@ -98,31 +104,32 @@ Record state := mkState {
   ended_as : option outcome_kind;
   posted : option msg }.
 
-Definition set_phase (v : phase_name) (s : state) : state := mkState v (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_round (v : nat) (s : state) : state := mkState (at_phase s) v (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_read (v : nat) (s : state) : state := mkState (at_phase s) (round s) v (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_ended (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) v (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_wanted (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) v (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_window (v : list sample) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) v (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_marks (v : list nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) v (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_groups (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) v (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_aligned (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) v (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_plan (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) v (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_collated (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) v (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_planned (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) v (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_gsum (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) v (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_outbox (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) v (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_queue (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) v (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_taken (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) v (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_failure (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) v (stopped s) (urged s) (limit s) (ended_as s) (posted s).
-Definition set_stopped (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) v (urged s) (limit s) (ended_as s) (posted s).
-Definition set_urged (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) v (limit s) (ended_as s) (posted s).
-Definition set_limit (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) v (ended_as s) (posted s).
-Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) v (posted s).
-Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
+Definition set_phase (v : phase_name) (s : state) : state := mkState v (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_round (v : nat) (s : state) : state := mkState (at_phase s) v (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_read (v : nat) (s : state) : state := mkState (at_phase s) (round s) v (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_ended (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) v (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_wanted (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) v (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_window (v : list sample) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) v (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_marks (v : list nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) v (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_groups (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) v (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_budget (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) v (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_aligned (v : list group) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) v (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_plan (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) v (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_collated (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) v (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_planned (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) v (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_gsum (v : nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) v (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_outbox (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) v (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_queue (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) v (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_taken (v : list step) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) v (failure s) (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_failure (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) v (stopped s) (urged s) (limit s) (ended_as s) (posted s).
+Definition set_stopped (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) v (urged s) (limit s) (ended_as s) (posted s).
+Definition set_urged (v : bool) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) v (limit s) (ended_as s) (posted s).
+Definition set_limit (v : option nat) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) v (ended_as s) (posted s).
+Definition set_outcome (v : option outcome_kind) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) v (posted s).
+Definition set_posted (v : option msg) (s : state) : state := mkState (at_phase s) (round s) (read s) (ended s) (wanted s) (window s) (marks s) (groups s) (budget s) (aligned s) (plan s) (collated s) (planned s) (gsum s) (outbox s) (queue s) (taken s) (failure s) (stopped s) (urged s) (limit s) (ended_as s) v.
 
-Definition initial (c : config) : state :=
-  mkState FILL 0 0 false (c_window c 0) [] [] [] [] [] true 0 0 [] [] [] None false false None None None.
+Definition initial (c : config) (rank : nat) : state :=
+  mkState FILL 0 0 false (c_window c 0) [] [] [] (c_first c rank) [] [] true 0 0 [] [] [] None false false None None None.
 
 (** ** Offers and targets *)
 
@@ -147,7 +154,8 @@ Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group)
      o_samples_min := held; o_samples_max := held;
      o_groups_min := if ended s then None else Some (length gs);
      o_groups_max := length gs;
-     o_due_max := count_due (due_before c s) gs |}.
+     o_due_max := count_due (due_before c s) gs;
+     o_budget := c_accepts c rank (round s) |}.
 
 (** The number of steps of the round; 0 closes the epoch. *)
 Definition target (c : config) (a : offer) : nat :=
@@ -166,7 +174,7 @@ Definition post (c : config) (rank : nat) (s : state) : state :=
   match at_phase s with
   | FILL =>
       if must_end s || (is_ready s && (is_nil (outbox s) || urged s)) then
-        let gs := c_group c (round s) (window s) in
+        let gs := c_group c (budget s) (window s) in
         set_phase OFFER (set_groups gs (set_posted (Some (MOffer (compute_offer c rank s gs))) s))
       else s
   | _ => s
@@ -215,7 +223,7 @@ Definition agree (c : config) (rank depth : nat) (a : offer) (s : state) : optio
             let want := if ended s then 0 else c_window c (S (round s)) - length carried in
             Some (deliver depth
               (set_phase COUNT (set_wanted want (set_window carried (set_marks (last_n (c_max_age c) (marks s ++ [read s]))
-              (set_aligned al (set_posted (Some (MCounts (map count_group al))) released)))))))
+              (set_aligned al (set_budget (o_budget a) (set_posted (Some (MCounts (map count_group al))) released))))))))
         end
   end.
 

@@ -291,36 +291,6 @@ Proof.
   - destruct Cl as [Q|Q]; [discriminate|exact Q].
 Qed.
 
-(** BUDGET, for the whole system: whatever grouping gives to each group of a round, and alignment keeps, the batches of that round
-    have. *)
-Theorem every_batch_keeps_what_grouping_gives_its_round : forall keeps : nat -> nat -> group -> Prop,
-  (forall r k w, r < W -> Forall (keeps r k) (c_group (cfg r) k w)) ->
-  (forall r k gs t d, r < W -> Forall (keeps r k) gs -> Forall (keeps r k) (fst (c_align (cfg r) k gs t d))) ->
-  forall s r, reachable s -> r < W ->
-  Forall (fun x => keeps r (s_round x) (s_group x)) (steps_of (rank_of s r)) /\ Forall (keeps r (round (rank_of s r))) (aligned (rank_of s r)).
-Proof.
-  intros keeps Hg Ha s r R. revert r. induction R as [|s l t R IH St]; intros r H.
-  - split; constructor.
-  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [|exact (IH r H)|exact (IH r H)].
-    simpl. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by assumption; exact (IH r H)].
-    specialize (IH i H). destruct IH as [IH1 IH2]. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
-    pose proof (g_core _ _ _ _ _ I i H) as K. destruct Cases as [[y ->]|NG].
-    + pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
-      simpl in E. destruct y as [a|cs|rs]; destruct (at_phase (rank_of s i)) eqn:P; try discriminate.
-      * destruct Ad as [_ Ad]. destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]]. rewrite S1, (agree_round _ _ _ _ _ _ E). split; [exact IH1|].
-        destruct C as [_ P2 _ _|? _ _ P2 _|_ _ _ _ P2 _|n _ _ Ra _ _ _ Al _].
-        -- destruct S2 as [S2 _]; [congruence|]. rewrite S2. exact IH2.
-        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- destruct S2 as [S2 _]; [destruct P2; congruence|]. rewrite S2. exact IH2.
-        -- rewrite Al. apply Ha; [exact H|]. destruct (k_offer _ _ _ _ _ _ K P) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. apply Hg, H.
-      * destruct (count_cases _ _ _ _ _ E) as [_ [Al _]]. destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K P)) as [new [S2 [S3 S4]]].
-        rewrite Al, S2. split; [|constructor]. apply Forall_app. split; [exact IH1|].
-        assert (G : Forall (keeps i (round (rank_of s i))) (map s_group new)) by (rewrite S3; apply Forall_firstn, IH2).
-        rewrite Forall_map in G. rewrite Forall_forall in *. intros x Hx. rewrite (S4 x Hx). exact (G x Hx).
-      * destruct (failure_of rs); [|discriminate]. injection E as <-. rewrite drain_round. match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> [-> _]] end. split; assumption.
-    + pose proof (transition_same _ _ _ _ _ _ NG E) as X. rewrite (sa_steps _ _ X), (sa_aligned _ _ X), (sa_round _ _ X). split; assumption.
-Qed.
-
 (** QUOTA: in quota mode no step is idle on any rank. *)
 Theorem quota_mode_never_idles : forall s r, reachable s -> r < W -> (forall i, i < W -> c_is_quota (cfg i) = true) ->
   Forall (fun g => g <> []) (groups_of (rank_of s r)).

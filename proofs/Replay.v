@@ -36,14 +36,16 @@ Record view := mkView {
   v_ended : bool;
   v_marks : list nat;
   v_aligned : list group;
-  v_steps : list Machine.step }.
+  v_steps : list Machine.step;
+  v_budget : option nat }.   (* in force in the round *)
 
 Section View.
 Variable c : config.
+Variable rank : nat.
 Variable eager : bool.
 Variable inp : list sample.
 
-Definition first_view : view := mkView [] 0 (c_window c 0) false [] [] [].
+Definition first_view : view := mkView [] 0 (c_window c 0) false [] [] [] (c_first c rank).
 
 Definition more (v : view) : list sample := if v_ended v then [] else firstn (v_want v) (skipn (v_read v) inp).
 Definition full_window (v : view) : list sample := v_window v ++ more v.
@@ -59,14 +61,14 @@ Definition next_view (h : hist) (v : view) (x : result) : view :=
       if is_bad a then v else
       match o_stop_rank a, target c a with
       | None, S t =>
-          let al := c_align c (h_round h) (c_group c (h_round h) (full_window v)) (S t) (due_of (v_marks v)) in
+          let al := c_align c (h_round h) (c_group c (v_budget v) (full_window v)) (S t) (due_of (v_marks v)) in
           mkView (snd al) (full_read v) (if full_ended v then 0 else c_window c (S (h_round h)) - length (snd al)) (full_ended v)
-            (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v)
+            (last_n (c_max_age c) (v_marks v ++ [full_read v])) (fst al) (v_steps v) (o_budget a)
       | _, _ => v
       end
   | NCount _, Counted cs =>
       mkView (v_window v) (v_read v) (v_want v) (v_ended v) (v_marks v) []
-        (v_steps v ++ make_steps (length (h_steps h)) (h_round h) (firstn (cut c (h_samples h) cs) (v_aligned v)) cs)
+        (v_steps v ++ make_steps (length (h_steps h)) (h_round h) (firstn (cut c (h_samples h) cs) (v_aligned v)) cs) (v_budget v)
   | _, _ => v
   end.
 
@@ -111,10 +113,10 @@ Qed.
 
 (** The offer of a rank that is ready. *)
 Definition offer_of (h : hist) (v : view) (o : offer) : Prop :=
-  let gs := c_group c (h_round h) (full_window v) in
+  let gs := c_group c (v_budget v) (full_window v) in
   let held := if is_quota_met c (h_samples h) then 0 else length (full_window v) in
   o = mkOffer (h_round h) (h_round h) (c_print c) (c_print c) true None None None held held
-        (if full_ended v then None else Some (length gs)) (length gs) (count_due (due_of (v_marks v)) gs).
+        (if full_ended v then None else Some (length gs)) (length gs) (count_due (due_of (v_marks v)) gs) (c_accepts c rank (h_round h)).
 
 Definition message_of (h : hist) (v : view) (m : msg) : Prop :=
   match h_kind h with
@@ -131,11 +133,12 @@ Record image (h : hist) (v : view) (u : state) : Prop := {
   i_marks : alive h -> marks u = v_marks v;
   i_window : alive h -> is_quota_met c (h_samples h) = false -> reading v u;
   i_last : forall l, h_kind h = NClosed Complete l -> is_quota_met c (h_samples h) = false -> wanted u = 0 /\ window u = full_window v /\ aligned u = [];
-  i_offer : fair u }.
+  i_offer : fair u;
+  i_budget : alive h -> budget u = v_budget v }.
 
 (** ** One rank *)
 
-Definition part (u : state) := (marks u, aligned u, read u, ended u, wanted u, window u).
+Definition part (u : state) := (marks u, aligned u, read u, ended u, wanted u, window u, budget u).
 
 Lemma part_post : forall r u, part (post c r u) = part u /\ steps_of (post c r u) = steps_of u.
 Proof. intros. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; split; reflexivity. Qed.
@@ -181,15 +184,16 @@ Proof.
 Qed.
 
 Lemma reading_part : forall v u t, part t = part u -> reading v u -> reading v t.
-Proof. intros v u t P [x R]. unfold part in P. injection P as _ _ P3 P4 P5 P6. exists x. rewrite P3, P4, P5, P6. exact R. Qed.
+Proof. intros v u t P [x R]. unfold part in P. injection P as _ _ P3 P4 P5 P6 _. exists x. rewrite P3, P4, P5, P6. exact R. Qed.
 
 Lemma image_part : forall h v u t, part t = part u -> steps_of t = steps_of u -> (fair u -> fair t) -> image h v u -> image h v t.
 Proof.
-  intros h v u t P S F [I1 I2 I3 I4 IL I5]. constructor; [rewrite S; exact I1| | | | |auto].
-  - intros k K. unfold part in P. injection P as _ P _ _ _ _. rewrite P. exact (I2 k K).
-  - intros A. unfold part in P. injection P as P _ _ _ _ _. rewrite P. exact (I3 A).
+  intros h v u t P S F [I1 I2 I3 I4 IL I5 IB]. constructor; [rewrite S; exact I1| | | | |auto|].
+  - intros k K. unfold part in P. injection P as _ P _ _ _ _ _. rewrite P. exact (I2 k K).
+  - intros A. unfold part in P. injection P as P _ _ _ _ _ _. rewrite P. exact (I3 A).
   - intros A Q. eapply reading_part; eauto.
-  - intros l K Q. unfold part in P. injection P as _ P1 _ _ P2 P3. rewrite P1, P2, P3. exact (IL l K Q).
+  - intros l K Q. unfold part in P. injection P as _ P1 _ _ P2 P3 _. rewrite P1, P2, P3. exact (IL l K Q).
+  - intros A. unfold part in P. injection P as _ _ _ _ _ _ P. rewrite P. exact (IB A).
 Qed.
 
 End View.
@@ -265,7 +269,7 @@ Lemma replays_reachable : forall depth s, replays depth s -> reachable W cfg dep
 Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Notation history := (history c).
-Notation view_at := (fun r rs => view_of c (eager r) (input r) rs).
+Notation view_at := (fun r rs => view_of c r (eager r) (input r) rs).
 Definition seen (s : sys) (r : nat) : list result := firstn (got s r) (results s).
 
 Section Run.
@@ -353,12 +357,13 @@ Lemma read_keeps_image : forall s r xs en t, basis s -> r < W -> may input s r (
   transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
   forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
 Proof.
-  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 IL I5]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
+  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 IL I5 IB]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
   destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
-  constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5].
-  - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. exact (I2 k K).
-  - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 A).
+  constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5|].
+  4:{ intros A. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. exact (IB A). }
+  - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _ _. rewrite P1. exact (I2 k K).
+  - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. exact (I3 A).
   - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
     assert (Lxs : length xs <= length (input r) - read u) by (rewrite M1, firstn_length, skipn_length; lia).
     destruct (bs_rank s I r H) as [h' [_ [K' _]]]. pose proof (k_read _ _ _ _ _ _ K') as Kr. fold u in Kr.
@@ -375,12 +380,13 @@ Proof. intros u. unfold steps_of. simpl. rewrite app_nil_r. reflexivity. Qed.
 
 Lemma dead_image : forall h v u t e inp, ~ alive h -> (forall k, h_kind h <> NCount k) -> (forall l, h_kind h <> NClosed Complete l) -> image c e inp h v u \/ steps_of u = v_steps v -> steps_of t = steps_of u -> at_phase t <> OFFER -> image c e inp h v t.
 Proof.
-  intros h v u t e inp D K Nc I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | |].
+  intros h v u t e inp D K Nc I S P. constructor; [rewrite S; destruct I as [I|I]; [apply (i_steps _ _ _ _ _ _ I)|exact I]| | | | | |].
   - intros k Hk. exfalso. apply (K k Hk).
   - intros A. contradiction.
   - intros A. contradiction.
   - intros l Hk. contradiction (Nc l Hk).
   - intros X. contradiction.
+  - intros A. contradiction.
 Qed.
 
 Definition images (s : sys) : Prop := forall r, r < W -> image c (eager r) (input r) (history (seen s r)) (view_at r (seen s r)) (rank_of s r).
@@ -389,7 +395,7 @@ Definition images (s : sys) : Prop := forall r, r < W -> image c (eager r) (inpu
 Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NClosed Complete l) /\ is_quota_met c (h_samples h) = false).
 
 Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
-  forall r m, nth_error ms r = Some m -> message_of c (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
+  forall r m, nth_error ms r = Some m -> message_of c r (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
 
 Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
@@ -397,7 +403,7 @@ Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may
 Proof.
   intros s r x t I Lg H M E h v Im. pose proof (basis_admissible s r _ I H M) as Ad. destruct (sync_answer s r _ (bs_sync s I r H) (proj1 M) (proj2 M)) as [_ [_ [ms [El Em]]]].
   destruct (stands_on _ _ _ _ _ _ (bs_rank s I r H)) as [Kr [Kk [Kp [Kg [h' K]]]]]. fold h in Kr, Kk, Kp, Kg. unfold kind_ok in Kk.
-  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 _ I5]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
+  set (u := rank_of s r) in *. destruct Im as [I1 I2 I3 I4 _ I5 IB]. destruct x as [a|cs|rs]; simpl in E; destruct (at_phase u) eqn:Ph; try discriminate.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
@@ -405,7 +411,7 @@ Proof.
       match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
     { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => destruct (drain_same_plain d o l w) as [_ [Da [Dw [Dn _]]]]; pose proof (drain_phase d o l w) as Dp end.
-      constructor; [rewrite steps_drain; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence].
+      constructor; [rewrite steps_drain; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
       intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
       assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw _].
       rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
@@ -417,16 +423,17 @@ Proof.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I).
     destruct (ready_is_full _ _ v u (I4 Al Qm) W0) as [Fw [Fr Fe]].
     assert (Du : due_before c u = due_of c (v_marks v)) by (unfold due_before, due_of; rewrite (I3 Al); reflexivity).
-    rewrite Gs, Fw, Du, Kr in E. destruct (c_align c (h_round h) (c_group c (h_round h) (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
+    rewrite Gs, Fw, Du, Kr, (IB Al) in E. destruct (c_align c (h_round h) (c_group c (v_budget v) (full_window (input r) v)) (S n) (due_of c (v_marks v))) as [al ca] eqn:Ea. injection E as <-.
     match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
-    + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _. rewrite P1. reflexivity.
-    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
+    + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _ _. rewrite P1. reflexivity.
+    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
     + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
       rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [lia|]. intros _. left. reflexivity.
     + intros l Hk. discriminate.
     + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
+    + intros _. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. reflexivity.
   - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
     pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). pose proof (I2 _ Kk) as Ia.
@@ -434,7 +441,7 @@ Proof.
     unfold h_step, next_view. rewrite Kk. constructor.
     + rewrite P2. simpl. rewrite <- I1, <- Ia, <- Kg, <- Kr, <- Kp. unfold w, steps_of. simpl. rewrite Kl, app_nil_r, <- !app_assoc. reflexivity.
     + discriminate.
-    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _. rewrite P1. exact (I3 Al).
+    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. exact (I3 Al).
     + intros _ Q. apply (reading_part _ _ _ w); [exact P1|].
       rewrite counted_samples in Q.
       assert (Q0 : is_quota_met c (h_samples h) = false).
@@ -446,6 +453,7 @@ Proof.
       destruct (I4 Al Q0) as [x X]. exists x. unfold w. simpl. rewrite Re. simpl. exact X.
     + intros l Hk. discriminate.
     + apply post_fair. unfold fair, w. discriminate.
+    + intros _. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. exact (IB Al).
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
     apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
     match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
@@ -476,7 +484,7 @@ Qed.
 
 (** What a rank puts into an exchange that makes steps, or plans them, is what its view says. *)
 Lemma exchange_says : forall s t, basis s -> images s -> step s LExchange t -> plain (whole cfg s) (whole cfg t) ->
-  forall r m, nth_error (messages W s) r = Some m -> message_of c (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
+  forall r m, nth_error (messages W s) r = Some m -> message_of c r (eager r) (input r) (whole cfg s) (view_at r (results s)) m.
 Proof.
   intros s t I Im St Al r m Hm. inversion St as [|s' x P Rd|]; subst.
   assert (H : r < W) by (rewrite <- (messages_length W s); apply nth_error_Some; congruence). rewrite messages_nth in Hm by exact H. injection Hm as <-.
@@ -502,9 +510,9 @@ Proof.
     assert (Nf : o_failed o = None) by (destruct (o_failed o) eqn:X; [exfalso; assert (Y : o_failed a <> None) by (apply (ag_failed _ _ A o Iy); congruence); unfold is_bad in B; destruct (o_failed a); [discriminate|easy]|reflexivity]).
     assert (Ns : o_stop_rank o = None) by (destruct (o_stop_rank o) eqn:X; [exfalso; apply (ag_stop _ _ A o Iy); congruence|reflexivity]).
     specialize (Ss Ns). destruct (of_round _ _ _ _ Oo) as [Or1 Or2]. destruct (of_print _ _ _ _ Oo) as [Op1 Op2]. pose proof (of_samples _ _ _ _ Oo) as Om2.
-    rewrite Kr in Or1, Or2. rewrite Kg in Os.
+    rewrite Kr in Or1, Or2. rewrite Kg in Os. pose proof (of_budget _ _ _ _ Oo) as Ob. rewrite Kr in Ob.
     assert (Du : due_before c (rank_of s r) = due_of c (v_marks (view_at r (results s)))) by (unfold due_before, due_of; rewrite (i_marks _ _ _ _ _ _ Ir Ah); reflexivity).
-    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs, Kr in Og, Om, Od. clear - Os Og Om Od Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
+    unfold offer_of. rewrite <- Fw, <- Fe, <- Du. rewrite Gs, (i_budget _ _ _ _ _ _ Ir Ah) in Og, Om, Od. clear - Os Og Om Od Ob Om2 Or1 Or2 Op1 Op2 Ro Nf Ns Ss Qm. destruct o. simpl in *. subst. reflexivity.
   - rewrite (k_count _ _ _ _ _ _ K Ph). destruct Kk as [Kk _]. rewrite Kk. rewrite (i_aligned _ _ _ _ _ _ Ir _ Kk). reflexivity.
   - rewrite Kk. exact Logic.I.
 Qed.
@@ -646,9 +654,9 @@ Proof.
   intros r rs n m L D. induction L as [|m L IH]; [reflexivity|]. rewrite dead_next; [exact IH|]. apply (dead_after rs n); [lia|exact D].
 Qed.
 
-Lemma message_is_determined : forall h v e inp m m', alive h -> message_of c e inp h v m -> message_of c e inp h v m' -> m = m'.
+Lemma message_is_determined : forall h v r e inp m m', alive h -> message_of c r e inp h v m -> message_of c r e inp h v m' -> m = m'.
 Proof.
-  intros h v e inp m m' A M M'. unfold message_of, alive in *. destruct (h_kind h); try contradiction; [|congruence].
+  intros h v r e inp m m' A M M'. unfold message_of, alive in *. destruct (h_kind h); try contradiction; [|congruence].
   destruct M as [_ [o [-> O]]]. destruct M' as [_ [o' [-> O']]]. unfold offer_of in *. congruence.
 Qed.
 
@@ -668,7 +676,7 @@ Proof.
   assert (Em : ms = ms').
   { apply nth_error_ext. intros r. destruct (nth_error ms r) as [m|] eqn:Hm.
     - assert (Hr : r < W) by (rewrite <- Lm; apply nth_error_Some; congruence). destruct (nth_error ms' r) as [m'|] eqn:Hm'; [|apply nth_error_None in Hm'; lia]. f_equal.
-      pose proof (L n ms x E A r m Hm) as X. pose proof (L' n ms' x' E' A' r m' Hm') as X'. rewrite Same in X. apply (message_is_determined _ _ _ _ m m' B' X X').
+      pose proof (L n ms x E A r m Hm) as X. pose proof (L' n ms' x' E' A' r m' Hm') as X'. rewrite Same in X. apply (message_is_determined _ _ _ _ _ m m' B' X X').
     - apply nth_error_None in Hm. symmetry. apply nth_error_None. lia. }
   subst ms'. congruence.
 Qed.

@@ -11,17 +11,18 @@ Import ListNotations.
 (** ** What is saved, and loaded *)
 
 Record round_start := mkStart {
-  b_round : nat; b_read : nat; b_ended : bool; b_carried : list sample; b_marks : list nat; b_planned : nat; b_gsum : nat }.
+  b_round : nat; b_read : nat; b_ended : bool; b_carried : list sample; b_marks : list nat; b_planned : nat; b_gsum : nat;
+  b_budget : option nat }.
 
 (** compute_round_start: [b_carried] holds the samples of which the Python keeps the positions, and reads them again (A9). *)
 Definition save (u : state) : round_start :=
   let rd := last (marks u) 0 in
-  mkStart (round u) rd (ended u && (read u =? rd)) (filter (fun x => pos x <? rd) (window u)) (marks u) (planned u) (gsum u).
+  mkStart (round u) rd (ended u && (read u =? rd)) (filter (fun x => pos x <? rd) (window u)) (marks u) (planned u) (gsum u) (budget u).
 
 (** resume, before anything is posted. [before] is a ghost: the steps of earlier rounds, which this rank had taken. *)
 Definition place (c : config) (before : list Machine.step) (b : round_start) : state :=
   mkState FILL (b_round b) (b_read b) (b_ended b) (if b_ended b then 0 else c_window c (b_round b) - length (b_carried b)) (b_carried b) (b_marks b)
-    [] [] [] true (b_planned b) (b_gsum b) [] [] before None false false None None None.
+    [] (b_budget b) [] [] true (b_planned b) (b_gsum b) [] [] before None false false None None None.
 
 Definition load (c : config) (rank : nat) (before : list Machine.step) (b : round_start) : state := post c rank (place c before b).
 
@@ -39,7 +40,8 @@ Variable inp : list sample.
 Hypothesis OK : config_ok c.
 Hypothesis placed : forall i x, nth_error inp i = Some x -> pos x = i.
 Notation history := (history c).
-Notation view_of := (view_of c eager inp).
+Variable rank : nat.
+Notation view_of := (view_of c rank eager inp).
 
 (** What a view says of reads and marks. *)
 Definition wants (h : hist) (v : view) : Prop :=
@@ -79,7 +81,7 @@ Lemma filter_none : forall (f : sample -> bool) l, (forall x, In x l -> f x = fa
 Proof. induction l as [|x l IH]; intros H; [reflexivity|]. simpl. rewrite (H x) by (left; reflexivity). apply IH. intros y Hy. apply H. right. exact Hy. Qed.
 
 Section Saved.
-Variables (h : hist) (v : view) (rank depth : nat) (u : state).
+Variables (h : hist) (v : view) (depth : nat) (u : state).
 Hypothesis K : stands c depth rank inp h u.
 Hypothesis Im : image c eager inp h v u.
 Hypothesis Wa : wants h v.
@@ -98,12 +100,12 @@ Proof.
 Qed.
 
 Lemma saved_fields : b_round (save u) = h_round h /\ b_read (save u) = v_read v /\ b_carried (save u) = v_window v /\ b_marks (save u) = v_marks v /\
-  b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h.
+  b_planned (save u) = length (h_steps h) /\ b_gsum (save u) = h_samples h /\ b_budget (save u) = v_budget v.
 Proof.
   destruct Wa as [M _]. pose proof saved_cons as [C _]. destruct (i_window _ _ _ _ _ _ Im saved_alive Quota) as [x [Wx [Rx [Fx _]]]].
   destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
   unfold save. simpl. rewrite (i_marks _ _ _ _ _ _ Im saved_alive), M. split; [exact Kr|]. split; [reflexivity|].
-  split; [|split; [reflexivity|split; [exact Kp|exact Kg]]].
+  split; [|split; [reflexivity|split; [exact Kp|split; [exact Kg|exact (i_budget _ _ _ _ _ _ Im saved_alive)]]]].
   rewrite Wx, filter_app, filter_all, filter_none, app_nil_r; [reflexivity| |].
   - intros y Hy. apply Nat.ltb_ge. rewrite Fx in Hy. assert (Hs : In y (skipn (v_read v) inp)) by (rewrite <- (firstn_skipn (length x)); apply in_or_app; left; exact Hy).
     apply in_skipn in Hs as [i [L E]]. rewrite (placed i y E). exact L.
@@ -128,7 +130,7 @@ Qed.
 Lemma loaded_stands : forall d, stands c d rank inp h (load c rank (steps_of u) (save u)).
 Proof.
   intros d. destruct K as [h1 [A [K1 _]]]. destruct (stands_on _ _ _ _ _ _ K) as [Kr [_ [Kp [Kg _]]]].
-  destruct saved_fields as [F1 [F2 [F3 [_ [F5 F6]]]]]. destruct (saved_reading (steps_of u)) as [_ Re]. destruct saved_cons as [C Le].
+  destruct saved_fields as [F1 [F2 [F3 [_ [F5 [F6 _]]]]]]. destruct (saved_reading (steps_of u)) as [_ Re]. destruct saved_cons as [C Le].
   exists (mkHist NOffer (h_round h) (h_steps h) (length (h_steps h))). split; [constructor; [rewrite Kind|simpl|simpl]; reflexivity|].
   set (w := place c (steps_of u) (save u)). assert (St : map shared (steps_of u) = h_steps h) by (rewrite (al_steps _ _ A); apply (k_steps _ _ _ _ _ _ K1)).
   assert (Ln : length (steps_of u) = length (h_steps h)) by (rewrite <- St, map_length; reflexivity).
@@ -162,7 +164,7 @@ Hypothesis ok : setting_ok W (fun _ => c).
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation history := (history c).
 Notation replays := (Replay.replays W c eager input).
-Notation view_at := (fun s r => view_of c (eager r) (input r) (seen s r)).
+Notation view_at := (fun s r => view_of c r (eager r) (input r) (seen s r)).
 
 (** A rank that has begun a round that is not yet agreed on, the quota not met, has what it saves. *)
 Definition has_begun (u : state) : Prop := (at_phase u = FILL \/ at_phase u = OFFER) /\ is_quota_met c (gsum u) = false.
@@ -177,26 +179,28 @@ Qed.
 
 Lemma begun_saves : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) ->
   let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
-  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h.
+  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
+  b_budget b = v_budget v.
 Proof.
   intros d s r T H Sv. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C.
-  apply (saved_fields c (eager r) (input r) (fun i x => placed r i x H) _ _ r _ _ K Im (views_want c (eager r) (input r) C _) Kd Qu (proj1 Sv)).
+  apply (saved_fields c (eager r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im (views_want c (eager r) (input r) C r _) Kd Qu (proj1 Sv)).
 Qed.
 
 Lemma begun_loads : forall d s r, tells W c eager input d s -> r < W -> has_begun (rank_of s r) ->
   let u := load c r (steps_of (rank_of s r)) (save (rank_of s r)) in let h := history (seen s r) in
   (forall d', stands c d' r (input r) h u) /\ image c (eager r) (input r) h (view_at s r) u.
 Proof.
-  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (eager r) (input r) C (seen s r)) as Wa.
-  split; [exact (loaded_stands c (eager r) (input r) C (fun i x => placed r i x H) _ _ r _ _ K Im Wa Kd Qu (proj1 Sv))|].
-  destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 _]]]]. unfold u0, load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
+  intros d s r T H Sv u0 h. destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. pose proof (configs_ok _ _ ok r H) as C. pose proof (views_want c (eager r) (input r) C r (seen s r)) as Wa.
+  split; [exact (loaded_stands c (eager r) (input r) C (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv))|].
+  destruct (begun_saves d s r T H Sv) as [_ [_ [_ [F4 [_ [_ F7]]]]]]. unfold u0, load. set (u := place c (steps_of (rank_of s r)) (save (rank_of s r))).
   destruct (part_post c r u) as [P1 P2]. apply (image_part c (eager r) (input r) _ _ u); [exact P1|exact P2|apply post_fair|]. constructor.
   - unfold u, steps_of. simpl. rewrite app_nil_r. apply (i_steps _ _ _ _ _ _ Im).
   - intros t Ht. fold h in Kd. rewrite Kd in Ht. discriminate.
   - intros _. exact F4.
-  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x H) _ _ r _ _ K Im Wa Kd Qu (proj1 Sv)).
+  - intros _ _. apply (saved_reading c (eager r) (input r) (fun i x => placed r i x H) r _ _ _ _ K Im Wa Kd Qu (proj1 Sv)).
   - intros l Hk. fold h in Kd. rewrite Kd in Hk. discriminate.
   - intros X. discriminate.
+  - intros _. exact F7.
 Qed.
 
 (** A rank that saves, in a job that has not been loaded. *)
@@ -205,7 +209,8 @@ Record saves (d : nat -> nat) (s : sys) (r : nat) : Prop := { sv_run : replays d
 (** RESUME: what is saved says where the round began. It does not depend on what was read since. *)
 Theorem what_a_rank_saves_is_where_its_round_began : forall d s r, saves d s r ->
   let b := save (rank_of s r) in let h := history (seen s r) in let v := view_at s r in
-  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h.
+  b_round b = h_round h /\ b_read b = v_read v /\ b_carried b = v_window v /\ b_marks b = v_marks v /\ b_planned b = length (h_steps h) /\ b_gsum b = h_samples h /\
+  b_budget b = v_budget v.
 Proof. intros d s r [Rp H B]. apply (begun_saves d s r); auto. apply replays_tell; assumption. Qed.
 
 (** RESUME: loaded again, it makes a rank whose steps, window, marks and reads are those that the samples and what was exchanged
@@ -360,7 +365,7 @@ Proof.
   destruct (reduce_agreed _ _ Rd) as [os [-> A]]. apply nth_error_In, in_map_iff in Hm as [o' [Eo Io]]. injection Eo as ->. destruct (ag_samples _ _ A o Io) as [_ S2]. rewrite Z in S2.
   unfold offer_of in Oo. rewrite Q in Oo. rewrite Oo in S2. simpl in S2.
   pose proof (tell_images _ _ _ _ _ _ T r H) as Im. rewrite (seen_current s r G) in Im. destruct (i_last _ _ _ _ _ _ Im l Hk (Q _)) as [W0 [Fw Al]].
-  assert (V : view_of c (eager r) (input r) (results s) = view_of c (eager r) (input r) (firstn n (results s))).
+  assert (V : view_of c r (eager r) (input r) (results s) = view_of c r (eager r) (input r) (firstn n (results s))).
   { assert (R : results s = firstn n (results s) ++ [Agreed a]) by (rewrite <- (firstn_snoc _ _ _ _ Ea), firstn_all2; [reflexivity|unfold results; rewrite map_length; lia]).
     rewrite R at 1. rewrite view_snoc. unfold next_view. rewrite K. rewrite <- Wh, (firstn_snoc _ _ _ _ Ea), history_snoc in Hk. unfold h_step in Hk. rewrite K in Hk.
     destruct (is_bad a); [discriminate|]. destruct (o_stop_rank a); [discriminate|]. rewrite Ta. reflexivity. }
@@ -392,7 +397,7 @@ Theorem a_checkpoint_tells_what_was_taken : forall d s r t, job d s -> r < W -> 
 Proof.
   intros d s0 r t J H Sv k. destruct (job_tells d s0 J) as [past [s [Re T]]]. unfold k in *. clear k. rewrite <- (re_rank _ _ _ Re r H) in *. set (k := checkpoint_of _ _).
   destruct (begun_says d s r T H Sv) as [K [Im [Kd Qu]]]. destruct (begun_saves d s r T H Sv) as [_ [F2 [F3 _]]].
-  destruct (saved_cons c (eager r) (input r) _ _ r _ _ K Im Kd Qu (proj1 Sv)) as [Cs Le]. rewrite <- (i_steps _ _ _ _ _ _ Im) in Cs.
+  destruct (saved_cons c (eager r) (input r) r _ _ _ _ K Im Kd Qu (proj1 Sv)) as [Cs Le]. rewrite <- (i_steps _ _ _ _ _ _ Im) in Cs.
   unfold k, checkpoint_of, sound, is_taken. cbn [k_read_samples k_carried k_taken]. rewrite F2, F3.
   set (v := view_at s r) in *. set (rd := v_read v) in *. set (S := map pos (samples_of (steps_of (rank_of s r)))). set (w := map pos (v_window v)).
   assert (Ps : Permutation (S ++ w) (seq 0 rd)).

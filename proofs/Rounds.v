@@ -53,7 +53,7 @@ Proof.
       destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. pose proof (log_entry W cfg depth input s _ _ I El) as [_ [ER _]]. simpl in ER.
       destruct (reduce_agreed _ _ ER) as [os [-> A]]. unfold message in Em. fold u in Em. rewrite Po in Em. apply nth_error_In in Em. apply in_map_iff in Em as [o' [Eo Io]]. injection Eo as ->.
       destruct (of_ready _ _ _ _ O (ag_ready _ _ A o Io Ra)) as [_ [Rw [R3 _]]].
-      pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (round u) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (round u) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
+      pose proof (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gp. pose proof (ok_group_nonempty _ (configs_ok _ _ ok i H) (budget u) (window u)) as Gn. rewrite <- R3 in Gp, Gn.
       pose proof (Permutation_length Gp) as Gl. pose proof (Permutation_length (k_cons _ _ _ _ _ _ K)) as Cl. fold u in Cl. rewrite Au in Cl. simpl in Cl. rewrite app_length, firstn_length in Cl.
       pose proof (k_read _ _ _ _ _ _ K) as Rdd. fold u in Rdd.
       assert (Wa : window u <> [] -> 1 <= length (concat (aligned t))).

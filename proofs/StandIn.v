@@ -13,14 +13,14 @@ Definition idle (rd : nat) (x : Machine.step) : Machine.step := mkStep (s_number
 
 Definition stand_in (u : state) : state :=
   let steps := map (idle (round u - 1)) in
-  mkState (at_phase u) (round u) 0 true 0 [] [] [] (map (fun _ => []) (aligned u)) (steps (plan u)) (collated u) (planned u) (gsum u)
+  mkState (at_phase u) (round u) 0 true 0 [] [] [] None (map (fun _ => []) (aligned u)) (steps (plan u)) (collated u) (planned u) (gsum u)
     (steps (outbox u)) (steps (queue u)) (steps (taken u)) (failure u) (stopped u) (urged u) (limit u) (ended_as u) (posted u).
 
 (** What a message tells: of an offer that fails not its measures, of counts how many there are. *)
 Definition told (m : msg) : msg :=
   match m with
   | MOffer o => match o_failed o with
-                | Some q => MOffer (mkOffer (o_round_min o) (o_round_max o) (o_print_min o) (o_print_max o) true (Some q) (o_stop_step o) (o_stop_rank o) 0 0 None 0 0)
+                | Some q => MOffer (mkOffer (o_round_min o) (o_round_max o) (o_print_min o) (o_print_max o) true (Some q) (o_stop_step o) (o_stop_rank o) 0 0 None 0 0 None)
                 | None => MOffer o
                 end
   | MCounts cs => MCounts (map (fun _ => zero_counts) cs)
@@ -98,7 +98,7 @@ Proof. induction gs as [|g gs IH]; intros [|h hs] L; simpl in *; try discriminat
 Lemma failing_post : forall c r u, at_phase u = FILL -> failure u <> None ->
   exists gs o, post c r u = set_phase OFFER (set_groups gs (set_posted (Some (MOffer o)) u)) /\ o_failed o = Some r /\
     told (MOffer o) = MOffer (mkOffer (round u) (round u) (c_print c) (c_print c) true (Some r) (if stopped u then Some (length (taken u)) else None)
-      (if stopped u then Some r else None) 0 0 None 0 0).
+      (if stopped u then Some r else None) 0 0 None 0 0 None).
 Proof.
   intros c r u P F. unfold post. rewrite P. assert (M : must_end u = true) by (unfold must_end; destruct (failure u); [reflexivity|congruence]). rewrite M. simpl.
   do 2 eexists. split; [reflexivity|]. unfold told, compute_offer. simpl. destruct (failure u); [|congruence]. split; reflexivity.

@@ -191,7 +191,7 @@ Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 
-Definition start : sys := mkSys (fun r => initial (cfg r)) (fun _ => 0) (fun _ => false) [] (fun _ => false).
+Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun _ => false) [] (fun _ => false).
 
 (** When an event may happen to rank [r]. The cases that would change nothing are left out. An urge may come at any time,
     early or for nothing. *)

@@ -8,8 +8,11 @@ Import ListNotations.
 Definition of_lengths (lengths : list nat) : list sample := map (fun '(i, n) => mkSample i i n n []) (combine (seq 0 (length lengths)) lengths).
 (** Fullest first. *)
 Definition fullest (_ i j : nat) : bool := i <=? j.
-Definition join : config := shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 false None odb_rule 0 fullest.
-Definition quota (q : nat) : config := shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 true (Some q) odb_rule 0 fullest.
+(** The whole budget, at first and always. *)
+Definition whole_budget (_ : nat) : nat := 6.
+Definition always (_ _ : nat) : nat := 6.
+Definition join : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 fullest.
+Definition quota (q : nat) : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 fullest.
 Definition deep (r : nat) : nat := S r.
 Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 6]] []).
 
@@ -17,7 +20,7 @@ Definition one_after_another (r : nat) : list choice := [CRead r 1 false; CRead 
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
 (** Where rank 1 has another configuration. *)
-Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 false None odb_rule 1 fullest else join.
+Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 1 fullest else join.
 
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
@@ -25,9 +28,9 @@ Theorem the_assumptions_can_be_met : forall q,
   (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall k, c_window (quota q) k <= c_window (quota q) (S k)).
 Proof.
   intros q.
-  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 b o odb_rule p fullest)).
+  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p fullest)).
   { intros b o p. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. }
-  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost (fun _ => 6) (fun _ => []) 3 1 2 b o odb_rule p fullest)) by (intros b o p; constructor; auto).
+  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p fullest)) by (intros b o p; constructor; auto).
   split; [apply X|]. split; [apply X|]. split.
   { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
   split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].
@@ -164,7 +167,7 @@ Proof.
 Qed.
 
 (** Rank 0 saves in round 1, after it has read two samples, of which one belongs to that round. *)
-Theorem a_rank_saves : exists s, saves 2 join (fun _ => true) shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 /\ read (rank_of s 0) = 2.
+Theorem a_rank_saves : exists s, saves 2 join (fun _ => true) shards deep s 0 /\ save (rank_of s 0) = mkStart 1 1 false [] [1] 1 2 None /\ read (rank_of s 0) = 2.
 Proof.
   exists saved. split; [constructor; [apply saved_replays|lia|split; [left|]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
 Qed.

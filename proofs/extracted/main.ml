@@ -21,9 +21,9 @@ let offer () =
   let o_ready = bool () in let o_failed = option () in
   let o_stop_step = option () in let o_stop_rank = option () in
   let o_samples_min = int () in let o_samples_max = int () in
-  let o_groups_min = option () in let o_groups_max = int () in let o_due_max = int () in
+  let o_groups_min = option () in let o_groups_max = int () in let o_due_max = int () in let o_budget = option () in
   { o_round_min; o_round_max; o_print_min; o_print_max; o_ready; o_failed; o_stop_step; o_stop_rank;
-    o_samples_min; o_samples_max; o_groups_min; o_groups_max; o_due_max }
+    o_samples_min; o_samples_max; o_groups_min; o_groups_max; o_due_max; o_budget }
 
 let report () =
   let r_rank = int () in let r_cause = option () in let r_round = int () in let r_print = int () in
@@ -46,7 +46,7 @@ let event = function
   | "urged" -> Urged
   | name -> failwith ("no event " ^ name)
 
-let occurrence () = match word () with
+let occurrence = function
   | "lost" -> let peer = option () in PeerLost (peer, int ())
   | name -> Event (event name)
 
@@ -66,7 +66,7 @@ let show_offer o =
   String.concat " "
     [ show_int o.o_round_min; show_int o.o_round_max; show_int o.o_print_min; show_int o.o_print_max; show_bool o.o_ready;
       show_option o.o_failed; show_option o.o_stop_step; show_option o.o_stop_rank; show_int o.o_samples_min;
-      show_int o.o_samples_max; show_option o.o_groups_min; show_int o.o_groups_max; show_int o.o_due_max ]
+      show_int o.o_samples_max; show_option o.o_groups_min; show_int o.o_groups_max; show_int o.o_due_max; show_option o.o_budget ]
 
 let show_message = function
   | MOffer o -> "offer " ^ show_offer o
@@ -84,10 +84,11 @@ let show_outcome = function
   | Some (Mismatch r) -> "mismatch " ^ show_int r
   | Some (Lost (p, c)) -> Printf.sprintf "lost %s %d" (show_option p) c
 
-let show_state s =
+(* [accepted] is what the rank accepts, as it would offer it: no part of the model's state. *)
+let show_state accepted s =
   String.concat " | "
     [ show_phase s.at_phase; show_int s.round; show_int s.read; show_bool s.ended; show_int s.wanted; show_group s.window;
-      show_list show_int s.marks; show_list show_group s.groups; show_list show_group s.aligned; show_list show_step s.plan;
+      show_list show_int s.marks; show_list show_group s.groups; show_option s.budget; show_option accepted; show_list show_group s.aligned; show_list show_step s.plan;
       show_bool s.collated; show_int s.planned; show_int s.gsum; show_list show_step s.outbox; show_list show_step s.queue;
       show_int (List.length s.taken); show_option s.failure; show_bool s.stopped; show_bool s.urged; show_option s.limit;
       show_outcome s.ended_as ]
@@ -121,35 +122,41 @@ let cost () = match word () with
   | "stairs" -> let width = int () in fun tokens -> 1 + tokens / width
   | name -> failwith ("no cost " ^ name)
 
+(* A configuration, with what its rank accepts: the answer of [accepts] to the round whose offer is made, which may be told anew
+   between two offers. *)
 let config () =
   let layout = layout () in let cost = cost () in
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let before = order () in let rank = int () in let depth = int () in
-  (shipped layout cost (fun _ -> budget) (fun _ -> limits) size ramp max_age is_quota quota rule print before, rank, depth)
+  let tokens () = match int () with -1 -> budget | n -> n in
+  let first = tokens () in let told = ref (tokens ()) in
+  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> !told) size ramp max_age is_quota quota rule print before in
+  (c, rank, depth, told, fun () -> offered budget !told)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
 let run_events show =
-  let c, rank, depth = config () in
-  let step s e = match handle c rank depth s e with
-    | None -> print_endline "refused"; s
-    | Some t -> print_endline (show c rank s t); t in
-  let s = initial c in
-  print_endline (show c rank s s);
+  let c, rank, depth, told, accepted = config () in
+  let refuse s = print_endline "refused"; s in
+  let accept s t = print_endline (show c rank (accepted ()) s t); t in
+  let step s = function
+    | "accepted" -> let tokens = int () in if tokens < 1 then refuse s else (told := tokens; accept s s)
+    | name -> match handle c rank depth s (occurrence name) with None -> refuse s | Some t -> accept s t in
+  let s = initial c rank in
+  let s = ref (accept s s) in
   let n = int () in
-  let s = ref s in
-  for _ = 1 to n do s := step !s (occurrence ()) done
+  for _ = 1 to n do s := step !s (word ()) done
 
 let show_posted s t = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-"
-let show_move _ _ s t = show_state t ^ " | " ^ show_posted s t
+let show_move _ _ accepted s t = show_state accepted t ^ " | " ^ show_posted s t
 
 (* What takes the rank's place: a stand-in; and in a round that has begun, what is loaded of what it saves. *)
-let show_heirs c rank _ t =
+let show_heirs c rank accepted _ t =
   let loaded = match t.at_phase with
     | FILL | OFFER -> let u = load c rank (List.init t.planned (fun n -> { s_number = n; s_round = 0; s_group = []; s_counts = zero_counts })) (save t) in
-        show_state u ^ " | " ^ (match u.posted with Some m -> show_message m | None -> "-")
+        show_state accepted u ^ " | " ^ (match u.posted with Some m -> show_message m | None -> "-")
     | _ -> "-" in
-  show_state (stand_in t) ^ " || " ^ loaded
+  show_state None (stand_in t) ^ " || " ^ loaded
 
 (* The coupled system, state by state: what was met is kept by number. A trainer leaves a step as late as it can, the exchange
    completes as soon as it can. *)
@@ -175,7 +182,7 @@ let show_answer c = function
 let run_system () =
   let ranks = int () in
   let of_list items = let all = Array.of_list items in fun r -> all.(r) in
-  let read _ = let c, _, depth = config () in let shard = list sample in (c, depth, shard) in
+  let read _ = let c, _, depth, _, _ = config () in let shard = list sample in (c, depth, shard) in
   let each = of_list (List.map read (List.init ranks Fun.id)) in
   let cfg r = let c, _, _ = each r in c in
   let depth r = let _, d, _ = each r in d in
@@ -189,7 +196,7 @@ let run_system () =
     let u = s.rank_of r in
     let post = match u.posted with Some m when is_waiting u -> show_message m | _ -> "-" in
     let owed = not (s.pending r) && s.got r < List.length s.log in
-    Printf.sprintf "%s | %s | %s" (show_state u) post (show_bool owed) in
+    Printf.sprintf "%s | %s | %s" (show_state None u) post (show_bool owed) in
   let show s =
     let is_open = List.exists (fun r -> not (s.pending r) && s.got r < List.length s.log) (List.init ranks Fun.id) in
     let answer = if is_open then show_answer (cfg 0) (snd (List.nth s.log (List.length s.log - 1))) else "-" in

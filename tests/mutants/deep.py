@@ -55,6 +55,20 @@ DEEP = (
         "ORDER",
     ),
     _mutant(
+        "the budget of the round before",
+        "machine",
+        "agreed_tokens=agreement.budget_min",
+        "agreed_tokens=state.agreed_tokens",
+        "BUDGET",
+    ),
+    _mutant(
+        "what was agreed on is offered again",
+        "rounds",
+        "budget_min=state.accepted_tokens",
+        "budget_min=min(state.agreed_tokens, state.accepted_tokens)",
+        "BUDGET",
+    ),
+    _mutant(
         "half of a row is rounded down",
         "batching.layouts",
         "(self.compute_cost(group, cost) + 1) // 2",

@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 
 from odb_sim.explore.driver import Core
 
+from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.config import Config
 from odb_ref.core.errors import OdbError
 from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead
-from odb_ref.core.resume import RoundStart
+from odb_ref.core.offer import NONE
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode, Sample, StepCounts
-from tests.proofs.wire import show_state, write_config, write_event
-from tests.proofs.worlds import World, find_difference
+from tests.proofs.wire import Budgets, show_state, write_config, write_event
+from tests.proofs.worlds import World, begin, find_difference
 
 LIMIT_S = 10.0
 AT_ONCE = 60
@@ -36,6 +37,8 @@ FIELDS = (
         "window",
         "marks",
         "groups",
+        "budget",
+        "accepted",
         "aligned",
         "plan",
         "collated",
@@ -58,6 +61,7 @@ class Case:
 
     config: Config
     events: tuple[Event, ...]
+    budgets: Budgets = (NONE, NONE)
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -76,8 +80,9 @@ class Case:
 
     @property
     def oddities(self) -> int:
-        """How many of layout and cost are not the usual ones."""
-        return (self.config.layout != Layout.PADDED) + (self.config.cost != TOKENS)
+        """How many of layout, cost and first budgets are not the usual ones."""
+        own = sum(budget != NONE for budget in self.budgets)
+        return own + (self.config.layout != Layout.PADDED) + (self.config.cost != TOKENS)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class Difference:
 def _play(core: Core, case: Case, prints: dict[str, int]) -> tuple[tuple[Event, ...], list[str]]:
     """What happened, with positions and rounds that follow on one another, and what the Python says of each."""
     config = case.config
-    state, effects = core.resume(config, RoundStart(), ())
+    state, effects = begin(core, config, case.budgets)
     events: list[Event] = []
     lines = [show_state(state, effects, prints)]
     for old in case.events:
@@ -137,7 +142,7 @@ def find_differences(model: Model, core: Core, cases: Sequence[Case], prints: di
             continue
         played.append((replace(case, events=events), lines))
         log = " ".join(write_event(event, known) for event in events)
-        words.append(f"machine {write_config(case.config)} {len(events)} {log}")
+        words.append(f"machine {write_config(case.config, case.budgets)} {len(events)} {log}")
     said = model(" ".join(words)) if words else []
     found, start = [], 0
     for case, lines in played:
@@ -156,7 +161,7 @@ def find_smallest(model: Model, core: Core, worlds: Iterable[World], limit_s: fl
     prints: dict[str, int] = {}
     for world in worlds:
         prints |= world.prints
-    cases = [Case(rank.config, tuple(rank.log)) for world in worlds for rank in world.ranks]
+    cases = [Case(rank.config, tuple(rank.log), rank.budgets) for world in worlds for rank in world.ranks]
     best = min(find_differences(model, core, cases, prints), key=lambda found: found.case.size, default=None)
     while best is not None and time.monotonic() < deadline:
         smaller = _find_smaller(model, core, best, prints, deadline)
@@ -199,12 +204,14 @@ def _iterate_smaller(case: Case) -> Iterator[Case]:
 
 def _iterate_settings(case: Case) -> Iterator[Case]:
     config = case.config
+    if case.budgets != (NONE, NONE):
+        yield replace(case, budgets=(NONE, NONE))
     if config.cost != TOKENS:
         yield replace(case, config=replace(config, cost=TOKENS))
     if config.layout != Layout.PADDED:
         yield replace(case, config=replace(config, layout=type(config.layout).PADDED))
     if config.limits:
-        yield Case(replace(config, limits=()), tuple(_drop_costs(event) for event in case.events))
+        yield replace(case, config=replace(config, limits=()), events=tuple(map(_drop_costs, case.events)))
     if config.quota_samples is not None:
         yield replace(case, config=replace(config, mode=Mode.JOIN, quota_samples=None))
     for name, least in (
@@ -214,7 +221,13 @@ def _iterate_settings(case: Case) -> Iterator[Case]:
         value = getattr(config, name)
         for smaller in sorted({least, (value or 0) // 2, (value or 0) - 1}):
             if value is not None and least <= smaller < value:
-                yield replace(case, config=replace(config, **{name: smaller}))
+                changed = replace(config, **{name: smaller})
+                first, accepted = case.budgets
+                budgets = (
+                    compute_offered(first, changed.budget_tokens),
+                    compute_offered(accepted, changed.budget_tokens),
+                )
+                yield replace(case, config=changed, budgets=budgets)
 
 
 def _drop_costs(event: Event) -> Event:

@@ -23,7 +23,7 @@ from odb_ref.core.offer import NONE, Offer, combine
 from tests.mutants.deep import DEEP
 from tests.mutants.loader import load
 from tests.proofs.conftest import Model
-from tests.proofs.smallest import LIMIT_S, Case, describe, explain, find_differences, find_smallest
+from tests.proofs.smallest import LIMIT_S, describe, explain, find_differences, find_smallest
 from tests.proofs.wire import (
     Stairs,
     show_group,
@@ -115,7 +115,7 @@ offers = st.builds(
     Offer,
     round_min=small, round_max=small, fingerprint_min=small, fingerprint_max=small, ready_min=st.integers(0, 1),
     failed_rank=maybe, stop_step=maybe, stop_rank=maybe, samples_min=small, samples_max=small,
-    groups_min=maybe, groups_max=small, due_max=small,
+    groups_min=maybe, groups_max=small, due_max=small, budget_min=maybe,
 )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_what_differs_is_told_by_a_small_case(model: Model, name: str, most_even
         assert said in describe(found)
         # It is a difference of the defect's, not of what was made of the case.
         assert len(find_differences(model, core, [found.case], {})) == 1
-    assert find_differences(model, Core(), [Case(found.case.config, found.case.events)], {}) == []
+    assert find_differences(model, Core(), [found.case], {}) == []
 
 
 def test_where_nothing_differs_nothing_is_made_small(model: Model) -> None:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from odb_sim.explore.driver import Core
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import PeerError, UsageError
-from odb_ref.core.machine import start, transition
+from odb_ref.core.machine import transition
 from odb_ref.core.resume import RoundStart, compute_round_start, resume
 from odb_ref.core.state import Phase, State
 from odb_ref.core.summary import compute_summary, make_stand_in
 from tests.proofs.conftest import Model
 from tests.proofs.wire import show_state, write_config
-from tests.proofs.worlds import Rank, run_world
+from tests.proofs.worlds import Rank, begin, run_world
 
 AT_ONCE = 20
 Save = Callable[[State], RoundStart]
@@ -32,7 +33,7 @@ def _show_heirs(config: Config, state: State, prints: dict[str, int], save: Save
 
 
 def _list_heirs(rank: Rank, prints: dict[str, int], save: Save = compute_round_start) -> list[str]:
-    state, _ = start(rank.config)
+    state, _ = begin(Core(), rank.config, rank.budgets)
     lines = [_show_heirs(rank.config, state, prints, save)]
     for event in rank.log:
         try:
@@ -45,7 +46,7 @@ def _list_heirs(rank: Rank, prints: dict[str, int], save: Save = compute_round_s
 
 
 def _write_case(rank: Rank) -> str:
-    return " ".join(["heirs", write_config(rank.config), str(len(rank.events)), *rank.events])
+    return " ".join(["heirs", write_config(rank.config, rank.budgets), str(len(rank.events)), *rank.events])
 
 
 @pytest.mark.parametrize("first", range(0, 60, AT_ONCE))

@@ -78,6 +78,7 @@ def write_offer(offer: Offer) -> str:
         _option(offer.groups_min),
         offer.groups_max,
         offer.due_max,
+        _option(offer.budget_min),
     )
 
 
@@ -90,8 +91,11 @@ def write_report(report: Report, prints: dict[str, int]) -> str:
     return _words(report.rank, report.cause or -1, report.round, prints[report.config])
 
 
-def write_config(config: Config) -> str:
-    """``prints`` gives shared configurations their fingerprints."""
+Budgets = tuple[int, int]
+"""Under which budget a rank begins, and which it accepts: NONE where that is the configuration's."""
+
+
+def write_config(config: Config, budgets: Budgets = (NONE, NONE)) -> str:
     return _words(
         config.layout,
         write_cost(config.cost),
@@ -108,6 +112,7 @@ def write_config(config: Config) -> str:
         config.order_seed,
         config.rank,
         config.depth_steps,
+        *map(_option, budgets),
     )
 
 
@@ -132,7 +137,7 @@ def write_event(event: Event, prints: dict[str, int]) -> str:
         case Urged():
             return "urged"
         case BudgetAccepted():
-            raise NotImplementedError("the model says by round what a rank accepts, and has no such event")
+            return _words("accepted", event.tokens)
         case PeerLost():
             return _words("lost", -1 if event.rank is None else event.rank, event.cause)
         case _:
@@ -207,6 +212,8 @@ def show_state(state: State, effects: Sequence[Effect], prints: dict[str, int]) 
         show_group(state.window),
         show_list(state.marks),
         show_groups(state.groups),
+        _option(state.agreed_tokens),
+        _option(state.accepted_tokens),
         show_groups(state.aligned),
         show_list(map(_show_step, state.plan)),
         int(state.is_collated),

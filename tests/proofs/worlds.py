@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from odb_sim.explore.driver import Core
 
+from odb_ref.core.batching.budgets import compute_offered
 from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
@@ -25,6 +26,7 @@ from odb_ref.core.effects import Post, PostOffer
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.core.events import (
     Agreed,
+    BudgetAccepted,
     Collated,
     ConsumerStopped,
     Counted,
@@ -38,18 +40,20 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.resume import RoundStart
+from odb_ref.core.rounds import Transition
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Mode, Sample, StepCounts
-from tests.proofs.wire import Stairs, show_state, write_config, write_event
+from tests.proofs.wire import Budgets, Stairs, show_state, write_config, write_event
 
 MOST_EVENTS = 6_000
 
 LEAST = {
-    "due": 35, "due and carried": 25, "a due group that is not the fullest": 30, "carried": 90, "ended source carries": 30,
+    "due": 35, "due and carried": 20, "a due group that is not the fullest": 30, "carried": 90, "ended source carries": 30,
     "quota cut inside a round": 7, "quota met exactly": 12, "report with an outbox": 4, "round 20": 35, "round 100": 5,
     "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 tokens": 35,
-    "split": 65, "split by cost": 60, "split packed": 50,
+    "split": 65, "split by cost": 60, "split packed": 30,
     "carried packed": 35, "lined up otherwise than by tokens": 70,
+    "begins under a budget of its own": 120, "the budget falls": 110, "the budget rises": 60, "limits shrink": 50,
     "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
     "two failures": 2, "two stops": 3,
     "complete": 180, "stopped": 40, "failed": 40, "mismatch": 15, "lost": 20,
@@ -69,11 +73,18 @@ def make_samples(lengths: Sequence[int], resources: int = 0) -> tuple[Sample, ..
     )
 
 
+def begin(core: Core, config: Config, budgets: Budgets) -> Transition:
+    """The start of a rank under a budget of its own."""
+    agreed_tokens, accepted_tokens = budgets
+    return core.resume(config, RoundStart(agreed_tokens=agreed_tokens, accepted_tokens=accepted_tokens), ())
+
+
 @dataclass
 class Rank:
     """One rank, and the log of what happened to it."""
 
     config: Config
+    budgets: Budgets
     source: tuple[Sample, ...]
     state: State
     events: list[str] = field(default_factory=list)
@@ -95,6 +106,8 @@ class Rates:
     illegal: float
     first_rank: int = 0
     """Consumers of lower ranks do not leave, and nothing fails there."""
+    accept: float = 0.0
+    """A rank says that it accepts another budget."""
 
 
 class World:
@@ -104,6 +117,7 @@ class World:
         self, configs: Sequence[Config], shards: Sequence[Sequence[int]], rates: Rates, rng: random.Random, core: Core
     ) -> None:
         self.rng = rng
+        self.budget_rng = random.Random(f"budgets: {configs[0].order_seed}")
         self.rates = rates
         self.core = core
         self.is_broken = False
@@ -111,10 +125,19 @@ class World:
         self.prints = {config.shared_json: config.fingerprint for config in configs}
         self.ranks: list[Rank] = []
         for config, shard in zip(configs, shards, strict=True):
-            state, effects = core.resume(config, RoundStart(), ())
-            self.ranks.append(Rank(config, make_samples(shard, len(config.limits)), state))
+            budgets = self._draw_budget(config), self._draw_budget(config)
+            state, effects = begin(core, config, budgets)
+            self.ranks.append(Rank(config, budgets, make_samples(shard, len(config.limits)), state))
+            self._reach("begins under a budget of its own", budgets[0] != NONE)
             self.ranks[-1].lines.append(show_state(state, effects, self.prints))
         self._reach("more than 16 ranks", len(configs) > 16)
+
+    def _draw_budget(self, config: Config) -> int:
+        """What a rank may accept when it begins: mostly all there is, where no budget changes."""
+        if not self.rates.accept:
+            return NONE
+        tokens = config.budget_tokens * self.budget_rng.randint(1, 12) // 8
+        return compute_offered(max(1, tokens), config.budget_tokens)
 
     def _reach(self, case: str, holds: bool) -> None:
         if holds:
@@ -161,6 +184,10 @@ class World:
             reach("a failed rank beyond 16", after.outcome.kind == "failed" and (after.outcome.rank or 0) >= 16)
             reach("a stopped rank beyond 16", after.outcome.kind == "stopped" and (after.outcome.rank or 0) >= 16)
         reach("urged", after.is_urged)
+        if before.phase is Phase.OFFER and after.phase is Phase.COUNT:
+            reach("the budget falls", after.agreed_tokens < before.agreed_tokens)
+            reach("the budget rises", after.agreed_tokens > before.agreed_tokens)
+            reach("limits shrink", after.agreed_tokens < config.budget_tokens and bool(config.limits))
 
     def _note_alignment(self, rank: Rank, before: State) -> None:
         after, config = rank.state, rank.config
@@ -200,6 +227,11 @@ class World:
     def one_event(self) -> None:
         """Something that may happen now, or, as often as the rates say, something that goes wrong."""
         rng, rates = self.rng, self.rates
+        if rates.accept and self.budget_rng.random() < rates.accept:
+            chosen = self.budget_rng.randrange(len(self.ranks))
+            most = self.ranks[chosen].config.budget_tokens * 5 // 4
+            self.handle(chosen, BudgetAccepted(self.budget_rng.randint(0, most)))
+            return
         if all(rank.waiting for rank in self.ranks):
             self._exchange()
         index = rng.randrange(len(self.ranks))
@@ -268,6 +300,11 @@ def _draw_measures(seed: int, layouts: type[Layout]) -> dict[str, Layout | Cost]
     return {"layout": layout, "cost": rng.choice((TOKENS, make_attention_cost(width), make_own_cost(Stairs(width))))}
 
 
+def _draw_accepting(seed: int) -> float:
+    """How often a rank accepts another budget: never, rarely or often, likewise."""
+    return random.Random(f"{seed}: budgets").choice((0.0, 0.0, 0.005, 0.05))
+
+
 def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
     """The world of a seed: few ranks with many rounds, or many ranks; small budgets or large ones; faults often or never.
 
@@ -312,6 +349,7 @@ def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
         urge=rng.choice((0.0, 0.0, 0.02)),
         lose=usual * rng.choice((0.0, 0.0, 0.005)),
         illegal=rng.choice((0.0, 0.02)),
+        accept=_draw_accepting(seed),
         first_rank=16 if shape == "wide" and rng.random() < 0.7 else 0,
     )
     world = World(configs, shards, rates, rng, core)
@@ -341,7 +379,9 @@ def make_long_world(seed: int, samples: int) -> World:
         rule=RULES[rng.choice(("odb", "paper"))],
     )
     rare = rng.choice((0.0, 1e-5))
-    rates = Rates(stop=rare, fail=rare, urge=rng.choice((0.0, 1e-3)), lose=rare, illegal=1e-3)
+    rates = Rates(
+        stop=rare, fail=rare, urge=rng.choice((0.0, 1e-3)), lose=rare, illegal=1e-3, accept=_draw_accepting(seed)
+    )
     shards = [[rng.randint(1, max(2, budget // rng.choice((1, 4)))) for _ in range(size)] for size in sizes]
     return World([replace(config, rank=rank) for rank in range(world_size)], shards, rates, rng, Core())
 
@@ -371,7 +411,7 @@ def find_difference(
     ]
     prints = [rank.config.fingerprint for rank in ranks]
     asked = " ".join(
-        f"machine {_with_print(write_config(config), config, own)} {len(rank.events)} {' '.join(rank.events)}"
+        f"machine {_with_print(write_config(config, rank.budgets), config, own)} {len(rank.events)} {' '.join(rank.events)}"
         for rank, config, own in zip(ranks, configs, prints, strict=True)
     )
     said = model(asked)

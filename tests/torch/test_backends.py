@@ -508,9 +508,9 @@ class Closing:
     def __init__(self, connection: Link) -> None:
         self.connection = connection
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
         self.connection.close()
-        return "Closing"
+        return str, ()
 
 
 def test_a_connection_that_another_thread_closes_takes_no_order() -> None:

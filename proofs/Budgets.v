@@ -1,0 +1,246 @@
+(** Budgets that change (R15): what bounds the groups of a round on each rank, whatever each rank accepts, and when. Spec: R15.1, R15.3.
+
+    The budget under which a rank begins, and what it accepts when it makes an offer, are functions of rank and round: any. What is
+    told to a rank between two offers matters to nobody before the second; the differential tests make such a function of what
+    was told. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol.
+Import ListNotations.
+
+(** The budgets that were agreed on, one a round; [None] is the largest there is. *)
+Definition agreed_budgets (rs : list result) : list (option nat) :=
+  flat_map (fun x => match x with Agreed a => [o_budget a] | _ => [] end) rs.
+
+(** The budget in force on rank [r] in round [k]: in the first its own, then what the round before has agreed on. *)
+Definition in_force (c : config) (r : nat) (rs : list result) (k : nat) : option nat :=
+  match k with 0 => c_first c r | S j => nth j (agreed_budgets rs) None end.
+
+(** The least that any of [W] ranks accepts in round [k]. *)
+Definition least_accepted (c : config) (W k : nat) : option nat :=
+  fold_left min_opt (map (fun q => c_accepts c q k) (seq 0 W)) None.
+
+Lemma agreed_budgets_app : forall rs qs, agreed_budgets (rs ++ qs) = agreed_budgets rs ++ agreed_budgets qs.
+Proof. intros. apply flat_map_app. Qed.
+
+Lemma in_force_app : forall c r rs qs k, k <= length (agreed_budgets rs) -> in_force c r (rs ++ qs) k = in_force c r rs k.
+Proof. intros c r rs qs [|k] L; [reflexivity|]. simpl. rewrite agreed_budgets_app, app_nth1 by lia. reflexivity. Qed.
+
+Lemma fold_budgets : forall os o, o_budget (fold_left combine_offers os o) = fold_left min_opt (map o_budget os) (o_budget o).
+Proof. induction os as [|p os IH]; intros o; simpl; [reflexivity|]. rewrite IH. reflexivity. Qed.
+
+Lemma reduce_budgets : forall ms a, reduce ms = Some (Agreed a) -> exists os, ms = map MOffer os /\
+  o_budget a = fold_left min_opt (map o_budget os) None.
+Proof.
+  intros [|[o|c|r] ms] a H; simpl in H; try discriminate.
+  - destruct (offers_of ms) as [os|] eqn:E; [|discriminate]. injection H as <-. exists (o :: os). split; [simpl; f_equal; apply offers_of_map, E|].
+    simpl. rewrite fold_budgets. destruct (o_budget o); reflexivity.
+  - destruct (counts_of _ _); discriminate.
+  - destruct (reports_of ms); discriminate.
+Qed.
+
+(** [a] is no more than [b]; [None] is more than any number. *)
+Definition at_most (a b : option nat) : Prop := match b with None => True | Some n => exists m, a = Some m /\ m <= n end.
+
+Lemma at_most_min : forall a b, at_most (min_opt a b) a /\ at_most (min_opt a b) b.
+Proof. intros [m|] [n|]; simpl; split; auto; eexists; (split; [reflexivity|lia]). Qed.
+
+Lemma at_most_trans : forall a b c, at_most a b -> at_most b c -> at_most a c.
+Proof. intros a b [n|] A B; [|exact Logic.I]. destruct B as [m [-> L]]. destruct A as [k [-> K]]. exists k. split; [reflexivity|lia]. Qed.
+
+Lemma fold_at_most : forall l m, at_most (fold_left min_opt l m) m /\ forall b, In b l -> at_most (fold_left min_opt l m) b.
+Proof.
+  induction l as [|x l IH]; intros m; simpl.
+  - split; [destruct m; simpl; eauto|intros b []].
+  - destruct (IH (min_opt m x)) as [I1 I2], (at_most_min m x) as [M1 M2]. split; [eapply at_most_trans; eassumption|].
+    intros b [->|B]; [eapply at_most_trans; eassumption|apply I2, B].
+Qed.
+
+Lemma fold_one : forall l m, fold_left min_opt l m = m \/ In (fold_left min_opt l m) l.
+Proof.
+  induction l as [|x l IH]; intros m; simpl; [auto|]. destruct (IH (min_opt m x)) as [E|E]; [|auto].
+  assert (X : min_opt m x = m \/ min_opt m x = x) by (destruct m as [m|], x as [x|]; simpl; auto; destruct (Nat.min_dec m x) as [-> | ->]; auto).
+  destruct X as [X|X]; [left; congruence|right; left; congruence].
+Qed.
+
+(** No more than any rank accepts, and what some rank accepts, or [None]. *)
+Theorem the_least_accepted_is_no_more_than_any_rank_accepts : forall c W k,
+  (forall q, q < W -> at_most (least_accepted c W k) (c_accepts c q k)) /\
+  (least_accepted c W k = None \/ exists q, q < W /\ least_accepted c W k = c_accepts c q k).
+Proof.
+  intros c W k. unfold least_accepted. split.
+  - intros q H. apply fold_at_most. apply (in_map (fun q => c_accepts c q k)), in_seq. lia.
+  - destruct (fold_one (map (fun q => c_accepts c q k) (seq 0 W)) None) as [E|E]; [left; exact E|right].
+    apply in_map_iff in E as [q [E I]]. apply in_seq in I. exists q. split; [lia|symmetry; exact E].
+Qed.
+
+Section Budgets.
+Variable W : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+
+(** What holds of each group that is formed under a budget, and passes to what alignment makes of such. *)
+Variable keeps : option nat -> group -> Prop.
+Hypothesis formed : forall r b w, r < W -> Forall (keeps b) (c_group (cfg r) b w).
+Hypothesis aligned_keeps : forall r b k gs t d, r < W -> Forall (keeps b) gs -> Forall (keeps b) (fst (c_align (cfg r) k gs t d)).
+
+Definition known (s : sys) (r : nat) : list result := firstn (got s r) (results s).
+
+(** What is true of a rank, by the results that it knows. *)
+Definition bounded (c : config) (r : nat) (rs : list result) (h : hist) (u : state) : Prop :=
+  match h_kind h with
+  | NOffer => length (agreed_budgets rs) = round u /\ budget u = in_force c r rs (round u)
+  | NCount _ => length (agreed_budgets rs) = S (round u) /\ budget u = in_force c r rs (S (round u)) /\
+      Forall (keeps (in_force c r rs (round u))) (aligned u)
+  | _ => True
+  end /\
+  Forall (fun x => s_round x < length (agreed_budgets rs) /\ keeps (in_force c r rs (s_round x)) (s_group x)) (steps_of u).
+
+Lemma bounded_same : forall c r rs h u t, same u t -> bounded c r rs h u -> bounded c r rs h t.
+Proof.
+  intros c r rs h u t S B. unfold bounded in *. rewrite (sa_budget _ _ S), (sa_round _ _ S), (sa_aligned _ _ S), (sa_steps _ _ S). exact B.
+Qed.
+
+Lemma older_steps : forall c r rs x (xs : list Machine.step),
+  Forall (fun y => s_round y < length (agreed_budgets rs) /\ keeps (in_force c r rs (s_round y)) (s_group y)) xs ->
+  Forall (fun y => s_round y < length (agreed_budgets (rs ++ [x])) /\ keeps (in_force c r (rs ++ [x]) (s_round y)) (s_group y)) xs.
+Proof.
+  intros c r rs x xs F. eapply Forall_impl; [|exact F]. intros y [L K]. rewrite in_force_app by lia. split; [|exact K].
+  rewrite agreed_budgets_app, app_length. lia.
+Qed.
+
+Lemma every_rank_is_bounded : forall s r, reachable s -> r < W -> bounded (cfg r) r (known s r) (hist_of cfg s r) (rank_of s r).
+Proof.
+  intros s r R. revert r. induction R as [|s l t R IH St]; intros r H.
+  - split; [split; reflexivity|constructor].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [| |exact (IH r H)].
+    + unfold known, System.hist_of, known in *. cbn [rank_of got log]. change (results (mkSys _ _ _ (log s) _)) with (results s).
+      destruct (Nat.eq_dec r i) as [->|NE].
+      2:{ rewrite update_other by assumption. specialize (IH r H). destruct e; try exact IH. rewrite update_other by assumption. exact IH. }
+      rewrite update_same. specialize (IH i H). assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate).
+      destruct Cases as [[y ->]|NG].
+      2:{ pose proof (transition_same _ _ _ _ _ _ NG E) as X. replace (match e with Got _ => _ | _ => _ end) with (got s) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
+          eapply bounded_same; [exact X|exact IH]. }
+      rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc. set (rs := firstn (got s i) (results s)) in *. set (h := history (cfg 0) rs) in *.
+      pose proof (g_core _ _ _ _ _ I i H) as K. change (System.hist_of cfg s i) with h in K.
+      pose proof (may_admissible W cfg depth input (some_rank _ _ ok) (prints_differ _ _ ok) s i _ I H M) as Ad.
+      pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. pose proof (k_round _ _ _ _ _ _ K) as Kr.
+      destruct IH as [IH1 IH2]. simpl in E. destruct y as [a|cs|ps]; destruct (at_phase (rank_of s i)) eqn:Ph; try discriminate.
+      * destruct Ad as [Ec Ad]. rewrite Kk in IH1. destruct IH1 as [B1 B2]. destruct (agree_cases _ _ _ _ _ _ E) as [C [S1 [_ [_ S2]]]].
+        pose proof (agree_round _ _ _ _ _ _ E) as Rt. split; [|rewrite S1; apply older_steps, IH2].
+        assert (Ln : length (agreed_budgets (rs ++ [Agreed a])) = S (round t)) by (rewrite agreed_budgets_app, app_length, B1, Rt; simpl; lia).
+        unfold h_step. rewrite Kk. destruct C as [Ba P2 _ _|q Ba Sr P2 _|Ba Sr Ra Tg P2 _|n Ba Sr Ra Tg Pt _ Al _]; rewrite Ba; [exact Logic.I|rewrite Sr; exact Logic.I| |].
+        -- rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. exact Logic.I.
+        -- rewrite Sr. cbn [h_kind]. rewrite <- (Ec Ba), Tg. split; [exact Ln|]. split.
+           ++ rewrite (agree_budget _ _ _ _ _ _ E Pt). simpl. rewrite agreed_budgets_app, app_nth2 by lia. rewrite B1, Rt, Nat.sub_diag. reflexivity.
+           ++ rewrite Rt, in_force_app by lia. rewrite Al. apply aligned_keeps; [exact H|].
+              destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad Ra o Po)) as [_ [_ [-> _]]]. rewrite B2. apply formed, H.
+      * destruct Kk as [Kk _]. rewrite Kk in IH1. destruct IH1 as [B1 [B2 B3]]. destruct (count_cases _ _ _ _ _ E) as [_ [Al _]].
+        destruct (count_rounds _ _ _ _ _ E (k_plan _ _ _ _ _ _ K Ph)) as [new [S2 [S3 S4]]]. destruct (count_budget _ _ _ _ _ E) as [Bt Rt].
+        unfold h_step. rewrite Kk. assert (Eb : agreed_budgets (rs ++ [Counted cs]) = agreed_budgets rs) by (rewrite agreed_budgets_app; apply app_nil_r).
+        split.
+        -- cbn [h_kind]. rewrite Eb, Rt. split; [exact B1|]. rewrite in_force_app by lia. rewrite Bt. exact B2.
+        -- rewrite S2. apply Forall_app. split; [apply older_steps, IH2|].
+           assert (G : Forall (keeps (in_force (cfg i) i rs (round (rank_of s i)))) (map s_group new)) by (rewrite S3; apply Forall_firstn, B3).
+           rewrite Forall_map in G. rewrite Forall_forall in *. intros x Hx. rewrite (S4 x Hx), Eb. split; [lia|]. rewrite in_force_app by lia. exact (G x Hx).
+      * destruct (failure_of ps) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step. rewrite Kk, Fo. split; [exact Logic.I|].
+        match goal with |- context[drain ?d ?o ?l ?u] => destruct (drain_same_plain d o l u) as [-> _] end. apply older_steps, IH2.
+    + specialize (IH r H). unfold known, System.hist_of in *. cbn [rank_of got]. 
+      assert (G : got s r = length (log s)).
+      { destruct (g_sync _ _ _ _ _ I r H) as [[_ [G _]]|[[Q _]|[Q _]]]; [exact G| |]; specialize (P r H); congruence. }
+      assert (F : firstn (got s r) (results (mkSys (rank_of s) (got s) (fun _ => false) (log s ++ [(messages W s, x)]) (running s))) = firstn (got s r) (results s)).
+      { unfold results. simpl. rewrite map_app, firstn_app, map_length, G, Nat.sub_diag. simpl. apply app_nil_r. }
+      rewrite F. exact IH.
+Qed.
+
+(** BUDGET: in every step of every rank, of the budget in force on it in the step's round; whatever budgets ranks begin with and accept. *)
+Theorem every_batch_keeps_what_grouping_gives_under_the_budget_in_force : forall s r, reachable s -> r < W ->
+  Forall (fun x => keeps (in_force (cfg r) r (results s) (s_round x)) (s_group x)) (steps_of (rank_of s r)).
+Proof.
+  intros s r R H. destruct (every_rank_is_bounded s r R H) as [_ F]. eapply Forall_impl; [|exact F]. intros x [L K].
+  rewrite <- (firstn_skipn (got s r) (results s)). fold (known s r). rewrite in_force_app by lia. exact K.
+Qed.
+
+End Budgets.
+
+(** ** What was agreed on *)
+
+Section Agreed.
+Variable W : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis ok : setting_ok W cfg.
+Notation reachable := (System.reachable W cfg depth input).
+
+Definition agreed_on (s : sys) : Prop := let h := whole cfg s in let bs := agreed_budgets (results s) in
+  match h_kind h with NOffer => length bs = h_round h | NCount _ => length bs = S (h_round h) | _ => length bs <= S (h_round h) end /\
+  h_round h <= length bs /\
+  forall j, j < h_round h \/ (j = h_round h /\ exists t, h_kind h = NCount t) -> nth j bs None = least_accepted (cfg 0) W j.
+
+Lemma every_agreement_is_on_the_least : forall s, reachable s -> agreed_on s.
+Proof.
+  induction 1 as [|s l t R IH St].
+  - split; [reflexivity|]. split; [simpl; lia|]. simpl. intros j [L|[_ [t E]]]; [lia|discriminate].
+  - pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (invariant_of W cfg depth input ok t (reach_step _ _ _ _ s l t R St)) as It.
+    destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk]; [exact IH| |exact IH].
+    assert (En : entry_ok W cfg (messages W s, x)).
+    { apply (log_entry W cfg depth input _ (length (log s)) _ It). cbn [log]. rewrite nth_error_app2, Nat.sub_diag by lia. reflexivity. }
+    unfold agreed_on in *. rewrite (whole_snoc cfg). unfold results in *. cbn [log]. rewrite map_app, agreed_budgets_app. cbn [map snd]. fold (results s) in *.
+    set (h := whole cfg s) in *. set (bs := agreed_budgets (results s)) in *. destruct IH as [B1 [B3 B2]].
+    assert (Rank : forall r, r < W -> core (cfg r) (cfg 0) r (input r) h (rank_of s r) /\ is_waiting (rank_of s r) = true).
+    { intros r H. destruct (g_sync _ _ _ _ _ I r H) as [[_ [G Wa]]|[[Q _]|[Q _]]]; [|specialize (P r H); congruence|specialize (P r H); congruence].
+      split; [|exact Wa]. pose proof (g_core _ _ _ _ _ I r H) as K. rewrite (whole_when_current cfg s r G) in K. exact K. }
+    assert (Z : 0 < W) by (pose proof (some_rank _ _ ok); lia).
+    assert (Phase : forall r, r < W -> match h_kind h with NOffer => at_phase (rank_of s r) = OFFER | NCount _ => at_phase (rank_of s r) = COUNT
+                                       | NReport => at_phase (rank_of s r) = REPORT | NClosed _ _ => False end).
+    { intros r H. destruct (Rank r H) as [K Wa]. pose proof (k_kind _ _ _ _ _ _ K) as Q. unfold kind_ok in Q. unfold is_waiting in Wa.
+      destruct (at_phase (rank_of s r)); try discriminate; [rewrite Q|destruct Q as [Q _]; rewrite Q|rewrite Q]; reflexivity. }
+    assert (First : nth_error (messages W s) 0 = Some (message (rank_of s 0))) by (apply messages_nth, Z).
+    destruct (Rank 0 Z) as [K0 _]. specialize (Phase 0 Z) as Ph0. unfold message in First.
+    assert (Old : forall j y, j < length bs -> nth j (bs ++ y) None = nth j bs None) by (intros j y L; apply app_nth1, L).
+    unfold h_step. destruct (h_kind h) as [|t| |o l] eqn:Hk; [| | |contradiction].
+    + destruct (k_offer _ _ _ _ _ _ K0 Ph0) as [o0 [Po0 _]]. rewrite Po0 in First. destruct x as [a|cs|rs].
+      2:{ destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+      2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+      change (agreed_budgets [Agreed a]) with [o_budget a]. rewrite app_length. cbn [length].
+      destruct (is_bad a) eqn:Ba.
+      { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
+      destruct (o_stop_rank a).
+      { cbn [h_kind h_round]. split; [lia|]. split; [lia|]. intros j [L|[_ [t E]]]; [rewrite Old by lia; apply B2; auto|discriminate]. }
+      cbn [h_kind h_round]. split; [destruct (target (cfg 0) a); lia|]. split; [lia|]. intros j [L|[-> _]]; [rewrite Old by lia; apply B2; auto|].
+      rewrite app_nth2 by lia. rewrite B1, Nat.sub_diag. cbn [nth]. destruct (reduce_budgets _ _ Rd) as [os [Eo ->]]. unfold least_accepted. f_equal.
+      apply (f_equal (map (fun m => match m with MOffer o => o_budget o | _ => None end))) in Eo. rewrite map_map in Eo. etransitivity; [symmetry; exact Eo|].
+      unfold messages. rewrite map_map. apply map_ext_in. intros q Iq. apply in_seq in Iq. assert (H : q < W) by lia.
+      destruct (Rank q H) as [K _]. destruct (k_offer _ _ _ _ _ _ K (Phase q H)) as [o [Po O]]. unfold message. rewrite Po.
+      rewrite (of_budget _ _ _ _ O), (k_round _ _ _ _ _ _ K), (good_agreement W cfg (some_rank _ _ ok) (prints_differ _ _ ok) _ a q En Ba H). reflexivity.
+    + rewrite (k_count _ _ _ _ _ _ K0 Ph0) in First. destruct x as [a|cs|rs].
+      { destruct (reduce_agreed _ _ Rd) as [os [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+      2:{ destruct (reduce_reported _ _ Rd) as [El _]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+      change (agreed_budgets [Counted cs]) with (@nil (option nat)). rewrite app_nil_r. cbn [h_kind h_round]. split; [exact B1|]. split; [lia|].
+      intros j [L|[_ [u E]]]; [apply B2|discriminate]. destruct (Nat.eq_dec j (h_round h)) as [->|NE]; [right; split; [reflexivity|eauto]|left; lia].
+    + destruct (k_report _ _ _ _ _ _ K0 Ph0) as [p [Po0 _]]. rewrite Po0 in First. destruct x as [a|cs|rs].
+      { destruct (reduce_agreed _ _ Rd) as [os [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+      { destruct (reduce_counted _ _ Rd) as [l [El _]]. rewrite El in First. apply nth_error_In, in_map_iff in First as [y [Ey _]]. discriminate. }
+      change (agreed_budgets [Reported rs]) with (@nil (option nat)). rewrite app_nil_r.
+      destruct (failure_of rs); cbn [h_kind h_round]; rewrite ?Hk; (split; [exact B1|]; split; [exact B3|]);
+        (intros j [L|[_ [u E]]]; [apply B2; auto|discriminate]).
+Qed.
+
+(** From the second round on, the budget in force in a round that has made a step is the least that any rank has accepted when it
+    offered for the round before: the same on all ranks. *)
+Theorem the_budget_in_force_is_the_least_that_any_rank_accepted_the_round_before : forall s r x k, reachable s -> r < W ->
+  In x (steps_of (rank_of s r)) -> s_round x = S k -> in_force (cfg r) r (results s) (S k) = least_accepted (cfg 0) W k.
+Proof.
+  intros s r x k R H Ix Ex. destruct (every_agreement_is_on_the_least s R) as [B1 [B3 B2]]. simpl. apply B2.
+  assert (T : forall gs : list group, Forall (fun _ => True) gs) by (intros gs; apply Forall_forall; auto).
+  destruct (every_rank_is_bounded W cfg depth input ok (fun _ _ => True) (fun _ _ _ _ => T _) (fun _ _ _ _ _ _ _ _ => T _) s r R H) as [_ F].
+  rewrite Forall_forall in F. destruct (F x Ix) as [L _]. left.
+  assert (Le : length (agreed_budgets (known s r)) <= length (agreed_budgets (results s))).
+  { rewrite <- (firstn_skipn (got s r) (results s)). rewrite agreed_budgets_app, app_length. unfold known. lia. }
+  destruct (h_kind (whole cfg s)); lia.
+Qed.
+
+End Agreed.
