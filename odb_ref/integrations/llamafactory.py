@@ -5,9 +5,9 @@
     torchrun --nproc-per-node 8 -m odb_ref.integrations.llamafactory train.yaml odb_token_budget=16384
 
 in place of ``llamafactory-cli train train.yaml``, for the stages ``pt``, ``sft`` and ``dpo``. Settings that begin with ``odb_``
-are taken out of the file or the command line: ``odb_token_budget``, ``odb_updates_per_epoch``, ``odb_max_samples``, and by the
-same pattern any argument of `ODBDataLoader` (``odb_window``, ``odb_max_patches``, ``odb_layout`` ...). The rest is
-LLaMA-Factory's:
+are taken out of the file or the command line: any option of `ODBOptions` (``odb_token_budget``, ``odb_max_samples``,
+``odb_survives_out_of_memory``, ``odb_intervals`` with a mapping ...), and by the same pattern any argument of `ODBDataLoader`
+(``odb_window``, ``odb_max_patches``, ``odb_layout`` ...). The rest is LLaMA-Factory's:
 
 ===============================  =======================================================================================
 ``per_device_train_batch_size``  times ``cutoff_len`` (twice that for pairs): the token budget, if none is given
@@ -77,7 +77,7 @@ def make_settings(stage: str, args: Mapping[str, object], own: Mapping[str, obje
 def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
     """Returns a trainer of LLaMA-Factory, an `ODBTrainer` from now on.
 
-    ``token_budget`` and the other arguments of `ODBOptions` are taken as such, the rest as arguments of `ODBDataLoader`.
+    ``settings`` are options of `ODBOptions`, and arguments of `ODBDataLoader`.
 
     Raises: UsageError as these.
     """

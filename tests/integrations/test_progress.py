@@ -255,3 +255,8 @@ def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None
         assert len(rest) == len(infos) - 2 * saved[1]
     with pytest.raises(UsageError, match="save_tokens must be at least 1"):
         Intervals(save_tokens=0)
+
+
+def test_settings_of_a_file_are_options() -> None:
+    found = ODBOptions.split({"token_budget": 90, "window": 4, "intervals": {"save_samples": 3}})
+    assert found == ODBOptions(token_budget=90, loader={"window": 4}, intervals=Intervals(save_samples=3))

@@ -60,4 +60,6 @@ def check(found: list[dict[str, Any]], steps_an_update: int = 1) -> None:
             assert part["weights"] == whole["weights"]
             if "train_loss" in part:
                 losses = [entry["loss"] for entry in part["logs"][step:] if "loss" in entry]
-                assert part["train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+                # An earlier Trainer (5.6) divides by all updates, though it adds up those of its own process only.
+                counts = (len(losses), step + len(losses))
+                assert any(part["train_loss"] == pytest.approx(sum(losses) / count, rel=1e-6) for count in counts)
