@@ -39,6 +39,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, TypedDict, cast
 
@@ -252,7 +253,7 @@ class ODBTrainer(SteppingTrainer):
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
                 "get_batch_samples must be ODBTrainer's"
             )
-        with gathering(self.accelerator, info, is_alone=self._guard is not None):
+        with gathering(self.accelerator, info) if self._guard is None else nullcontext():
             result = self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
         if isinstance(result, tuple):
             return (self._weigh(result[0], info), result[1])

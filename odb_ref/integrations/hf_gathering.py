@@ -52,11 +52,11 @@ def keep_rows(tensors: Tensors, *_: object, **__: object) -> Tensors:
 
 
 @contextmanager
-def gathering(accelerator: Accelerator, info: StepInfo, *, is_alone: bool = False) -> Iterator[None]:
-    """Lets what a Trainer computes beside a loss gather by `gather_rows`, or `keep_rows` where a rank is alone."""
+def gathering(accelerator: Accelerator, info: StepInfo | None) -> Iterator[None]:
+    """Lets what a Trainer computes beside a loss gather by `gather_rows`, or, without a step of all ranks, by `keep_rows`."""
     names = ("gather", "gather_for_metrics")
     for name in names:
-        setattr(accelerator, name, keep_rows if is_alone else partial(gather_rows, info=info))
+        setattr(accelerator, name, keep_rows if info is None else partial(gather_rows, info=info))
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from odb_ref.integrations.hf_evaluation import EvaluatingTrainer
+from odb_ref.integrations.hf_gathering import gathering
 from odb_ref.integrations.hf_steps import STEP_INFO, TrainerSteps
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import StepInfo, UsageError
@@ -63,7 +64,8 @@ class SteppingTrainer(EvaluatingTrainer):
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
         part = copy.copy(inputs)  # what a compute_loss takes out must be there when the pass is repeated
         part[STEP_INFO] = info
-        return self._run_whole(model, part)
+        with gathering(self.accelerator, None):
+            return self._run_whole(model, part)
 
     def _make_guard(self, model: nn.Module) -> WindowGuard[Inputs]:
         return WindowGuard(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -76,7 +77,12 @@ class Failing(ODBTrainer):
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        samples, place = len(inputs.pop("numbers")), ""
+        numbers, place = inputs.pop("numbers"), ""
+        samples = len(numbers)
+        if STEP_INFO in inputs and self.odb.survives_out_of_memory:
+            # Others may not be at the same pass: what would be of all ranks is of this one.
+            assert torch.equal(self.accelerator.gather_for_metrics(numbers), numbers)
+            assert self.accelerator.gather(numbers.sum()).shape == (1,)
         if self.has_too_little(samples, inputs["input_ids"].numel()):
             place = self.choose.choice(["before", "after", "backward", "middle"])
             self.injected += 1
@@ -320,3 +326,40 @@ def test_a_budget_by_the_step_or_by_a_metric_is_the_same_on_all_ranks(tmp_path: 
         assert all(tokens <= grow(step, 0) for step, (*_, tokens) in enumerate(first))
         assert max(tokens for *_, tokens in first) > BUDGET_TOKENS // 2
     assert by_step[0] == by_step[1]
+
+
+def lower_once(metrics: dict[str, float], current: int) -> int:
+    """Half of what it is at first."""
+    return min(current, BUDGET_TOKENS // 2)
+
+
+def resume_lowered(rank: int, folder: Path) -> Any:
+    set_environment(rank, 1)
+    odb = ODBOptions(
+        token_budget=BUDGET_TOKENS,
+        intervals=Intervals(evaluate_samples=20, save_samples=20),
+        budget_from_metrics=lower_once,
+        loader=OPTIONS,
+    )
+    found = []
+    for checkpoint in (None, "first"):
+        saved = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        path = str(saved[1]) if checkpoint else None
+        settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 3}
+        own = replace(odb, budget_from_metrics=None) if checkpoint else odb
+        trainer = make_trainer(rank, folder, kind=Adapting, odb=own, **settings)
+        trainer.train(resume_from_checkpoint=path)
+        assert trainer.accepted_budget == BUDGET_TOKENS // 2
+        found.append((trainer.updates[:-1], get_weights(trainer.model)))
+        accepted = json.loads((saved[1] / "odb_loader_0.json").read_text())["accepted"] if checkpoint else {}
+    return found, accepted
+
+
+def test_a_budget_that_was_lowered_is_lowered_after_a_checkpoint(tmp_path: Path) -> None:
+    """Spec: R15.5. Checks: RESUME, REPLAY."""
+    (result,) = run_ranks(1, resume_lowered, tmp_path, timeout_s=100)
+    assert not result.error, result
+    ((updates, weights), (rest, again)), accepted = result.value
+    assert accepted == {"metrics": BUDGET_TOKENS // 2}
+    assert 0 < len(rest) < len(updates) - 2
+    assert (rest, again) == (updates[-len(rest) :], weights)

@@ -10,9 +10,11 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -25,7 +27,7 @@ from transformers import TrainingArguments
 
 from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -140,6 +142,10 @@ def train_trainer(rank: int, stage: int, folder: Path) -> Any:
     odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
     trainer = Recorder(model=Model(), args=args, train_dataset=make_shard(rank), data_collator=collate, odb=odb)
     assert trainer.args.process_index == rank
+    trainer.set_odb(replace(odb, survives_out_of_memory=True))
+    with pytest.raises(UsageError, match="not with DEEPSPEED: its engine has collectives of its own"):
+        trainer.train()
+    trainer.set_odb(odb)
     trainer.train()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     return trainer.updates, get_whole(trainer.model)

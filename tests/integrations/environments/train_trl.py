@@ -66,12 +66,23 @@ def make_pairs() -> Any:
 
 
 class Recorder:
-    """Notes the batches of a Trainer before its loss is computed, in whatever order its classes stand."""
+    """Notes the batches of a Trainer before each step, in whatever order its classes stand."""
+
+    failures = 0
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.batches.append((inputs["odb_step_info"], {k: v for k, v in inputs.items() if torch.is_tensor(v)}))
+        return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.model.training:
-            self.batches.append((inputs["odb_step_info"], {k: v for k, v in inputs.items() if torch.is_tensor(v)}))
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        """Runs out of memory on the last rank, where it is to survive that, after TRL has gathered for its metrics."""
+        is_last = self.args.process_index == self.args.world_size - 1
+        is_full = "odb_step_info" in inputs and len(inputs["input_ids"]) > 2
+        found = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.odb.survives_out_of_memory and is_last and is_full:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        return found
 
 
 def record(trainer: Any) -> Any:
@@ -102,6 +113,7 @@ def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
         "losses": [entry["loss"] for entry in logs],
         "logs": logs[-1],
         "epoch": trainer.state.epoch,
+        "failures": trainer.failures,
         "evaluated": trainer.evaluate() if trainer.eval_dataset is not None else {},
     }
 
@@ -200,6 +212,7 @@ def make_dpo(folder: Path, **settings: Any) -> Any:
 def train_all(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["sft"] = train(lambda: make_sft(folder, max_length=20), "texts")
+    found["guarded"] = train(lambda: make_sft(folder, max_length=20), "texts", survives_out_of_memory=True)
     free = {"steps": 2, "max_length": None, "padding_free": True}
     found["padding_free"] = train(lambda: make_sft(folder, **free), "texts", token_budget=60)
     found["dpo"] = train(lambda: make_dpo(folder, max_length=20, pad_to_multiple_of=4), "pairs")
