@@ -10,7 +10,7 @@ EXTENDS Integers, Sequences, FiniteSets
 
 CONSTANTS
     Shard,        \* the number of samples of each rank: a sequence
-    Cap,          \* samples in a full group: the token budget
+    Cap,          \* samples in a full group: the largest token budget
     Window, Ramp, \* R2.3
     Depth,        \* of each rank's queue: a sequence
     Age,          \* R4.3
@@ -37,6 +37,8 @@ MaxStandIns == 0
 WindowBytes == 0
 
 Ranks == 1..Len(Shard)
+\* The budgets that each rank comes to accept, in turn, each at any moment (R15). A configuration may say `Accepted <- B_1_0`.
+Accepted == [r \in Ranks |-> <<>>]
 None == 1000000000
 NoPost == [kind |-> "none"]
 NoOutcome == [kind |-> "none", rank |-> None]
@@ -55,7 +57,8 @@ Halve(x, n) == IF n = 0 THEN x ELSE Halve(x \div 2, n - 1)
 (* ---- R2 to R4: windows, groups, offers, targets, alignment --------------------------------------------------------- *)
 
 WindowSize(k) == Max({1, Halve(Window, Max({0, Ramp - k}))})
-Groups(held) == Ceil(held, Cap)
+\* Of samples that are all of length 1, under the budget in force.
+Groups(s, samples) == Ceil(samples, s.agreed)
 \* Of samples that are all alike the oldest are emitted first, so what is held is the newest that was read.
 DueSamples(s) == IF Len(s.marks) = Age THEN Max({0, s.marks[1] - (s.read - s.held)}) ELSE 0
 IsQuotaMet(s) == Quota > 0 /\ s.global >= Quota
@@ -67,9 +70,10 @@ Offer(r, s, isReady) ==
      stop |-> IF s.stopped THEN r ELSE None,
      step |-> IF s.stopped THEN s.taken ELSE None,
      samples |-> OfferedSamples(s),
-     reading |-> IF s.ended THEN None ELSE Groups(s.held),
-     groups |-> Groups(s.held),
-     due |-> Groups(DueSamples(s))]
+     reading |-> IF s.ended THEN None ELSE Groups(s, s.held),
+     groups |-> Groups(s, s.held),
+     due |-> Groups(s, DueSamples(s)),
+     budget |-> s.accepted]
 
 LowerToQuota(T, least) == IF Mode = "quota" /\ T # None THEN Min({T, least}) ELSE T
 IsClosing(most, least, isAllEnded) ==
@@ -96,7 +100,7 @@ Agreements(posts, given) ==
                           [] Rule = "paper" -> {most}
     IN {[kind |-> "offer", failed |-> Min(field("failed")), stop |-> Min(field("stop")), step |-> Min(field("step")),
          ready |-> Min(field("ready")), samples |-> samples, reading |-> least, groups |-> most, due |-> due,
-         target |-> IF T = 0 THEN 0 ELSE LowerToQuota(T, samples[1])] : T \in targets}
+         budget |-> Min(field("budget")), target |-> IF T = 0 THEN 0 ELSE LowerToQuota(T, samples[1])] : T \in targets}
 
 \* Sizes, falling, of what is left when the largest group is halved until there are n, or only singles (R4.2).
 RECURSIVE Insert(_, _)
@@ -105,9 +109,9 @@ RECURSIVE Split(_, _)
 Split(sizes, n) ==
     IF sizes = <<>> \/ Len(sizes) >= n \/ Head(sizes) <= 1 THEN sizes
     ELSE Split(Insert(Ceil(Head(sizes), 2), Insert(Head(sizes) \div 2, Tail(sizes))), n)
-Align(held, T) ==
-    LET n == Groups(held)
-        sizes == IF n = 0 THEN <<>> ELSE Repeat(Cap, n - 1) \o <<held - (n - 1) * Cap>>
+Align(s, T) ==
+    LET n == Groups(s, s.held)
+        sizes == IF n = 0 THEN <<>> ELSE Repeat(s.agreed, n - 1) \o <<s.held - (n - 1) * s.agreed>>
         cut == IF n > T THEN SubSeq(sizes, 1, T) ELSE Split(sizes, T)
     IN cut \o Repeat(0, T - Len(cut))
 
@@ -118,7 +122,7 @@ Fresh(r) ==
      aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
      reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
-     lost |-> FALSE, gone |-> FALSE, stood |-> None, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
+     lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], stood |-> None, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
     LET isReady == s.collated /\ s.wanted = 0
@@ -164,8 +168,8 @@ AfterCollate(r, s) ==
 
 Aligned(s, T) ==
     IF Variant = "idle_uses_slot" /\ s.slots < T
-    THEN Align(s.held, Max({0, s.slots})) \o Repeat(0, T - Max({0, s.slots}))
-    ELSE Align(s.held, T)
+    THEN Align(s, Max({0, s.slots})) \o Repeat(0, T - Max({0, s.slots}))
+    ELSE Align(s, T)
 IsGoingOn(a) == a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target > 0
 
 \* `aligned` counts only if the agreement is one to go on.
@@ -184,6 +188,7 @@ AfterAgreed(r, before, a, aligned) ==
          [] OTHER ->
                 DeliverNow(r, [released EXCEPT !.phase = "count", !.wanted = wanted, !.reading = wanted,
                     !.held = carried, !.aligned = aligned,
+                    !.agreed = IF Variant = "own_budget" THEN s.accepted ELSE a.budget,
                     !.slots = IF Variant = "idle_uses_slot" THEN @ - Len(aligned) ELSE @,
                     !.marks = IF n > Age THEN SubSeq(marks, n - Age + 1, n) ELSE marks,
                     !.post = [kind |-> "counts", sizes |-> aligned]])
@@ -346,6 +351,12 @@ StandIn(r) ==
     /\ IsLive(r) /\ rank[r].stood = None /\ Cardinality({o \in Ranks : rank[o].stood # None}) < MaxStandIns
     /\ \E isCollatedYet \in {rank[r].collating # None, FALSE} : Become(r, AfterStandIn(r, rank[r], isCollatedYet))
     /\ UNCHANGED <<failures, stops, losses>>
+\* R5.11: from now on the rank accepts another budget, which it offers next.
+AfterAccept(s, budget) == [s EXCEPT !.accepted = Min({Cap, budget})]
+Accept(r) ==
+    /\ IsLive(r) /\ rank[r].coming # <<>>
+    /\ Become(r, AfterAccept([rank[r] EXCEPT !.coming = Tail(@)], Head(rank[r].coming)))
+    /\ UNCHANGED <<failures, stops, losses>>
 PostEarly(r) ==
     /\ Variant \in {"idle_uses_slot", "windows_by_time"}
     /\ rank[r].phase = "fill" /\ rank[r].collated /\ rank[r].wanted > 0 /\ rank[r].outbox = <<>>
@@ -382,6 +393,7 @@ Next ==
     \/ \E r \in Ranks : Die(r)
     \/ \E r \in Ranks : Lose(r)
     \/ \E r \in Ranks : StandIn(r)
+    \/ \E r \in Ranks : Accept(r)
     \/ \E r \in Ranks : PostEarly(r)
     \/ Reduce
     \/ End
@@ -434,6 +446,13 @@ Abort ==
 NotTrainedOn == \A r, o \in Ranks : rank[r].stood # None => Released(rank[o]) <= rank[r].stood
 Bounded == \A r \in Ranks : Len(rank[r].queue) <= Depth[r]
 Budget == \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] <= Cap
+\* R15.3: the ranks that group the same round do so under the same budget. What is agreed on in a round is for the next.
+GroupedRound(s) == IF s.phase = "count" THEN s.round + 1 ELSE s.round
+BudgetsAgree ==
+    \A r, o \in Ranks :
+        /\ rank[r].phase \in {"fill", "offer", "count"} /\ rank[o].phase \in {"fill", "offer", "count"}
+        /\ GroupedRound(rank[r]) = GroupedRound(rank[o])
+        => rank[r].agreed = rank[o].agreed
 \* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
 StopLimit ==
     \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ Entered(rank[o]) = Least =>
@@ -453,6 +472,7 @@ RankMeasure(r) ==
     IN (IF Weight(s.phase) > 0 THEN 5 * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
        + (Total - s.taken) + (Shard[r] - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
        + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone) + Flag(s.stood = None)
+       + Len(s.coming)
 Measure == Sum([r \in Ranks |-> RankMeasure(r)])
 Falls == [][0 <= Measure' /\ Measure' < Measure]_vars
 

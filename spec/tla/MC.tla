@@ -16,6 +16,9 @@ S_4_3 == <<4, 3>>
 S_1_1_0 == <<1, 1, 0>>
 S_2_1_0 == <<2, 1, 0>>
 S_2_1_1 == <<2, 1, 1>>
+\* The budget that each rank comes to accept; 0 for one that accepts no other.
+B_1_0 == <<<<1>>, <<>>>>
+B_2_1 == <<<<2>>, <<1>>>>
 One == 1
 Two == 2
 D_1 == <<1, 1, 1>>

@@ -14,7 +14,7 @@ Numbers(first, n) == [i \in 1..n |-> first + i - 1]
 \* R3.1, but for what depends on lengths: groups and what is due.
 IsSameOffer(s, mine, theirs) ==
     /\ theirs.kind = "offer"
-    /\ \A name \in {"round", "ready", "failed", "stop", "step", "samples"} : mine[name] = theirs[name]
+    /\ \A name \in {"round", "ready", "failed", "stop", "step", "samples", "budget"} : mine[name] = theirs[name]
     /\ theirs.groups <= s.held /\ (s.held > 0 => theirs.groups > 0) /\ theirs.due <= theirs.groups
     /\ theirs.reading = IF s.ended THEN None ELSE theirs.groups
 
@@ -28,7 +28,7 @@ IsAlignment(sizes, held, groups, T) ==
 
 IsSameAgreement(a) ==
     /\ answer.kind = "offer"
-    /\ \A name \in {"failed", "stop", "step", "ready", "samples", "reading", "groups", "due"} : answer[name] = a[name]
+    /\ \A name \in {"failed", "stop", "step", "ready", "samples", "reading", "groups", "due", "budget"} : answer[name] = a[name]
 
 \* What the model makes of the line: the rank's next state, or nothing.
 Outcomes(r, s) ==
@@ -54,6 +54,7 @@ Outcomes(r, s) ==
       [] e.kind = "local_failed" -> {AfterFailure(r, [s EXCEPT !.reading = 0, !.collating = None], <<>>)}
       [] e.kind = "urged" -> {AfterUrge(r, s)}
       [] e.kind = "peer_lost" -> {AfterLoss(r, s)}
+      [] e.kind = "budget_accepted" -> {AfterAccept(s, e.tokens)}
       [] OTHER -> {}
 
 \* The trace's effects are those of the step from s to t.
@@ -83,5 +84,5 @@ Finished == at > Len(Trace) /\ UNCHANGED <<vars, at>>
 
 TraceSpec == Init /\ at = 1 /\ [][Follow \/ Finished]_<<vars, at>>
 \* What the model's own invariants say of the recorded run.
-Kept == NoError /\ StepsAgree /\ Numbered /\ Conserve /\ Cover /\ QuotaEnd /\ ReleaseTogether /\ Bounded
+Kept == NoError /\ StepsAgree /\ Numbered /\ Conserve /\ Cover /\ QuotaEnd /\ ReleaseTogether /\ Bounded /\ BudgetsAgree
 =============================================================================

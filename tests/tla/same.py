@@ -20,11 +20,12 @@ TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
     "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "
-    "urged limit outcome reading collating post causes left inside told lost gone"
+    "urged limit outcome reading collating post causes left inside told lost gone agreed accepted coming"
 )
 ACTIONS = {
     "Read": Act.READ, "Collate": Act.COLLATE, "Answer": Act.ANSWER, "Take": Act.TAKE, "Urge": Act.URGE, "Lose": Act.LOSE,
     "Stop": Act.STOP, "FailRead": Act.FAIL_READ, "FailCollate": Act.FAIL_COLLATE, "Die": Act.DIE, "Abandon": Act.ABANDON,
+    "Accept": Act.ACCEPT,
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def _sizes(items: tuple[Step, ...] | tuple[Group, ...]) -> tuple[int, ...]:
     return tuple(len(item.group) if isinstance(item, Step) else len(item) for item in items)
 
 
-def _label_post(posted: Post | None) -> object:
+def _label_post(posted: Post | None, budget_tokens: int) -> object:
     match posted:
         case None:
             return _record(kind="none")
@@ -79,6 +80,7 @@ def _label_post(posted: Post | None) -> object:
                 kind="offer", round=post.round_min, ready=post.ready_min, failed=_who(post.failed_rank),
                 stop=_who(post.stop_rank), step=_number(post.stop_step), samples=post.samples_min,
                 reading=_number(post.groups_min), groups=post.groups_max, due=post.due_max,
+                budget=min(budget_tokens, post.budget_min),
             )  # fmt: skip
         case PostReport(report):
             return _record(kind="report", failed=bool(report.cause))
@@ -98,7 +100,7 @@ def _label_answer(config: Config, answered: Answer | None) -> object:
                 kind="offer", failed=_who(answer.failed_rank), stop=_who(answer.stop_rank),
                 step=_number(answer.stop_step), ready=answer.ready_min,
                 samples=(answer.samples_min, answer.samples_max), reading=_number(answer.groups_min),
-                groups=answer.groups_max, due=answer.due_max,
+                groups=answer.groups_max, due=answer.due_max, budget=min(config.budget_tokens, answer.budget_min),
                 target=compute_round_target(config, answer) if is_plain else TLA_NONE,
             )  # fmt: skip
         case Counted(counts):
@@ -115,7 +117,7 @@ def _label_cause(cause: str) -> tuple[str, int]:
 
 
 def _label_rank(rank: Rank) -> Label:
-    state = rank.state
+    state, budget_tokens = rank.state, rank.acceptance.budget_tokens
     outcome = state.outcome
     values = {
         "phase": str(state.phase), "round": state.round, "read": state.read_samples, "ended": state.is_ended,
@@ -130,9 +132,10 @@ def _label_rank(rank: Rank) -> Label:
             # Who is lost is not in the model: it speaks of what ranks do, not of what they say.
             rank=TLA_NONE if outcome is None or outcome.kind == "lost" else _who(outcome.rank),
         ),
-        "reading": rank.reading, "collating": _number(rank.collating), "post": _label_post(rank.post),
+        "reading": rank.reading, "collating": _number(rank.collating), "post": _label_post(rank.post, budget_tokens),
         "causes": tuple(map(_label_cause, rank.causes)), "left": rank.is_left, "inside": rank.is_inside, "told": rank.is_urged,
-        "lost": rank.is_lost, "gone": rank.is_gone,
+        "lost": rank.is_lost, "gone": rank.is_gone, "agreed": min(budget_tokens, state.agreed_tokens),
+        "accepted": min(budget_tokens, state.accepted_tokens), "coming": rank.coming,
     }  # fmt: skip
     return tuple(values[name] for name in _RANK_FIELDS.split())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def _read_bounds(path: Path) -> Bounds:
     sizes = [int(size) for size in value["Shard"].split("_")[1:]]
     depths = [int(depth) for depth in value["Depth"].split("_")[1:]]
     quota = int(value["Quota"])
+    accepted = [int(budget) for budget in value.get("Accepted", "").split("_")[1:]]
     return Bounds(
         lengths=tuple((1,) * size for size in sizes),
         budget_tokens=int(value["Cap"]),
@@ -46,6 +48,7 @@ def _read_bounds(path: Path) -> Bounds:
         is_single_reads=value["IsSingleReads"] == "TRUE",
         is_eager_end=value["IsEagerEnd"] == "TRUE",
         window_bytes={"One": 1, "Two": 2}[value["WindowBytes"]] if "WindowBytes" in value else 0,
+        accepted=tuple((budget,) if budget else () for budget in accepted),
     )
 
 
@@ -65,7 +68,15 @@ def _walk_code(bounds: Bounds) -> tuple[int, set[Label], set[Edge]]:
                 todo.append(after)
             edges.add((labels[world], decode(code).act.name, labels[after]))
     # A space numbers answers by what was posted, so that equal answers may have two numbers: they are one world here.
-    worlds = {(space.get_answer(w), space.get_shared(w)._replace(answer=0), w[1:]) for w in labels}
+    # Nor does it matter since when a budget is in force: nobody but the explorer's own checks remembers.
+    worlds = {
+        (
+            space.get_answer(w),
+            space.get_shared(w)._replace(answer=0),
+            tuple(replace(rank, budgets=()) for rank in space.get_ranks(w)),
+        )
+        for w in labels
+    }
     return len(worlds), set(labels.values()), edges
 
 

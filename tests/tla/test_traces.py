@@ -23,6 +23,7 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "quota": ({"mode": Mode.QUOTA, "quota_samples": 7}, {}),
     "failure": ({}, {"fails": {2: ("collate", 1)}}),
     "stop": ({"depth_steps": 1}, {"stops": {0: 1}}),
+    "budgets": ({}, {"budgets": [lambda step, _: 3 if step in (3, 4, 5) else 8, None, lambda step, _: 8 - step % 3]}),
 }
 
 
@@ -67,6 +68,16 @@ def test_a_simulated_run_on_real_lengths_is_a_behaviour_of_the_model(tmp_path: P
     assert json.loads((tmp_path / "s.json").read_text())["samples_emitted"] == 60
     result = _check([path], tmp_path)
     assert result.error == "", result.output[-3000:]
+
+
+def test_a_budget_that_a_rank_was_not_told_of_is_refused(tmp_path: Path) -> None:
+    """Spec: R15.2. What it offers is what it accepts."""
+    header, records = read_records([_record(tmp_path / "t.ndjson", "budgets", seed=7)])
+    told = [i for i, record in enumerate(records) if record.event and record.event["kind"] == "budget_accepted"]
+    assert told
+    del records[told[0]]
+    result = run_tlc(write_trace_data(header, records, tmp_path), tmp_path, module="TraceCheck")
+    assert result.error == REFUSED, result.output[-2000:]
 
 
 def test_files_of_one_rank_each_are_merged(tmp_path: Path) -> None:

@@ -36,15 +36,16 @@ def _who(rank: object) -> object:
     return rank + 1 if isinstance(rank, int) and rank != NONE else TLA_NONE
 
 
-def _convert_offer(offer: Mapping[str, object]) -> dict[str, object]:
+def _convert_offer(offer: Mapping[str, object], budget_tokens: int) -> dict[str, object]:
     return {
         "kind": "offer", "round": offer["round_min"], "ready": offer["ready_min"], "failed": _who(offer["failed_rank"]),
         "stop": _who(offer["stop_rank"]), "step": offer["stop_step"], "samples": offer["samples_min"],
         "reading": offer["groups_min"], "groups": offer["groups_max"], "due": offer["due_max"],
+        "budget": min(budget_tokens, _integer(offer.get("budget_min", NONE))),
     }  # fmt: skip
 
 
-def _convert_effects(effects: Sequence[JsonObject]) -> dict[str, object]:
+def _convert_effects(effects: Sequence[JsonObject], budget_tokens: int) -> dict[str, object]:
     line: dict[str, object] = {"read": 0, "delivered": [], "collate": [], "post": {"kind": "none"}, "finish": []}
     delivered: list[object] = []
     for effect in effects:
@@ -57,7 +58,7 @@ def _convert_effects(effects: Sequence[JsonObject]) -> dict[str, object]:
                 sizes = [len(step["positions"]) for step in steps if isinstance(step, dict)]
                 line["collate"] = [round_, first["number"], *sizes]
             case {"kind": "post_offer", "offer": dict(offer)}:
-                line["post"] = _convert_offer(offer)
+                line["post"] = _convert_offer(offer, budget_tokens)
             case {"kind": "post_counts", "counts": list(counts)}:
                 line["post"] = {"kind": "counts", "sizes": [row[0] for row in counts]}
             case {"kind": "post_report", "report": {"cause": str(cause)}}:
@@ -68,8 +69,8 @@ def _convert_effects(effects: Sequence[JsonObject]) -> dict[str, object]:
     return line
 
 
-def _convert(record: Record) -> dict[str, object]:
-    line = {"rank": record.rank + 1, **_convert_effects(record.effects)}
+def _convert(record: Record, budget_tokens: int) -> dict[str, object]:
+    line = {"rank": record.rank + 1, **_convert_effects(record.effects, budget_tokens)}
     match record.event:
         case None:
             return {"kind": "start", **line}
@@ -79,8 +80,10 @@ def _convert(record: Record) -> dict[str, object]:
         case {"kind": "collated", "round": int(round_)}:
             return {"kind": "collated", "round": round_, **line}
         case {"kind": "agreed", "agreement": dict(offer)}:
-            agreement = _convert_offer(offer) | {"samples": [offer["samples_min"], offer["samples_max"]]}
+            agreement = _convert_offer(offer, budget_tokens) | {"samples": [offer["samples_min"], offer["samples_max"]]}
             return {"kind": "agreed", "agreement": agreement, **line}
+        case {"kind": "budget_accepted", "tokens": int(tokens)}:
+            return {"kind": "budget_accepted", "tokens": tokens, **line}
         case {"kind": "counted", "counts": list(counts)}:
             return {"kind": "counted", "sizes": [row[0] for row in counts], **line}
         case {"kind": str(kind)}:
@@ -129,7 +132,8 @@ def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> P
     """Writes TraceData.tla and a configuration into ``work``; the latter's path. The queue depth, which is not in the
     header, is the largest number of steps any queue has held.
     """
-    lines = [_convert(record) for record in records]
+    budget_tokens = _integer(header.config["budget_tokens"])
+    lines = [_convert(record, budget_tokens) for record in records]
     ranks = range(1, header.world_size + 1)
     shards = [sum(_integer(line.get("n", 0)) for line in lines if line["rank"] == rank) for rank in ranks]
     depths = []
@@ -157,7 +161,8 @@ def write_trace_data(header: Header, records: Sequence[Record], work: Path) -> P
     )
     config = header.config
     values = {
-        "Cap": 1, "Window": config["window_samples"], "Ramp": config["ramp_rounds"], "Age": config["max_age_rounds"],
+        "Cap": budget_tokens, "Window": config["window_samples"], "Ramp": config["ramp_rounds"],
+        "Age": config["max_age_rounds"],
         "Mode": f'"{config["mode"]}"', "Quota": config["quota_samples"] or 0, "Rule": '"any"', "MaxFailures": 0,
         "MaxStops": 0, "MaxLosses": 0, "IsSingleReads": "FALSE", "IsEagerEnd": "FALSE", "IsLeftInside": "FALSE",
         "Urging": '"never"', "Variant": '"none"',
