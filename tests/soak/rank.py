@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -301,10 +302,20 @@ def find_left(case: Case, before: int) -> str:
         time.sleep(0.05)
 
 
+def _describe_socket(number: int) -> str:
+    """Of what kind, and between whom: an exchange's, the trainer's, or a loader process's."""
+    with socket.socket(fileno=os.dup(number)) as found:
+        try:
+            return f" {found.family.name} {found.getsockname()} {found.getpeername()}"
+        except OSError:  # it listens, or has ended
+            return f" {found.family.name} {found.getsockname()}"
+
+
 def _describe_descriptors() -> str:
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            links.append(os.readlink(f"/proc/self/fd/{name}"))
+            link = os.readlink(f"/proc/self/fd/{name}")
+            links.append(link + _describe_socket(int(name)) if link.startswith("socket:") else link)
     children = multiprocessing.process._children  # type: ignore[attr-defined]
     return f": {sorted(links)}, children {children}"

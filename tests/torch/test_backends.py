@@ -31,6 +31,7 @@ from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.backend import loader_process, process_backend  # noqa: E402
 from odb_ref.torch.backend.messages import Listener, Update  # noqa: E402
 from odb_ref.torch.backend.notes import StepNote, make_round_note  # noqa: E402
+from odb_ref.torch.backend.wire import Link  # noqa: E402
 from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
 from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
@@ -499,6 +500,32 @@ def count_threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except FileNotFoundError:
         return 0
+
+
+class Closing:
+    """What closes a connection while it is pickled, as another thread may."""
+
+    def __init__(self, connection: Link) -> None:
+        self.connection = connection
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        self.connection.close()
+        return str, ()
+
+
+def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
+    """Found by the soak: a loader that was closed after its job had failed raised a TypeError in place of the job's error."""
+    connection, other = multiprocessing.Pipe()
+    with pytest.raises(TypeError):
+        connection.send(Closing(connection))
+    connection, other = multiprocessing.Pipe()
+    process_backend.send(connection, Closing(connection))
+    assert connection.closed
+    with pytest.raises(EOFError):
+        other.recv()
+    connection, other = multiprocessing.Pipe()
+    with pytest.raises(TypeError, match="pickle"):
+        process_backend.send(connection, threading.Lock())
 
 
 def test_workers_that_die_between_two_epochs_are_replaced() -> None:

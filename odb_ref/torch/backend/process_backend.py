@@ -154,9 +154,7 @@ class ProcessBackend:
     def _send(self, order: Order) -> None:
         connection = self._connection
         if connection is not None:
-            # When the process is gone the receiver says so.
-            with contextlib.suppress(OSError):
-                connection.send(order)
+            send(connection, order)
 
     def submit(self, event: Event, at_s: float | None = None) -> None:
         """Sends an event to the machine."""
@@ -291,6 +289,17 @@ class ProcessBackend:
                 self._lose(cause, LoaderProcessError(text))
             case _:
                 assert_never(notice)
+
+
+def send(connection: Link, order: object) -> None:
+    """Sends an order, unless the process is gone, as the receiver says, or another thread closes the connection meanwhile."""
+    with contextlib.suppress(OSError):
+        try:
+            connection.send(order)
+        except TypeError:
+            # `Connection.send` looks whether it is closed, then pickles, then writes to a descriptor that may be None by now.
+            if not connection.closed:
+                raise
 
 
 def _digest(spec: PipelineSpec) -> bytes:
