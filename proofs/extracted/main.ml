@@ -122,30 +122,30 @@ let cost () = match word () with
   | "stairs" -> let width = int () in fun tokens -> 1 + tokens / width
   | name -> failwith ("no cost " ^ name)
 
-(* A configuration, with what its rank accepts: the answer of [accepts] to the round whose offer is made, which may be told anew
-   between two offers. *)
+(* A configuration, with how its rank offers what it is told to accept, and what it accepts when it begins. *)
 let config () =
   let layout = layout () in let cost = cost () in
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
   let before = order () in let rank = int () in let depth = int () in
   let tokens () = match int () with -1 -> budget | n -> n in
-  let first = tokens () in let told = ref (tokens ()) in
-  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> !told) size ramp max_age is_quota quota rule print before in
-  (c, rank, depth, told, fun () -> offered budget !told)
+  let first = tokens () in let accepted = tokens () in
+  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print before in
+  (c, rank, depth, offered budget, offered budget accepted)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
 let run_events show =
-  let c, rank, depth, told, accepted = config () in
-  let refuse s = print_endline "refused"; s in
-  let accept s t = print_endline (show c rank (accepted ()) s t); t in
-  let step s = function
-    | "accepted" -> let tokens = int () in if tokens < 1 then refuse s else (told := tokens; accept s s)
-    | name -> match handle c rank depth s (occurrence name) with None -> refuse s | Some t -> accept s t in
+  let c, rank, depth, offer, accepted = config () in
+  let hears b = accepting c (fun _ -> b) in
+  let refuse b s = print_endline "refused"; (b, s) in
+  let go_on b s t = print_endline (show (hears b) rank b s t); (b, t) in
+  let step (b, s) = function
+    | "accepted" -> let tokens = int () in if tokens < 1 then refuse b s else go_on (offer tokens) s s
+    | name -> match handle (hears b) rank depth s (occurrence name) with None -> refuse b s | Some t -> go_on b s t in
   let s = initial c rank in
-  let s = ref (accept s s) in
+  let told = ref (go_on accepted s s) in
   let n = int () in
-  for _ = 1 to n do s := step !s (word ()) done
+  for _ = 1 to n do told := step !told (word ()) done
 
 let show_posted s t = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-"
 let show_move _ _ accepted s t = show_state accepted t ^ " | " ^ show_posted s t

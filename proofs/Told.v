@@ -1,0 +1,124 @@
+(** What a rank is told of budgets between its offers (R5.11): of all that, a function of the round is left (R15.2).
+
+    [heard] is what may happen to one rank: an occurrence, or that it accepts another budget from now on. The machine that hears
+    has the budget beside its state, and offers it. Every run of it is one of the machine of Machine.v with some [c_accepts]; so
+    what is proved for any [c_accepts] holds whatever ranks are told, and when. *)
+Require Import List Arith Lia Bool.
+From ODB Require Import Types Machine Local.
+Import ListNotations.
+
+Inductive heard := Accepts (b : option nat) | Happens (x : occurrence).
+
+(** The configuration of a rank that accepts [f k] in round [k]. *)
+Definition accepting (c : config) (f : nat -> option nat) : config :=
+  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f).
+
+Section Told.
+Variable c : config.
+Variables rank depth : nat.
+
+(** The machine that hears: what it accepts now, and its state. *)
+Fixpoint hear (hs : list heard) (b : option nat) (s : state) : option state :=
+  match hs with
+  | [] => Some s
+  | Accepts b' :: later => hear later b' s
+  | Happens x :: later => match handle (accepting c (fun _ => b)) rank depth s x with Some t => hear later b t | None => None end
+  end.
+
+(** The machine that knows by round what it accepts. *)
+Fixpoint follow (hs : list heard) (f : nat -> option nat) (s : state) : option state :=
+  match hs with
+  | [] => Some s
+  | Accepts _ :: later => follow later f s
+  | Happens x :: later => match handle (accepting c f) rank depth s x with Some t => follow later f t | None => None end
+  end.
+
+(** The next round for which the rank may make an offer. *)
+Definition ahead (s : state) : nat := match at_phase s with FILL => round s | _ => S (round s) end.
+
+(** Two functions of the round: where they are the same in the round ahead, so is what happens; and where no offer is made in it, they
+    need not be. *)
+Definition step_with (f g : nat -> option nat) (s : state) (now then_ : option state) : Prop :=
+  match now, then_ with
+  | Some t, Some u => ahead s <= ahead t /\ ahead s <= ahead u /\ ((f (ahead s) = g (ahead s) \/ ahead t = ahead s) -> t = u)
+  | None, None => True
+  | _, _ => False
+  end.
+
+Lemma post_with : forall f g u s, ahead u = ahead s -> step_with f g s (Some (post (accepting c f) rank u)) (Some (post (accepting c g) rank u)).
+Proof.
+  intros f g u s A. unfold step_with, post. rewrite <- A. unfold ahead. destruct (at_phase u) eqn:P; rewrite ?P; auto.
+  destruct (must_end u || is_ready u && (is_nil (outbox u) || urged u)); [|rewrite P; auto]. simpl. repeat split; [lia|lia|].
+  intros [E|E]; [|lia]. unfold compute_offer. simpl. rewrite E. reflexivity.
+Qed.
+
+Lemma same_with : forall f g s t, ahead s <= ahead t -> step_with f g s (Some t) (Some t).
+Proof. intros f g s t L. simpl. auto. Qed.
+
+Lemma ahead_of : forall s t, round t = round s -> at_phase t = at_phase s \/ at_phase t <> FILL -> ahead s <= ahead t.
+Proof. intros s t R P. unfold ahead. rewrite R. destruct P as [-> |P]; [lia|]. destruct (at_phase t), (at_phase s); try congruence; lia. Qed.
+
+Lemma deliver_round : forall d u, round (deliver d u) = round u.
+Proof. intros d u. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. reflexivity. Qed.
+
+Lemma deliver_phase : forall d u, at_phase (deliver d u) = at_phase u.
+Proof. intros d u. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. reflexivity. Qed.
+
+Lemma finish_ahead : forall s u, round u = round s -> at_phase u = at_phase s \/ at_phase u <> FILL -> ahead s <= ahead (finish_when_drained u).
+Proof.
+  intros s u R P. destruct (finish_eq u) as [p [-> C]]. apply ahead_of; [exact R|]. simpl. destruct C as [-> | ->]; [exact P|right; discriminate].
+Qed.
+
+Lemma drain_ahead : forall s u d o l, round u = round s -> ahead s <= ahead (drain d o l u).
+Proof.
+  intros s u d o l R. unfold drain. apply finish_ahead; rewrite ?deliver_round, ?deliver_phase; [exact R|right; discriminate].
+Qed.
+
+Lemma handle_with : forall f g s x, step_with f g s (handle (accepting c f) rank depth s x) (handle (accepting c g) rank depth s x).
+Proof.
+  intros f g s [e|peer cause].
+  2:{ apply same_with. unfold lose. destruct (is_ending s) eqn:E; [reflexivity|]. apply ahead_of; [reflexivity|right; discriminate]. }
+  destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl.
+  - destruct (_ || _ || _); [exact I|]. apply post_with. reflexivity.
+  - destruct (collated s); [exact I|]. apply post_with. reflexivity.
+  - destruct (at_phase s) eqn:P; try exact I. unfold agree. destruct (is_bad a); [apply same_with, ahead_of; [reflexivity|right; discriminate]|].
+    destruct (negb _); [exact I|]. destruct (o_stop_rank a); [apply same_with, drain_ahead; reflexivity|]. destruct (negb _); [exact I|].
+    change (target (accepting c g) a) with (target (accepting c f) a). destruct (target (accepting c f) a) as [|n]; [apply same_with, drain_ahead; reflexivity|].
+    change (c_align (accepting c g)) with (c_align (accepting c f)). change (due_before (accepting c g) s) with (due_before (accepting c f) s).
+    destruct (c_align _ _ _ _ _) as [al ca]. apply same_with, ahead_of; [rewrite deliver_round; reflexivity|right; rewrite deliver_phase; discriminate].
+  - destruct (at_phase s) eqn:P; try exact I. unfold count. destruct (negb _); [exact I|]. apply post_with. unfold ahead. rewrite P. reflexivity.
+  - destruct (at_phase s) eqn:P; try exact I. destruct (failure_of rs); [|exact I]. apply same_with, drain_ahead. reflexivity.
+  - destruct (queue s) as [|x q]; [exact I|]. destruct (below _ _); [|exact I]. set (t := deliver depth _).
+    assert (R : round t = round s) by (unfold t; rewrite deliver_round; reflexivity). assert (Q : at_phase t = at_phase s) by (unfold t; rewrite deliver_phase; reflexivity).
+    rewrite Q. assert (A : ahead t = ahead s) by (unfold ahead; rewrite Q, R; reflexivity).
+    destruct (at_phase s) eqn:P; try (apply post_with; exact A). apply same_with, finish_ahead; [exact R|left; congruence].
+  - destruct (at_phase s) eqn:P; try (apply same_with; reflexivity); (destruct (stopped s); [apply same_with; reflexivity|]);
+      try (apply post_with; unfold ahead; simpl; rewrite ?P; reflexivity). apply same_with, finish_ahead; [reflexivity|left; reflexivity].
+  - destruct (_ || _); [apply same_with; reflexivity|]. apply post_with. reflexivity.
+  - destruct (is_ending s); [apply same_with; reflexivity|]. apply post_with. reflexivity.
+Qed.
+
+(** What is accepted in earlier rounds does not matter. *)
+Lemma follow_ahead : forall hs f g s, (forall k, ahead s <= k -> f k = g k) -> follow hs f s = follow hs g s.
+Proof.
+  induction hs as [|[b|x] hs IH]; intros f g s E; simpl; [reflexivity|apply IH, E|].
+  pose proof (handle_with f g s x) as X. unfold step_with in X. destruct (handle (accepting c f) rank depth s x) as [t|], (handle (accepting c g) rank depth s x) as [u|]; try contradiction; [|reflexivity].
+  destruct X as [X1 [_ X2]]. rewrite <- (X2 (or_introl (E _ (le_n _)))). apply IH. intros k L. apply E. lia.
+Qed.
+
+Theorem whatever_a_rank_is_told_it_accepts_by_round : forall hs b s, exists f, hear hs b s = follow hs f s.
+Proof.
+  induction hs as [|[b'|x] hs IH]; intros b s; simpl; [exists (fun _ => b); reflexivity|apply IH|].
+  destruct (handle (accepting c (fun _ => b)) rank depth s x) as [t|] eqn:H.
+  - destruct (IH b t) as [f E]. exists (fun k => if (k =? ahead s) && negb (ahead t =? ahead s) then b else f k). set (f' := fun k => _).
+    pose proof (handle_with (fun _ => b) f' s x) as X. rewrite H in X. unfold step_with in X.
+    destruct (handle (accepting c f') rank depth s x) as [u|] eqn:Hu; [|contradiction]. destruct X as [X1 [_ X2]].
+    assert (U : t = u).
+    { apply X2. destruct (Nat.eq_dec (ahead t) (ahead s)) as [Z|Z]; [right; exact Z|left]. unfold f'. rewrite Nat.eqb_refl.
+      replace (ahead t =? ahead s) with false by (symmetry; apply Nat.eqb_neq, Z). reflexivity. }
+    subst u. rewrite E. apply follow_ahead. intros k L. unfold f'. destruct (k =? ahead s) eqn:K; [|reflexivity]. apply Nat.eqb_eq in K. subst k.
+    replace (ahead t =? ahead s) with true by (symmetry; apply Nat.eqb_eq; lia). reflexivity.
+  - exists (fun _ => b). rewrite H. reflexivity.
+Qed.
+
+End Told.
