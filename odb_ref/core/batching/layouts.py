@@ -50,7 +50,7 @@ class Layout(StrEnum):
         """Returns what the collated batch costs: rows times what the longest does, or the sum over the samples; 0 for an idle
         step. Spec: R2.7.
         """
-        if cost == TOKENS or not group:
+        if cost is TOKENS or cost == TOKENS or not group:  # mostly the first, which takes no time
             return self.compute_tokens(group)
         match self:
             case Layout.PADDED:
