@@ -305,6 +305,7 @@ def test_the_shortest_schedule_is_found(tmp_path: Path) -> None:
         (["--accept", "2:3"], "accepted holds budgets of at least 1 for each of 2 ranks"),
         (["--accept", "0:0"], "accepted holds budgets of at least 1"),
         (["--accept", "3"], "expected RANK:TOKENS"),
+        (["--accept=-1:2"], "there is no rank below 0"),
         (["--budget-schedule", "1:4"], "from step 0 on"),
         (["--odd-rank", "2"], "odd_rank must be one of at least 2 ranks"),
         (["--ranks", "1", "--odd-rank", "0"], "odd_rank must be one of at least 2 ranks"),

@@ -163,6 +163,8 @@ def _list_accepted(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         pairs = [(int(rank), int(tokens)) for rank, tokens in (text.split(":") for text in texts)]
     except ValueError:
         raise UsageError(f"--accept: expected RANK:TOKENS, got {', '.join(texts)}") from None
+    if any(rank < 0 for rank, _ in pairs):
+        raise UsageError(f"--accept: there is no rank below 0, got {', '.join(texts)}")
     ranks = range(1 + max((rank for rank, _ in pairs), default=-1))
     return tuple(tuple(tokens for of, tokens in pairs if of == rank) for rank in ranks)
 
