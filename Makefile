@@ -58,9 +58,10 @@ lint: $(READY) ## Format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-proofs: ## Check the Coq development and audit it (installs Coq where apt-get and root are at hand)
+proofs: ## Check the Coq development, audit it and build its executable model (installs Coq where apt-get and root are at hand)
 	.ci/install-coq.sh
 	$(MAKE) -C proofs
+	$(MAKE) -C proofs extraction
 
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench

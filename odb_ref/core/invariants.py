@@ -13,7 +13,8 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Mode, Step
 
-_OFFER, _COUNT = Phase.OFFER, Phase.COUNT  # to look a member up takes as long as a judgement
+# Looking up a member of an enumeration takes as long as a whole judgement of a take.
+_OFFER, _COUNT = Phase.OFFER, Phase.COUNT
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
 Moved = tuple[tuple[Step, ...], tuple[Step, ...]]
 

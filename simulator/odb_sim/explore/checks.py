@@ -186,7 +186,10 @@ class RankChecks:
 
 
 def _compute_bounds(config: Config, budgets: _Budgets) -> tuple[int, tuple[int, ...]]:
-    """Returns the budget in force last and what is left of each limit under it. Spec: R15.1."""
+    """Returns the budget in force last and what is left of each limit under it. Spec: R15.1.
+
+    Not by the core's own function: a slip in that must show here.
+    """
     if not budgets:
         return config.budget_tokens, config.limits
     budget = budgets[-1][1]
