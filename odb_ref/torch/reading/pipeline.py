@@ -255,10 +255,11 @@ class _Maker:
     def work(self) -> None:
         """Begins one batch, or finishes one, or hands out those of a round."""
         round_, orders = self._orders[0]
-        if orders and self._workers.has_room:
+        if orders and self._workers.has_room(len(orders)):
             self._begin(orders.popleft())
         elif self._workers.pending:
             self._put(*self._workers.collect())
+            self._collating = self._workers.oldest
         else:
             self._orders.popleft()
             self._collating = None
@@ -272,6 +273,7 @@ class _Maker:
             self._put(order.number, Made(None))
         else:
             self._workers.begin(order.number, task)
+            self._collating = self._workers.oldest
 
     def _put(self, number: int, made: Made) -> None:
         for doubt in made.doubts:
