@@ -10,6 +10,7 @@ are forked, they are made while this one has not called it, and a process of its
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
 import threading
 import time
@@ -296,19 +297,22 @@ def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | No
 
 
 def _listen(link: Link, tasks: SimpleQueue[object]) -> None:
-    """Takes in what comes, until the loader process is gone: then puts None. It comes no faster than batches are collected.
+    """Takes in what comes, until the loader process is gone: then puts None. No more comes than `AHEAD` allows.
 
-    It waits for nothing else, so that whoever sends never waits for a batch to be made or received; and with the samples of the
-    next batch here, the files in which large ones came are open no longer.
+    It waits for nothing else: so whoever sends never waits for a batch to be made, nor for one to be received. And the files in
+    which large samples come are closed at once.
     """
-    while True:
-        try:
-            tasks.put(link.recv())
-        except (EOFError, OSError):
-            tasks.put(None)
-            return
-        except BaseException as error:  # samples that cannot be rebuilt here: it is told in the place of their batch
-            tasks.put(error)
+    try:
+        while True:
+            data = link.recv_bytes()
+            try:
+                tasks.put(pickle.loads(data))
+            except BaseException as error:  # samples that cannot be rebuilt here: told in the place of their batch
+                tasks.put(error)
+    except (EOFError, OSError):
+        pass
+    finally:
+        tasks.put(None)
 
 
 def _answer(make: Callable[[CollateTask], Made], task: object) -> Made | _Failure:
