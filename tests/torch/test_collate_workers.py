@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
+from odb_ref.torch.reading import collate_workers  # noqa: E402
 from odb_ref.torch.reading.collate_workers import (  # noqa: E402
     SLOW_S,
     TRIAL_BATCHES,
@@ -251,6 +252,49 @@ def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:
     finally:
         workers.close()
     assert not multiprocessing.active_children()
+
+
+class SleepsFirst:
+    """Takes long for its first batches, as many as are told."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, samples: list[object]) -> object:
+        self.left -= 1
+        time.sleep(1.0 if self.left >= 0 else 0.0)
+        return len(samples)
+
+
+@pytest.mark.parametrize(("slow_batches", "started"), [(0, [1, 1, 1]), (1, [1, 1, 1]), (2, [1, 1, 3])])
+def test_more_processes_are_started_while_the_second_batch_proves_slow(
+    slow_batches: int, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collate_workers, "SLOW_S", 0.1)  # a quick one may wait for a processor for some time
+    workers = CollateWorkers(BatchMaker(SleepsFirst(slow_batches), None), 3)
+    try:
+        workers.prepare()
+        found = [len(workers.processes)]
+        for step in range(2):
+            workers.begin(step, CollateTask(0, (pack("sample"),), None))
+            workers.collect()
+            found.append(len(workers.processes))
+        assert found == started
+    finally:
+        workers.close()
+
+
+def test_processes_that_take_long_to_start_are_started_at_once() -> None:
+    workers = CollateWorkers(BatchMaker(SleepsFirst(2), None), 3, context="spawn")
+    try:
+        for step in range(2):
+            workers.begin(step, CollateTask(0, (pack("here"),), None))
+            workers.collect()
+        assert not workers.processes
+        workers.begin(2, CollateTask(0, (pack("there"),), None))
+        assert len(workers.processes) == 3
+    finally:
+        workers.close()
 
 
 def make_or_die(samples: list[object]) -> object:

@@ -186,6 +186,8 @@ class CollateWorkers:
 
         Raises: CollateWorkerError when ``collate_fn`` has raised in another process, or that is gone.
         """
+        if len(self._trials_s) == 1 and self._are_worth_it is None:
+            self._start_meanwhile()
         number, made = self._made_here.popleft() if self._made_here else self._receive()
         if self._are_worth_it is None:
             self._judge(made.seconds)
@@ -223,16 +225,26 @@ class CollateWorkers:
 
     def _find_worker(self) -> _Worker | None:
         """Returns the process that has the least to do, started now if need be; None when this one is to make the batch."""
-        if self._are_worth_it and len(self._workers) < self._count and all(worker.steps for worker in self._workers):
-            self._try_start()
+        while self._are_worth_it and len(self._workers) < self._count:
+            if self.is_forking and not all(worker.steps for worker in self._workers):
+                break
+            self._try_start()  # where it takes seconds, all at once: sending to one may wait until it is there
         return min(self._workers, key=lambda worker: len(worker.steps), default=None)
+
+    def _start_meanwhile(self) -> None:
+        """Starts processes for as long as one makes the second batch, once that has taken what proves ``collate_fn`` slow."""
+        links = [worker.link for worker in self._workers if worker.steps]
+        wait_s = SLOW_S * TRIAL_BATCHES
+        while links and len(self._workers) < self._count and not wait(links, wait_s):
+            self._try_start()
+            wait_s = 0.0
 
     def _try_start(self) -> None:
         try:
             self._start()
         except Exception as error:  # a collate_fn that cannot be sent, now that it was called; a limit of the system
             self._count = len(self._workers)
-            self._are_worth_it = self._count > 0
+            self._are_worth_it = self._are_worth_it if self._count else False
             self._doubts = (
                 f"collate_fn is slow, and cannot run in as many processes as there are workers: {describe(error)}",
             )
