@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +177,13 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
     """A thread that was slow to end may have begun it after its epoch was over: found by the soak."""
 
     class Listener(PipelineListener):
-        def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-            found.append((round_, [number for number, _ in batches]))
+        def on_batch(self, number: int, batch: object) -> None:
+            found.append(number)
 
-    found: list[tuple[int, list[int]]] = []
+        def on_collated(self, round_: int) -> None:
+            found.append(round_)
+
+    found: list[int] = []
     workers = CollateWorkers(BatchMaker(str, None), 2)
     try:
         workers.begin(0, CollateTask(0, (pack(7),), None))
@@ -190,7 +193,7 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
         maker.ask(3, (BatchOrder(5, (), False), BatchOrder(6, (), False)))
         while maker.count_work():
             maker.work()
-        assert found == [(3, [5, 6])]
+        assert found == [5, 6, 3]
     finally:
         workers.close()
 

@@ -102,9 +102,6 @@ class ProcessBackend:
         self._listener: Listener | None = None
         self._is_traced = False
         self._trace_closed = threading.Event()
-        # Batches of a round that is not complete yet; only the receiving thread touches them.
-        self._arrived: list[tuple[int, object]] = []
-        self._arrived_epoch = 0
 
     def begin(self, start: EpochStart, listener: Listener) -> None:
         """Starts the process, unless it is there, and an epoch.
@@ -272,14 +269,10 @@ class ProcessBackend:
             case SetAside(place, cause):
                 listener.on_bad(place, cause)
             case Batch(number, packed):
-                if epoch != self._arrived_epoch:
-                    self._arrived_epoch, self._arrived = epoch, []
                 batch = unpack(packed)
-                self._arrived.append((number, pin(batch) if self._is_pinned else batch))
+                listener.on_batch(number, pin(batch) if self._is_pinned else batch)
             case RoundCollated(round_):
-                batches = self._arrived if epoch == self._arrived_epoch else []
-                self._arrived = []
-                listener.on_collated(round_, batches)
+                listener.on_collated(round_)
             case ReadFailed(text):
                 self._is_spoilt = True
                 listener.on_error(LoaderProcessError(text))
