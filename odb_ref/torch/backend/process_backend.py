@@ -256,11 +256,11 @@ class ProcessBackend:
                     self._trace_closed.set()
             case Report(epoch, notice):
                 if self._listener is not None and epoch == self._epoch:
-                    self._report(epoch, notice, self._listener)
+                    self._report(notice, self._listener)
             case _:
                 raise OdbError(f"unexpected message of the loader process: {message!r}")
 
-    def _report(self, epoch: int, notice: Notice, listener: Listener) -> None:
+    def _report(self, notice: Notice, listener: Listener) -> None:
         match notice:
             case Update():
                 listener.on_update(notice)
