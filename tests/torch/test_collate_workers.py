@@ -27,6 +27,7 @@ from odb_ref.torch.reading.collate_workers import (  # noqa: E402
     CollateWorkers,
 )
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, Collator, OnIdle  # noqa: E402
+from odb_ref.torch.reading.measure import Measured  # noqa: E402
 from odb_ref.torch.reading.pipeline import _Maker  # noqa: E402
 from odb_ref.torch.reading.reports import Gate, PipelineListener  # noqa: E402
 from odb_ref.torch.reading.serialization import Packed, pack, unpack  # noqa: E402
@@ -232,6 +233,40 @@ def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() 
     assert sorted((number, unpack(made.batch)) for number, made in found) == [(0, "last"), (1, "one"), (2, "two")]
     assert found[-1][0] == 0
     assert not workers.pending
+
+
+def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_round() -> None:
+    permit = multiprocessing.Semaphore(0)
+
+    def make(samples: list[object]) -> object:
+        time.sleep(2 * SLOW_S)
+        assert samples[0] != 0 or permit.acquire(timeout=10)
+        return samples[0]
+
+    class Listener(PipelineListener):
+        def on_batch(self, number: int, batch: object) -> None:
+            found.append(number)
+            permit.release()
+
+        def on_collated(self, round_: int) -> None:
+            found.append(round_)
+
+    found: list[int] = []
+    workers = CollateWorkers(BatchMaker(make, None), 2)
+    collator = Collator(OnIdle.NONE, None, print)
+    try:
+        prove_slow(workers)
+        for place in range(3):
+            collator.put(place, Measured(1, 1, pack(place), 8))
+        maker = _Maker(collator, workers, Gate(Listener()), is_pinned=False)
+        maker.ask(7, tuple(BatchOrder(step, (step,)) for step in range(3)))
+        while maker.count_work():
+            maker.work()
+        assert sorted(found[:3]) == [0, 1, 2]
+        assert found[0] != 0
+        assert found[3:] == [7]
+    finally:
+        workers.close()
 
 
 def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:

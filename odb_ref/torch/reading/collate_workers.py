@@ -261,7 +261,7 @@ class CollateWorkers:
 
     def _lose(self, worker: _Worker) -> CollateWorkerError:
         """Returns what to raise when a process is gone. What else it was to make is lost too."""
-        self._workers.remove(worker)
+        self._workers = [other for other in self._workers if other is not worker]
         worker.link.close()
         worker.process.join(1.0)
         return CollateWorkerError(
