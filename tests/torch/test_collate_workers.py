@@ -378,6 +378,33 @@ def test_one_that_dies_with_two_batches_in_hand_is_told_of_at_the_one_that_it_ma
     assert not multiprocessing.active_children()
 
 
+def test_one_that_dies_and_leaves_a_child_behind_is_told_of_too() -> None:
+    """The child holds its end of what joins them."""
+    left = multiprocessing.Value("i", 0)
+
+    def make(samples: list[object]) -> object:
+        if samples[0] != "die":
+            time.sleep(2 * SLOW_S)
+            return samples[0]
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+        left.value = pid
+        die()
+        return None
+
+    workers = CollateWorkers(BatchMaker(make, None), 2)
+    try:
+        prove_slow(workers)
+        workers.begin(4, CollateTask(0, (pack("die"),), None))
+        with pytest.raises(CollateWorkerError, match=r"exit code -9\) at step 4"):
+            workers.collect()
+    finally:
+        workers.close()
+        os.kill(left.value, signal.SIGKILL)
+
+
 def test_one_that_was_killed_is_told_of_when_what_it_had_sent_is_received() -> None:
     workers = CollateWorkers(BatchMaker(make_or_die, None), 2)
     try:

@@ -45,6 +45,9 @@ AHEAD: Final = 2
 thread has seen what all the others have made.
 """
 
+LOOK_S: Final = 1.0
+"""How often it is looked whether processes that do not answer are still there."""
+
 NAME: Final = "odb-collate"
 """What the names of these processes begin with."""
 
@@ -196,11 +199,12 @@ class CollateWorkers:
 
     def _receive(self) -> tuple[int, Made]:
         busy = [worker for worker in self._workers if worker.steps]
-        ready = wait([*(worker.link for worker in busy), *(worker.process.sentinel for worker in busy)])
-        # What one has sent before it ended counts.
-        worker = next((worker for worker in busy if worker.link in ready), None) or next(
-            worker for worker in busy if worker.process.sentinel in ready
-        )
+        while not (ready := wait([worker.link for worker in busy], LOOK_S)):
+            # One that is gone ends its link, unless it has left a child, which has a copy of that.
+            for worker in busy:
+                if worker.process.exitcode is not None and not worker.link.poll():
+                    raise self._lose(worker)
+        worker = next(worker for worker in busy if worker.link in ready)
         try:
             answer = worker.link.recv()
         except (EOFError, OSError):
