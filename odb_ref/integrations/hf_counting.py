@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-from odb_ref.torch.reading.tasks import measure_rows
+from odb_ref.torch.loop import count_pairs, split_pairs
+from odb_ref.torch.reading.tasks import is_pair, measure_rows
+
+PAIRS: Final[dict[str, object]] = {"split": split_pairs, "count": count_pairs}
+"""How the batches of TRL's and LLaMA-Factory's preference collators go in halves: options of `ODBOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +49,14 @@ def make_counting_options(model: object, collator: object, *, is_packed: bool) -
     if multiple and not is_packed:
         options["length_fn"] = CollatedLength(multiple)
     return options
+
+
+def has_pairs(dataset: object) -> bool:
+    """Returns whether a data set has preference pairs; of one that is read as a stream, the columns tell."""
+    names = getattr(dataset, "column_names", None)
+    if isinstance(names, list):
+        return is_pair(dict.fromkeys(names, ()))
+    try:
+        return is_pair(dataset[0])  # type: ignore[index]
+    except (TypeError, KeyError, IndexError):
+        return False

@@ -29,6 +29,7 @@ from typing import Final
 from transformers import Trainer, TrainerCallback
 
 from odb_ref.integrations.hf import ODBTrainer, enable
+from odb_ref.integrations.hf_counting import PAIRS, has_pairs
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import UsageError
 
@@ -83,7 +84,9 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
     """
     if getattr(getattr(trainer, "finetuning_args", None), "disable_shuffling", False):
         settings = {"shuffle": False} | settings
-    return enable(trainer, ODBOptions.split(settings))
+    if has_pairs(trainer.train_dataset):
+        settings = PAIRS | settings
+    return enable(trainer, ODBOptions.from_settings(settings))
 
 
 @contextmanager

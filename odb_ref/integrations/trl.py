@@ -26,10 +26,9 @@ from __future__ import annotations
 from transformers import Trainer
 
 from odb_ref.integrations.hf import ODBTrainer, enable
-from odb_ref.integrations.hf_counting import CollatedLength
+from odb_ref.integrations.hf_counting import PAIRS, CollatedLength, has_pairs
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import UsageError
-from odb_ref.torch.reading.tasks import is_pair
 
 
 def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **settings: object) -> ODBTrainer:
@@ -54,24 +53,13 @@ def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **se
     options: dict[str, object] = {}
     max_length: int | None = getattr(args, "max_length", None)
     multiple: int = getattr(trainer.data_collator, "pad_to_multiple_of", None) or 1
-    has_pairs = _has_pairs(trainer.train_dataset)
+    is_paired = has_pairs(trainer.train_dataset)
     if getattr(trainer, "padding_free", False):
         options["layout"] = "packed"
-    elif has_pairs:
-        options["length_fn"] = CollatedLength(multiple, max_length)
+    elif is_paired:
+        options |= PAIRS | {"length_fn": CollatedLength(multiple, max_length)}
     if token_budget is None:
         if max_length is None:
             raise UsageError("max_length=None says nothing of memory: pass token_budget=")
-        token_budget = args.per_device_train_batch_size * max_length * (2 if has_pairs else 1)
-    return enable(trainer, ODBOptions.split({"token_budget": token_budget} | options | settings))
-
-
-def _has_pairs(dataset: object) -> bool:
-    """Returns whether a data set has preference pairs; of one that is read as a stream, the columns tell."""
-    names = getattr(dataset, "column_names", None)
-    if isinstance(names, list):
-        return is_pair(dict.fromkeys(names, ()))
-    try:
-        return is_pair(dataset[0])  # type: ignore[index]
-    except (TypeError, KeyError, IndexError):
-        return False
+        token_budget = args.per_device_train_batch_size * max_length * (2 if is_paired else 1)
+    return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | settings))
