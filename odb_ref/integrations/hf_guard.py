@@ -32,6 +32,10 @@ class SteppingTrainer(EvaluatingTrainer):
     """What belongs to the batch that was trained on last."""
     progress: Progress | None = None
     """How far training has come; None before it begins."""
+    takes_step_info = True
+    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
+    has_weighed = False
+    """Whether `odb_ref.integrations.hf.ODBTrainer.compute_loss` has weighed a loss in the pass that runs, or ran last."""
     _steps: TrainerSteps | None = None
     _guard: WindowGuard[Inputs] | None = None
     _accepted: dict[str, int]
@@ -56,7 +60,13 @@ class SteppingTrainer(EvaluatingTrainer):
         return loss
 
     def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        self.has_weighed = not (self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo))
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if not self.has_weighed:
+            raise UsageError(
+                f"{type(self).__name__}.compute_loss does not call that of ODBTrainer, so losses are not weighed: call "
+                "super().compute_loss, or say takes_step_info = False in the class and return inputs.pop(STEP_INFO).scale(loss)"
+            )
         return loss
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
