@@ -53,10 +53,10 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerCont
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from odb_ref.integrations.fallback import check_strategy
+from odb_ref.integrations.hf_data import take_share
 from odb_ref.integrations.hf_gathering import gathering
 from odb_ref.integrations.hf_guard import SteppingTrainer
 from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
-from odb_ref.integrations.hf_streams import take_share
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 

@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from odb_ref.integrations.hf_counting import make_counting_options
+from odb_ref.integrations.hf_data import make_counting_options, take_share
 from odb_ref.integrations.hf_gathering import gather_rows
 from odb_ref.integrations.hf_steps import ODBOptions
-from odb_ref.integrations.hf_streams import take_share
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import ADOPTED
 

@@ -29,7 +29,7 @@ from typing import Final
 from transformers import Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBTrainer, enable
-from odb_ref.integrations.hf_counting import PAIRS, CollatedLength, has_pairs
+from odb_ref.integrations.hf_data import PAIRS, CollatedLength, has_pairs
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import UsageError
 
