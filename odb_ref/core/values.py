@@ -7,7 +7,6 @@ in: ``draft.__class__ = cls``. What fills it in is compiled once for each class,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -25,14 +24,14 @@ def make_draft(cls: type[T]) -> type[T]:
     return cast("type[T]", _compile(cls, parameters, values, defaults))
 
 
-def make_replace(cls: type[T]) -> Callable[..., T]:
+def make_replace(cls: type[DataclassInstance]) -> object:
     """Returns a function that gives what `dataclasses.replace` gives of a ``cls``, in an eighth of the time.
 
     To it an ellipsis means "as it was": no field's value is one.
     """
     parameters = ["_value", *(f"{item.name}=..." for item in fields(cls))]
     values = {item.name: f"_value.{item.name} if {item.name} is ... else {item.name}" for item in fields(cls)}
-    return cast("Callable[..., T]", _compile(cls, parameters, values, {}))
+    return _compile(cls, parameters, values, {})
 
 
 def _compile(

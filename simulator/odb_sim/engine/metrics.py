@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
-from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.types import Group
+from odb_sim.engine.batches import Batches
 from odb_sim.engine.moves import compute_autocorrelation, sum_moves
 from odb_sim.inputs.lengths import Integers
 
@@ -108,39 +106,6 @@ class Summary(Settings):
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """What some ranks train on in one step, an integer for each, all 0 where it is idle; and the samples' ids and positions."""
-
-    samples: Integers
-    real: Integers
-    padded: Integers
-    longest: Integers
-    pairs: Integers
-    """Squared lengths of the samples, summed."""
-    ids: Integers
-    positions: Integers
-
-
-def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Batches:
-    """Returns what is in ``groups``, a rank's each."""
-    counts = np.array([len(group) for group in groups])
-    samples = list(chain.from_iterable(groups))
-    lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
-    ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
-    positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
-    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
-    filled = np.flatnonzero(counts)
-    if len(filled):
-        begins = (np.cumsum(counts) - counts)[filled]
-        real[filled] = np.add.reduceat(lengths, begins)
-        pairs[filled] = np.add.reduceat(lengths * lengths, begins)
-        # The longest is looked for, not assumed first: a wrong grouping must show here.
-        longest[filled] = np.maximum.reduceat(lengths, begins)
-    padded = real if layout is Layout.PACKED else counts * longest
-    return Batches(counts, real, padded, longest, pairs, ids, positions)
-
-
 class Recorder:
     """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
 
@@ -170,7 +135,6 @@ class Recorder:
 
     def end_step(
         self,
-        ranks: Sequence[int],
         batches: Batches,
         *,
         round_: int,
@@ -182,14 +146,14 @@ class Recorder:
         sync_wait_s: float,
         collective_s: float,
     ) -> None:
-        """All ranks have done the step; ``ranks`` says whose each of ``batches`` was."""
+        """All ranks have done the step: ``batches``, one each."""
         is_over = batches.padded > self._budget_tokens
         is_single = batches.samples == 1
         samples = len(batches.ids)
-        self._rank_tokens[ranks] += batches.real
+        self._rank_tokens += batches.real
         self._seen[batches.ids] = True
-        self.moved_places += sum_moves(self._emitted[ranks], batches.samples, batches.positions)
-        self._emitted[ranks] += batches.samples
+        self.moved_places += sum_moves(self._emitted, batches.samples, batches.positions)
+        self._emitted += batches.samples
         self.samples_emitted += samples
         self.rows.append(
             StepRow(
