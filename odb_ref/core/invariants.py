@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import ge, le, lt
 from typing import Final
 
+from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.config import Config
 from odb_ref.core.errors import InvariantError
@@ -16,12 +17,13 @@ from odb_ref.core.types import Group, Mode, Step
 # Looking up a member of an enumeration takes as long as a whole judgement of a take.
 _OFFER, _COUNT = Phase.OFFER, Phase.COUNT
 _ENDING: Final = (Phase.DRAIN, Phase.DONE)
-Moved = tuple[tuple[Step, ...], tuple[Step, ...]]
+Moved = tuple[tuple[Step, ...], tuple[Step, ...], tuple[int, ...]]
+"""Steps that have left, steps that have come, and the tokens of each group that was aligned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """A predicate over a transition; ``judge`` is told, beside the states, which steps have left and which have come."""
+    """A predicate over a transition; ``judge`` is told, beside the states, what has moved between them."""
 
     id: str
     property: str
@@ -30,30 +32,32 @@ class Invariant:
 
     def holds(self, config: Config, before: State, after: State) -> bool:
         """Returns True when the transition keeps the invariant."""
-        return self.judge(config, before, after, _compute_moved(before, after))
+        return self.judge(config, before, after, _compute_moved(config, before, after))
 
 
-def _compute_moved(before: State, after: State) -> Moved:
+def _compute_moved(config: Config, before: State, after: State) -> Moved:
     """Returns the steps that have left queue, outbox and plan, and those that have come: what stays was judged when it
-    came.
+    came. Of new aligned steps, the tokens too, which several invariants speak of.
 
     Steps leave at the front, taken, and come at the back, planned. Where anything else has happened, all have left and come.
     """
+    is_aligned = after.aligned is not before.aligned
+    tokens = tuple(map(config.layout.compute_tokens, after.aligned)) if is_aligned else ()
     old = before.queue + before.outbox
     new = after.queue + after.outbox
     taken = after.taken_steps - before.taken_steps
     if after.plan is before.plan and 0 <= taken <= len(old) and new == old[taken:]:
-        return old[:taken], ()  # most transitions: nothing is planned or released
+        return old[:taken], (), tokens  # most transitions: nothing is planned or released
     old += before.plan
     new += after.plan
     kept = len(old) - taken
     if 0 <= taken <= len(old) and new[:kept] == old[taken:]:
-        return old[:taken], new[kept:]
-    return old, new
+        return old[:taken], new[kept:], tokens
+    return old, new, tokens
 
 
 def _is_conserved(_config: Config, before: State, after: State, moved: Moved) -> bool:
-    gone, come = moved
+    gone, come, _ = moved
     # What lies in the same tuple as before need not be counted again: both sides of the sum have it.
     held = len(after.window) - len(before.window)
     for step in come:
@@ -81,7 +85,7 @@ def _is_window_in_order(_config: Config, before: State, after: State, _moved: Mo
 
 
 def _is_numbered(_config: Config, before: State, after: State, moved: Moved) -> bool:
-    _, come = moved
+    _, come, _ = moved
     first = after.planned_steps - len(come)
     for number, step in enumerate(come, first):
         if step.number != number:
@@ -96,19 +100,20 @@ def _is_released_after_commit(_config: Config, before: State, after: State, _mov
     return before.is_collated and before.phase is _OFFER and after.plan == ()
 
 
-def _is_within_budget(config: Config, before: State, after: State, _moved: Moved) -> bool:
+def _is_within_budget(config: Config, before: State, after: State, moved: Moved) -> bool:
     if after.aligned is before.aligned:
         return True
     budget_tokens, limits = config.compute_round_bounds(before.agreed_tokens)
-
-    def fits(group: Group) -> bool:
-        return len(group) <= 1 or config.layout.compute_tokens(group) <= budget_tokens
+    _, _, tokens = moved
 
     def is_within_limits(group: Group) -> bool:
         used = [sum(costs) for costs in zip(*(sample.costs for sample in group), strict=True)]
-        return len(group) <= 1 or all(map(le, used, limits))
+        return all(map(le, used, limits))
 
-    return all(map(fits, after.aligned)) and (not limits or all(map(is_within_limits, after.aligned)))
+    over = [group for group, count in zip(after.aligned, tokens, strict=True) if count > budget_tokens]
+    return max(map(len, over), default=0) <= 1 and (
+        not limits or all(len(group) <= 1 or is_within_limits(group) for group in after.aligned)
+    )
 
 
 def _is_young(config: Config, before: State, after: State, _moved: Moved) -> bool:
@@ -120,14 +125,18 @@ def _is_young(config: Config, before: State, after: State, _moved: Moved) -> boo
     return after.window[0].position >= before.marks[0]
 
 
-def _is_in_order(config: Config, before: State, after: State, _moved: Moved) -> bool:
+def _is_in_order(config: Config, before: State, after: State, moved: Moved) -> bool:
     if before.phase is not _OFFER or after.phase is not _COUNT:
         return True
     filled = [group for group in after.aligned if group]
     if config.order == StepOrder.SAMPLER:
         positions = [sample.position for group in (*filled, after.window) for sample in group]
         return all(map(lt, positions, positions[1:]))
-    costs = [config.layout.compute_cost(group, config.cost) for group in filled]
+    _, _, tokens = moved
+    if config.cost == TOKENS:
+        costs = [count for group, count in zip(after.aligned, tokens, strict=True) if group]
+    else:
+        costs = [config.layout.compute_cost(group, config.cost) for group in filled]
     if config.order == StepOrder.SHUFFLED:
         places = permute(len(after.aligned), config.order_seed, before.round)
         lined = zip([place for place in places if place < len(filled)], costs, strict=True)
@@ -180,7 +189,7 @@ def check_transition(config: Config, before: State, after: State) -> None:
 
     Raises: InvariantError naming the first that does not.
     """
-    moved = _compute_moved(before, after)
+    moved = _compute_moved(config, before, after)
     is_same = (
         after.phase is before.phase
         and after.window is before.window

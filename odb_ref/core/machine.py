@@ -82,7 +82,8 @@ from odb_ref.core.rounds import (
 from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Step, compute_counts, make_step
 
-_ENDING: Final = (Phase.DRAIN, Phase.DONE)
+_DRAIN: Final = Phase.DRAIN
+_ENDING: Final = (_DRAIN, Phase.DONE)
 
 
 def start(config: Config) -> Transition:
@@ -275,7 +276,7 @@ def _take(config: Config, state: State) -> Transition:
         taken_steps=state.taken_steps + 1,
         taken_samples=state.taken_samples + len(state.queue[0].group),
     )
-    if taken.phase is Phase.DRAIN:
+    if taken.phase is _DRAIN:
         taken, effects = _finish_when_drained(taken)
     else:
         taken, effects = post_when_ready(config, taken)

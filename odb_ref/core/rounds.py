@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.rules import compute_checked_target
@@ -16,13 +17,16 @@ from odb_ref.core.types import Group, Mode, compute_real_tokens
 
 Transition = tuple[State, tuple[Effect, ...]]
 
+_FILL: Final = Phase.FILL
+"""To look a member up takes a good part of what a take takes, after each of which this is asked."""
+
 
 def post_when_ready(config: Config, state: State) -> Transition:
     """Posts the offer of the round when it is ready, or at once when the round is to end the epoch; else does nothing.
 
     Spec: R3.4. Preserves: RELEASE, FREE.
     """
-    if state.phase is not Phase.FILL:
+    if state.phase is not _FILL:
         return state, ()
     is_ready = state.is_collated and not state.wanted_samples
     # An urged rank does not wait for its consumer, which may wait for one that has left; it still has its input ready,

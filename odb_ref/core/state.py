@@ -10,7 +10,7 @@ from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.effects import Outcome
 from odb_ref.core.offer import NONE
 from odb_ref.core.types import Group, Step
-from odb_ref.core.values import make_copier
+from odb_ref.core.values import make_replace
 
 
 class Phase(StrEnum):
@@ -78,12 +78,4 @@ class State:
 if TYPE_CHECKING:
     from dataclasses import replace as replace  # noqa: PLC0414 (what a type checker takes for an export)
 else:
-    _copy = make_copier(State)
-
-    def replace(state, **changes):
-        """Returns the state with ``changes``: `dataclasses.replace`, in a fifth of the time: transitions are made of it."""
-        draft = _copy(state)
-        for name, value in changes.items():
-            setattr(draft, name, value)
-        draft.__class__ = State
-        return draft
+    replace = make_replace(State)

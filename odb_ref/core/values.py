@@ -7,7 +7,6 @@ in: ``draft.__class__ = cls``. What fills it in is compiled once for each class,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -20,33 +19,33 @@ T = TypeVar("T", bound="DataclassInstance")
 def make_draft(cls: type[T]) -> type[T]:
     """Returns a constructor that gives what the frozen, slotted dataclass ``cls`` gives, in a third of the time."""
     parameters = [item.name if item.default is MISSING else f"{item.name}=_{item.name}" for item in fields(cls)]
+    values = {item.name: item.name for item in fields(cls)}
+    defaults = {f"_{item.name}": item.default for item in fields(cls)}
+    return cast("type[T]", _compile(cls, parameters, values, defaults))
+
+
+def make_replace(cls: type[DataclassInstance]) -> object:
+    """Returns a function that gives what `dataclasses.replace` gives of a ``cls``, in an eighth of the time.
+
+    To it an ellipsis means "as it was": no field's value is one.
+    """
+    parameters = ["_value", *(f"{item.name}=..." for item in fields(cls))]
+    values = {item.name: f"_value.{item.name} if {item.name} is ... else {item.name}" for item in fields(cls)}
+    return _compile(cls, parameters, values, {})
+
+
+def _compile(
+    cls: type[DataclassInstance], parameters: list[str], values: dict[str, str], scope: dict[str, object]
+) -> object:
+    """Returns a function of ``parameters`` that gives a ``cls`` with ``values``: expressions, by field."""
     lines = [
         f"def make({', '.join(parameters)}):",
-        "    draft = _new(_Draft)",
-        *(f"    draft.{item.name} = {item.name}" for item in fields(cls)),
+        "    draft = _Draft()",
+        *(f"    draft.{name} = {value}" for name, value in values.items()),
         "    draft.__class__ = _cls",
         "    return draft",
     ]
-    defaults = {f"_{item.name}": item.default for item in fields(cls)}
-    return cast("type[T]", _compile(lines, cls, defaults | {"_cls": cls}))
-
-
-def make_copier(cls: type[T]) -> Callable[[T], T]:
-    """Returns a function that gives a draft of ``cls`` with the fields of another: who asks has some to set before it
-    becomes a ``cls``.
-    """
-    lines = [
-        "def make(value):",
-        "    draft = _new(_Draft)",
-        *(f"    draft.{item.name} = value.{item.name}" for item in fields(cls)),
-        "    return draft",
-    ]
-    return cast("Callable[[T], T]", _compile(lines, cls, {}))
-
-
-def _compile(lines: list[str], cls: type[DataclassInstance], values: dict[str, object]) -> object:
-    """Returns the function ``make`` of ``lines``, which may use ``values``."""
-    slots = tuple(item.name for item in fields(cls))
-    scope = values | {"_new": object.__new__, "_Draft": type(cls.__name__, (), {"__slots__": slots})}
+    draft = type(cls.__name__, (), {"__slots__": tuple(values)})
+    scope |= {"_Draft": draft, "_cls": cls}
     exec("\n".join(lines), scope)
     return scope["make"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import FrozenInstanceError, dataclass
+from typing import Any
 
 import pytest
 
 from odb_ref.core.types import Sample, make_sample
-from odb_ref.core.values import make_copier, make_draft
+from odb_ref.core.values import make_draft, make_replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,17 @@ def test_a_draft_becomes_the_value() -> None:
         pair.left = 4  # type: ignore[misc]
 
 
-def test_an_open_draft_is_filled_in_before_it_becomes_the_value() -> None:
-    pair = Pair(3)
-    draft = make_copier(Pair)(pair)
-    assert type(draft) is not Pair
-    draft.left = 5  # type: ignore[misc]
-    draft.__class__ = Pair
-    assert draft == Pair(5)
-    assert pair == Pair(3)
+def test_what_is_replaced_is_a_value_and_leaves_the_other_as_it_was() -> None:
+    pair = Pair(3, (8,))
+    replace: Any = make_replace(Pair)
+    assert type(replace(pair, left=5)) is Pair
+    assert replace(pair, left=5) == Pair(5, (8,))
+    assert replace(pair, right=(), left=5) == Pair(5, ())
+    assert replace(pair) == pair == Pair(3, (8,))
+    with pytest.raises(FrozenInstanceError):
+        replace(pair, left=5).left = 4
+    with pytest.raises(TypeError):
+        replace(pair, middle=4)
 
 
 def test_a_sample_made_quickly_is_a_sample() -> None:

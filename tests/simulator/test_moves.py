@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from odb_sim.engine.moves import compute_autocorrelation, sum_moves
+from odb_sim.engine.metrics import compute_autocorrelation, sum_moves
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import Run, run

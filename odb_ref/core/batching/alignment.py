@@ -18,7 +18,11 @@ from odb_ref.core.types import Group
 
 def is_due(group: Group, due_before: int) -> bool:
     """Returns True when the group holds a sample that was read before position ``due_before``. Spec: R4.3."""
-    return due_before > 0 and any([sample.position < due_before for sample in group])
+    if due_before:
+        for sample in group:
+            if sample.position < due_before:
+                return True
+    return False
 
 
 def align(

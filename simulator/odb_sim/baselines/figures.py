@@ -14,8 +14,7 @@ import numpy as np
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals
-from odb_sim.engine.moves import sum_moves
+from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs, Seconds

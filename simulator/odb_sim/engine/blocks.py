@@ -19,7 +19,7 @@ from odb_ref.core.errors import InvariantError
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import RoundStart
 from odb_sim.engine.loading import BlockReader, DrawReader
-from odb_sim.engine.moves import sum_moves
+from odb_sim.engine.metrics import sum_moves
 from odb_sim.engine.twins import (
     HUGE,
     Booleans,

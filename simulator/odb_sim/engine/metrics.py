@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, fields
-from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
-from odb_ref.core.types import Group
-from odb_sim.engine.moves import compute_autocorrelation, sum_moves
+from odb_sim.engine.batches import Batches
+from odb_sim.engine.windows import compute_ragged
 from odb_sim.inputs.lengths import Integers
 
 SHORT: Final = "short"
 """The outcome of a run that ends in order, and before its quota is met."""
 COMPLETE: Final = Outcome(OutcomeKind.COMPLETE)
+_POSITION_BITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,39 +107,6 @@ class Summary(Settings):
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """What some ranks train on in one step, an integer for each, all 0 where it is idle; and the samples' ids and positions."""
-
-    samples: Integers
-    real: Integers
-    padded: Integers
-    longest: Integers
-    pairs: Integers
-    """Squared lengths of the samples, summed."""
-    ids: Integers
-    positions: Integers
-
-
-def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Batches:
-    """Returns what is in ``groups``, a rank's each."""
-    counts = np.array([len(group) for group in groups])
-    samples = list(chain.from_iterable(groups))
-    lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
-    ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
-    positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
-    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
-    filled = np.flatnonzero(counts)
-    if len(filled):
-        begins = (np.cumsum(counts) - counts)[filled]
-        real[filled] = np.add.reduceat(lengths, begins)
-        pairs[filled] = np.add.reduceat(lengths * lengths, begins)
-        # The longest is looked for, not assumed first: a wrong grouping must show here.
-        longest[filled] = np.maximum.reduceat(lengths, begins)
-    padded = real if layout is Layout.PACKED else counts * longest
-    return Batches(counts, real, padded, longest, pairs, ids, positions)
-
-
 class Recorder:
     """Sums up a run step by step; in each, every rank takes part (ALIGN)."""
 
@@ -170,7 +136,6 @@ class Recorder:
 
     def end_step(
         self,
-        ranks: Sequence[int],
         batches: Batches,
         *,
         round_: int,
@@ -182,14 +147,14 @@ class Recorder:
         sync_wait_s: float,
         collective_s: float,
     ) -> None:
-        """All ranks have done the step; ``ranks`` says whose each of ``batches`` was."""
+        """All ranks have done the step: ``batches``, one each."""
         is_over = batches.padded > self._budget_tokens
         is_single = batches.samples == 1
         samples = len(batches.ids)
-        self._rank_tokens[ranks] += batches.real
+        self._rank_tokens += batches.real
         self._seen[batches.ids] = True
-        self.moved_places += sum_moves(self._emitted[ranks], batches.samples, batches.positions)
-        self._emitted[ranks] += batches.samples
+        self.moved_places += sum_moves(self._emitted, batches.samples, batches.positions)
+        self._emitted += batches.samples
         self.samples_emitted += samples
         self.rows.append(
             StepRow(
@@ -362,3 +327,26 @@ def list_step_columns() -> list[str]:
 def list_step_values(row: StepRow) -> list[int | float]:
     """Returns the values of one row of ``--steps-csv``."""
     return list(astuple(row))
+
+
+# How far training strays from what the sampler chose: places that samples are moved by, and length from step to step.
+
+
+def sum_moves(emitted: Integers, counts: Integers, positions: Integers) -> int:
+    """Returns by how many places the samples of some batches are moved, all together.
+
+    Before batch b its rank has emitted ``emitted[b]`` samples; it holds ``counts[b]`` of ``positions``, which are those of all
+    batches, one after the other. Inside a batch samples have no order, so they count as in the sampler's.
+    """
+    batches = np.repeat(np.arange(len(counts)), counts)
+    ordered = np.sort(batches << _POSITION_BITS | positions) & ((1 << _POSITION_BITS) - 1)
+    return int(np.abs(ordered - compute_ragged(emitted, counts)).sum())
+
+
+def compute_autocorrelation(values: Sequence[float]) -> float:
+    """Returns how much a value is like the one before: 1 where they run on, 0 where they are mixed; 0 of fewer than two, and of
+    equal ones.
+    """
+    deviations = np.array(values) - np.mean(values) if values else np.zeros(0)
+    square = float((deviations**2).sum())
+    return float((deviations[1:] * deviations[:-1]).sum()) / square if square else 0.0

@@ -27,6 +27,7 @@ from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step
+from odb_sim.engine.batches import count_batches
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.loading import DrawReader, WindowReader
 from odb_sim.engine.stage import Stage
@@ -180,7 +181,8 @@ class Rank:
 
     def _collate(self, effect: Collate) -> Process:
         stage, start_s = self._stage, self._stage.env.now
-        tokens = sum([self.machine.config.layout.compute_tokens(step.group) for step in effect.steps])
+        batches = count_batches([step.group for step in effect.steps], self.machine.config.layout)
+        tokens = int(batches.padded.sum())
         seconds = stage.costs.loader.compute_collate_s(len(effect.steps), tokens, self._receiving) * self._slowness
         yield stage.env.timeout(stage.stretch(seconds))
         if stage.timeline is not None:
@@ -188,6 +190,7 @@ class Rank:
         if self._collate_fault is not None and effect.round >= self._collate_fault:
             self._fail(Fault(FaultKind.COLLATE, self.number, self._collate_fault))
         else:
+            stage.shelf.put(self.number, effect.steps, batches)
             self.handle(Collated(effect.round))
 
     def _fail(self, fault: Fault) -> None:

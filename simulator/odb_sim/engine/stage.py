@@ -9,6 +9,7 @@ import simpy
 
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.resume import RoundStart
+from odb_sim.engine.batches import Shelf
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import Conditions
@@ -37,6 +38,7 @@ class Stage:
         self.costs = costs
         self.conditions = conditions
         self.recorder = recorder
+        self.shelf = Shelf(workload.ranks)
         self.timeline = timeline
         self.starts = starts
         """Where each rank resumes a saved epoch; empty for one from its beginning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import simpy
@@ -12,23 +12,13 @@ import simpy
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
-from odb_ref.core.types import Step
+from odb_sim.engine.batches import Batches
 from odb_sim.engine.exchange import Process
-from odb_sim.engine.metrics import Batches, count_batches
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
 from odb_sim.inputs.conditions import Fault, FaultKind
 
 _TAKEN: Final = StepTaken()
-
-
-class _Take(NamedTuple):
-    """A rank has taken its step, at ``time_s``; its processor takes ``slowness`` times as long for it as others."""
-
-    rank: int
-    step: Step
-    time_s: float
-    slowness: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +40,12 @@ class Trainers:
         "_on_progress",
         "_queued_steps",
         "_ranks",
+        "_round",
         "_slowness",
         "_stage",
-        "_takes",
+        "_taken_s",
+        "_takers",
+        "_taking_slowness",
         "_waiting",
         "_wakened",
         "_waking",
@@ -71,7 +64,14 @@ class Trainers:
         self._wakened: list[int] = []
         self._waking: simpy.Event | None = None
         self._queued_steps = 0
-        self._takes: list[_Take] = []
+        self._round = 0
+        """That of the step taken last."""
+        self._takers: list[int] = []
+        """The ranks that have taken the step, in turn."""
+        self._taken_s: list[float] = []
+        """When each of them has."""
+        self._taking_slowness: list[float] = []
+        """How many times as long as others each of their processors takes for it."""
 
     @property
     def _layout(self) -> Layout:
@@ -97,17 +97,17 @@ class Trainers:
             self._waiting = set(range(len(self._ranks))) - self._departed
             self._wakened = sorted(self._waiting)
             self._queued_steps = 0
-            self._takes = []
+            self._takers, self._taken_s, self._taking_slowness = [], [], []
             leavers = yield from self._take_all(number)
-            batches = count_batches([take.step.group for take in self._takes], self._layout)
+            if not self._takers:
+                return
+            batches = self._stage.shelf.take(number)
             computing = self._compute(batches, start_s)
             if self._departed:
                 return  # whoever has taken the step waits in its collective for one that has left
-            if leavers and self._takes:
-                taker = self._takes[0].rank
-                raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
             if leavers:
-                return
+                taker = self._takers[0]
+                raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
             yield env.timeout(computing.slowest_s + sync_s - env.now)
             self._end_step(batches, computing, start_s)
 
@@ -170,22 +170,23 @@ class Trainers:
         if step.number != number:
             raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
         self._waiting.discard(rank)
-        self._takes.append(_Take(rank, step, stage.env.now, stage.stretch(self._slowness.get(rank, 1.0))))
+        self._takers.append(rank)
+        self._taken_s.append(stage.env.now)
+        self._taking_slowness.append(stage.stretch(self._slowness.get(rank, 1.0)))
+        self._round = step.round
         taker.handle(_TAKEN)
         return True
 
     def _compute(self, batches: Batches, start_s: float) -> _Computing:
         """Returns how long the ranks that have taken the step compute it."""
-        taken_s = np.array([take.time_s for take in self._takes])
-        factors = np.array([take.slowness for take in self._takes])
-        compute_s = (
-            self._stage.costs.compute_layout_s(self._layout, batches.padded, batches.longest, batches.pairs) * factors
-        )
+        taken_s = np.array(self._taken_s)
+        costs_s = self._stage.costs.compute_layout_s(self._layout, batches.padded, batches.longest, batches.pairs)
+        compute_s = costs_s[self._takers] * np.array(self._taking_slowness)
         ready_s = taken_s + compute_s
         if (timeline := self._stage.timeline) is not None:
-            for take, end_s in zip(self._takes, ready_s.tolist(), strict=True):
-                timeline.add(take.rank, "trainer", "wait for data", start_s, take.time_s)
-                timeline.add(take.rank, "trainer", "idle" if take.step.is_idle else "compute", take.time_s, end_s)
+            for rank, begin_s, end_s in zip(self._takers, self._taken_s, ready_s.tolist(), strict=True):
+                timeline.add(rank, "trainer", "wait for data", start_s, begin_s)
+                timeline.add(rank, "trainer", "compute" if batches.samples[rank] else "idle", begin_s, end_s)
         return _Computing(
             wait_s=float((taken_s - start_s).sum()),
             compute_s=float(compute_s.sum()),
@@ -195,11 +196,10 @@ class Trainers:
 
     def _end_step(self, batches: Batches, computing: _Computing, start_s: float) -> None:
         stage, slowest_s, end_s = self._stage, computing.slowest_s, self._stage.env.now
-        takers = [take.rank for take in self._takes]
+        takers = self._takers
         stage.recorder.end_step(
-            takers,
             batches,
-            round_=self._takes[-1].step.round,
+            round_=self._round,
             start_s=start_s,
             end_s=end_s,
             queued_steps=self._queued_steps,

@@ -1,0 +1,101 @@
+"""What the trainers train on: counted once for each rank and round, when it is collated, then for each step over all ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import numpy as np
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.types import Group, Step
+from odb_sim.inputs.lengths import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Some batches: an integer for each, all 0 where it is idle; and the samples' ids and positions, batch after batch."""
+
+    samples: Integers
+    real: Integers
+    padded: Integers
+    longest: Integers
+    pairs: Integers
+    """Squared lengths of the samples, summed."""
+    ids: Integers
+    positions: Integers
+
+
+def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Batches:
+    """Returns what is in ``groups``."""
+    counts = np.fromiter(map(len, groups), np.int64, len(groups))
+    samples = list(chain.from_iterable(groups))
+    lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
+    ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
+    positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
+    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
+    filled = np.flatnonzero(counts)
+    if len(filled):
+        begins = (np.cumsum(counts) - counts)[filled]
+        real[filled] = np.add.reduceat(lengths, begins)
+        pairs[filled] = np.add.reduceat(lengths * lengths, begins)
+        # The longest is looked for, not assumed first: a wrong grouping must show here.
+        longest[filled] = np.maximum.reduceat(lengths, begins)
+    padded = real if layout is Layout.PACKED else counts * longest
+    return Batches(counts, real, padded, longest, pairs, ids, positions)
+
+
+def _line_up(collated: Sequence[Batches]) -> Iterator[Batches]:
+    """Yields for each step what all ranks train on, of what each rank has collated for all of them."""
+    counts = np.stack([batches.samples for batches in collated], axis=1)
+    columns = zip(
+        counts,
+        np.stack([batches.real for batches in collated], axis=1),
+        np.stack([batches.padded for batches in collated], axis=1),
+        np.stack([batches.longest for batches in collated], axis=1),
+        np.stack([batches.pairs for batches in collated], axis=1),
+        strict=True,
+    )
+    steps, ranks = counts.shape
+    order = np.argsort(np.repeat(np.tile(np.arange(steps), ranks), counts.T.ravel()), kind="stable")
+    ids = np.concatenate([batches.ids for batches in collated])[order]
+    positions = np.concatenate([batches.positions for batches in collated])[order]
+    ends = np.concatenate(([0], np.cumsum(counts.sum(axis=1)))).tolist()
+    for column, (begin, end) in zip(columns, pairwise(ends), strict=True):
+        yield Batches(*column, ids[begin:end], positions[begin:end])
+
+
+class Shelf:
+    """Holds the batches of all ranks from when they are collated until they are trained on."""
+
+    __slots__ = ("_collated", "_ranks", "_ready")
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._collated: defaultdict[int, dict[int, Batches]] = defaultdict(dict)
+        """What ranks have collated of a round, while others have not."""
+        self._ready: dict[int, Batches] = {}
+        """What all ranks train on, by step."""
+
+    def put(self, rank: int, steps: Sequence[Step], batches: Batches) -> None:
+        """``rank`` has collated the batches of ``steps``: those of a round."""
+        if not steps:
+            return
+        collated = self._collated[steps[0].round]
+        collated[rank] = batches
+        if len(collated) == self._ranks:
+            del self._collated[steps[0].round]
+            lined_up = _line_up([collated[number] for number in range(self._ranks)])
+            self._ready.update(zip((step.number for step in steps), lined_up, strict=True))
+
+    def take(self, number: int) -> Batches:
+        """Returns what is trained on in step ``number``, by rank.
+
+        Raises: InvariantError when a rank has not collated it (RELEASE).
+        """
+        if number not in self._ready:
+            raise InvariantError("RELEASE", f"step {number} is taken, and not collated on every rank")
+        return self._ready.pop(number)
