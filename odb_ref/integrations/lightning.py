@@ -113,8 +113,8 @@ class LightningLoader:
         for batch, info in read_windows(self.loader, self.accumulation_steps):
             if len(self._read_ahead) > _MOST_AHEAD:
                 raise UsageError(
-                    "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or losses "
-                    "are not weighed (EvaluationLoader is for what is not training)"
+                    "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or "
+                    "losses are not weighed (EvaluationLoader is for what is not training)"
                 )
             self._read_ahead.append((info, self.loader.state_dict()))
             yield batch
