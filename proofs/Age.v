@@ -66,18 +66,24 @@ Proof.
   - destruct (is_ending s); injection E as <-; rewrite ?aged_post; exact Z.
 Qed.
 
-(** What has been read is not unread. *)
-Lemma read_grows : forall c r d s e t, transition c r d s e = Some t -> read s <= read t.
+(** Only a read reads. *)
+Lemma nothing_is_read_of_an_answer : forall c r d s y t, transition c r d s (Got y) = Some t -> read t = read s.
 Proof.
-  intros c r d s e t E. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
-  2:{ pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ A _ _. lia. }
-  apply Nat.eq_le_incl. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
+  intros c r d s y t E. symmetry. simpl in E. destruct y as [a|cs|rs]; destruct (at_phase s); try discriminate.
   - unfold agree in E. destruct (is_bad a); [injection E as <-; reflexivity|]. destruct (negb _); [discriminate|].
     destruct (o_stop_rank a); [injection E as <-; symmetry; etransitivity; [apply read_of_aged, aged_drain|reflexivity]|]. destruct (negb _); [discriminate|]. destruct (target c a).
     + injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
     + destruct (c_align _ _ _ _ _). injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_deliver|reflexivity].
   - unfold count in E. destruct (negb _); [discriminate|]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_post|reflexivity].
   - destruct (failure_of rs); [|discriminate]. injection E as <-. symmetry. etransitivity; [apply read_of_aged, aged_drain|reflexivity].
+Qed.
+
+(** What has been read is not unread. *)
+Lemma read_grows : forall c r d s e t, transition c r d s e = Some t -> read s <= read t.
+Proof.
+  intros c r d s e t E. assert (Cases : (exists y, e = Got y) \/ (forall y, e <> Got y)) by (destruct e; eauto; right; discriminate). destruct Cases as [[y ->]|NG].
+  - rewrite (nothing_is_read_of_an_answer _ _ _ _ _ _ E). reflexivity.
+  - pose proof (aged_transition _ _ _ _ _ _ NG E) as A. unfold aged in A. injection A as _ A _ _. lia.
 Qed.
 
 (** What a window and its reading are. *)

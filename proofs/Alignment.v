@@ -1,7 +1,8 @@
 (** The executable [align] of odb_ref/core/batching/alignment.py, and what it keeps. Spec: R4.
 
-    How groups are measured is a parameter: what is proved holds for every layout and every cost that meet [gauge_ok].
-    Layouts.v has those that ship. *)
+    How groups are measured is a parameter, and so is how they are lined up: what is proved holds for every layout and every cost
+    that meet [gauge_ok], and for any line; what is said of the line itself, for those that meet [line_ok]. Layouts.v has the
+    measures that ship, this file the fullest first, Runs.v the sampler's order. *)
 Require Import List Arith Lia Bool Permutation Sorted.
 From ODB Require Import Types.
 Import ListNotations.
@@ -26,8 +27,8 @@ Definition is_due (due_before : nat) (g : group) : bool := existsb (fun x => pos
 
 Definition by_position : list sample -> list sample := sort_by (fun x y => pos x <=? pos y).
 
-(** What a layout and a cost say of a group: the tokens by which it is chosen, the cost by which it is lined up and split, and of how
-    many samples the first of its two parts is. *)
+(** What a layout and a cost say of a group: its tokens, the cost by which it is split, and of how many samples the first of its two
+    parts is. *)
 Record gauge := mkGauge { tokens_of : group -> nat; cost_of : group -> nat; middle_of : group -> nat }.
 
 (** What is asked of them: neither part is empty, an idle step costs nothing, and a part of a group costs no more than all of it. *)
@@ -36,19 +37,37 @@ Record gauge_ok (m : gauge) : Prop := {
   ok_idle : cost_of m [] = 0;
   ok_part : forall part rest g, Permutation (part ++ rest) g -> cost_of m part <= cost_of m g }.
 
+(** Which of two groups is chosen rather than the other, and which leaves before the other. *)
+Record line := mkLine { is_chosen_first : group -> group -> bool; leaves_first : group -> group -> bool }.
+
+(** One of two at least is not behind the other, and so on along a line. *)
+Record orders {A} (before : A -> A -> bool) : Prop := {
+  total_order : forall a b, before a b = false -> before b a = true;
+  along_order : forall a b c, before a b = true -> before b c = true -> before a c = true }.
+
+Record line_ok (l : line) : Prop := {
+  ok_chosen : orders (is_chosen_first l);
+  ok_leaves : orders (leaves_first l);
+  ok_idle_last : forall g, leaves_first l g [] = true }.
+
+(** The fullest are chosen, and the most costly leave first. *)
+Definition fullest_first (m : gauge) : line :=
+  mkLine (fun g h => tokens_of m h <=? tokens_of m g) (fun g h => cost_of m h <=? cost_of m g).
+
 Section Align.
 Variable M : gauge.
+Variable way : line.
 Notation middle := (middle_of M).
 
-(** Due groups first, then the fullest. *)
+(** Due groups first, then as the line has it. *)
 Definition goes_first (due_before : nat) (g h : group) : bool :=
   match is_due due_before g, is_due due_before h with
   | true, false => true
   | false, true => false
-  | _, _ => tokens_of M h <=? tokens_of M g
+  | _, _ => is_chosen_first way g h
   end.
 
-Definition costliest_first : list group -> list group := sort_by (fun g h => cost_of M h <=? cost_of M g).
+Definition line_up : list group -> list group := sort_by (leaves_first way).
 
 (** 0 when the group cannot be split; else it orders as the cost does. *)
 Definition splittable (g : group) : nat := if 1 <? length g then S (cost_of M g) else 0.
@@ -141,10 +160,10 @@ Definition split_groups (fuel : nat) (gs : list group) : list group :=
 Definition align (gs : list group) (target due_before : nat) : list group * list sample :=
   if target <? length gs then
     let order := sort_by (goes_first due_before) gs in
-    (costliest_first (firstn target order), by_position (concat (skipn target order)))
+    (line_up (firstn target order), by_position (concat (skipn target order)))
   else
     let parts := split_groups (target - length gs) gs in
-    (costliest_first parts ++ repeat [] (target - length parts), []).
+    (line_up parts ++ repeat [] (target - length parts), []).
 
 (** ** What it keeps *)
 
@@ -334,8 +353,8 @@ Theorem an_alignment_has_exactly_the_target_number_of_steps : forall gs target d
   length (fst (align gs target due)) = target.
 Proof.
   intros. unfold align. destruct (target <? length gs) eqn:E; simpl.
-  - apply Nat.ltb_lt in E. unfold costliest_first. rewrite sort_by_length, firstn_length, sort_by_length. lia.
-  - apply Nat.ltb_ge in E. rewrite app_length, repeat_length. unfold costliest_first. rewrite sort_by_length.
+  - apply Nat.ltb_lt in E. unfold line_up. rewrite sort_by_length, firstn_length, sort_by_length. lia.
+  - apply Nat.ltb_ge in E. rewrite app_length, repeat_length. unfold line_up. rewrite sort_by_length.
     pose proof (split_length (target - length gs) gs). lia.
 Qed.
 
@@ -391,34 +410,29 @@ Proof.
 Qed.
 
 Theorem an_alignment_carries_only_surplus_groups : forall gs target due, length gs <= target -> snd (align gs target due) = [].
-Proof. intros gs target due L. unfold align. replace (target <? length gs) with false by (symmetry; apply Nat.ltb_ge; exact L). reflexivity. Qed.
+Proof. intros gs target due Lt. unfold align. replace (target <? length gs) with false by (symmetry; apply Nat.ltb_ge; exact Lt). reflexivity. Qed.
 
 (** ** ORDER: what is lined up, split and carried *)
 
-Lemma insert_by_falling : forall A (f : A -> nat) x l, StronglySorted (fun a b => f b <= f a) l ->
-  StronglySorted (fun a b => f b <= f a) (insert_by (fun a b => f b <=? f a) x l).
+Lemma sort_by_sorted : forall A (before : A -> A -> bool) l, orders before -> StronglySorted (fun a b => before a b = true) (sort_by before l).
 Proof.
-  induction l as [|y l IH]; simpl; intros H; [repeat constructor|]. inversion H as [|? ? H1 H2]; subst.
-  destruct (f y <=? f x) eqn:E.
-  - apply Nat.leb_le in E. constructor; [exact H|]. constructor; [exact E|]. eapply Forall_impl; [|exact H2]. simpl. intros; lia.
-  - apply Nat.leb_gt in E. constructor; [apply IH, H1|]. eapply Forall_perm; [symmetry; apply insert_by_perm|].
-    constructor; [lia|exact H2].
+  intros A before l [To Al]. induction l as [|x l IH]; simpl; [constructor|]. induction IH as [|y r S IHr F]; simpl; [repeat constructor|].
+  destruct (before x y) eqn:E.
+  - constructor; [constructor; assumption|]. constructor; [exact E|]. eapply Forall_impl; [|exact F]. simpl. intros z. apply Al, E.
+  - constructor; [exact IHr|]. eapply Forall_perm; [symmetry; apply insert_by_perm|]. constructor; [apply To, E|exact F].
 Qed.
 
-Lemma sort_by_falling : forall A (f : A -> nat) l, StronglySorted (fun a b => f b <= f a) (sort_by (fun a b => f b <=? f a) l).
-Proof. induction l as [|x l IH]; simpl; [constructor|]. apply insert_by_falling, IH. Qed.
-
-Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall gs target due,
-  StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align gs target due)).
+Theorem the_steps_of_an_alignment_are_lined_up : forall gs target due, line_ok way ->
+  StronglySorted (fun g h => leaves_first way g h = true) (fst (align gs target due)).
 Proof.
-  intros gs target due. unfold align. destruct (target <? length gs); simpl; [apply sort_by_falling|].
-  assert (I : forall n, StronglySorted (fun g h => cost_of M h <= cost_of M g) (repeat [] n)).
-  { induction n as [|n IH]; simpl; constructor; [exact IH|]. apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. lia. }
-  assert (S : StronglySorted (fun g h => cost_of M h <= cost_of M g) (costliest_first (split_groups (target - length gs) gs)))
-    by apply sort_by_falling.
-  revert S. generalize (costliest_first (split_groups (target - length gs) gs)) as l. induction l as [|g l IH]; simpl; intros S; [apply I|].
+  intros gs target due [_ Ok Idle]. unfold align. destruct (target <? length gs); simpl; [apply sort_by_sorted, Ok|].
+  assert (I : forall n, StronglySorted (fun g h => leaves_first way g h = true) (repeat [] n)).
+  { induction n as [|n IH]; simpl; constructor; [exact IH|]. apply Forall_forall. intros g Hg. apply repeat_spec in Hg. subst. apply Idle. }
+  assert (S : StronglySorted (fun g h => leaves_first way g h = true) (line_up (split_groups (target - length gs) gs)))
+    by apply sort_by_sorted, Ok.
+  revert S. generalize (line_up (split_groups (target - length gs) gs)) as l. induction l as [|g l IH]; simpl; intros S; [apply I|].
   inversion S as [|? ? S1 S2]; subst. constructor; [apply IH, S1|]. apply Forall_app. split; [exact S2|].
-  apply Forall_forall. intros h Hh. apply repeat_spec in Hh. subst. rewrite (ok_idle M ok). lia.
+  apply Forall_forall. intros h Hh. apply repeat_spec in Hh. subst. apply Idle.
 Qed.
 
 (** Splitting evens out: it makes no group as costly as the most costly one was not. *)
@@ -429,24 +443,11 @@ Proof.
   intros part rest g P L. pose proof (ok_part M ok part rest g P). lia.
 Qed.
 
-Lemma goes_first_total : forall due g h, goes_first due g h = false -> goes_first due h g = true.
+Lemma goes_first_orders : forall due, line_ok way -> orders (goes_first due).
 Proof.
-  unfold goes_first. intros due g h. destruct (is_due due g), (is_due due h); intros E; try discriminate; try reflexivity;
-    apply Nat.leb_gt in E; apply Nat.leb_le; lia.
-Qed.
-
-Lemma goes_first_trans : forall due g h k, goes_first due g h = true -> goes_first due h k = true -> goes_first due g k = true.
-Proof.
-  unfold goes_first. intros due g h k. destruct (is_due due g), (is_due due h), (is_due due k); intros A B; try discriminate; try reflexivity;
-    apply Nat.leb_le in A, B; apply Nat.leb_le; lia.
-Qed.
-
-Lemma sorted_goes_first : forall due gs, StronglySorted (fun g h => goes_first due g h = true) (sort_by (goes_first due) gs).
-Proof.
-  intros due. induction gs as [|g gs IH]; simpl; [constructor|]. induction IH as [|h l S IHl F]; simpl; [repeat constructor|].
-  destruct (goes_first due g h) eqn:E.
-  - constructor; [constructor; assumption|]. constructor; [exact E|]. eapply Forall_impl; [|exact F]. simpl. intros k. apply goes_first_trans, E.
-  - constructor; [exact IHl|]. eapply Forall_perm; [symmetry; apply insert_by_perm|]. constructor; [apply goes_first_total, E|exact F].
+  intros due [[To Al] _ _]. split; unfold goes_first.
+  - intros g h. destruct (is_due due g), (is_due due h); intros E; try discriminate; try reflexivity; apply To, E.
+  - intros g h k. destruct (is_due due g), (is_due due h), (is_due due k); intros E F; try discriminate; try reflexivity; eapply Al; eassumption.
 Qed.
 
 Lemma sorted_parts : forall A (R : A -> A -> Prop) n l, StronglySorted R l -> forall x y, In x (firstn n l) -> In y (skipn n l) -> R x y.
@@ -455,14 +456,14 @@ Proof.
   rewrite Forall_forall in F. apply F. rewrite <- (firstn_skipn n l). apply in_or_app. right. exact Hy.
 Qed.
 
-(** Carried are the groups that come last: none that is due before one that is not, and of others none with more tokens, whatever
-    they cost. *)
-Theorem what_leaves_goes_before_what_is_carried : forall gs target due, target <= length gs -> exists leaving staying,
+(** Carried are the groups that come last: none that is due before one that is not, and of others none that is chosen before one that
+    leaves. *)
+Theorem what_leaves_goes_before_what_is_carried : forall gs target due, line_ok way -> target <= length gs -> exists leaving staying,
   Permutation gs (leaving ++ staying) /\ Permutation (concat (fst (align gs target due))) (concat leaving) /\
   Permutation (snd (align gs target due)) (concat staying) /\
   forall g h, In g leaving -> In h staying -> goes_first due g h = true.
 Proof.
-  intros gs target due L. exists (firstn target (sort_by (goes_first due) gs)), (skipn target (sort_by (goes_first due) gs)).
+  intros gs target due Ok Lt. exists (firstn target (sort_by (goes_first due) gs)), (skipn target (sort_by (goes_first due) gs)).
   split; [rewrite firstn_skipn; symmetry; apply sort_by_perm|].
   assert (O : Permutation (concat (fst (align gs target due))) (concat (firstn target (sort_by (goes_first due) gs))) /\
               Permutation (snd (align gs target due)) (concat (skipn target (sort_by (goes_first due) gs)))).
@@ -470,7 +471,7 @@ Proof.
     destruct (target <? length gs) eqn:E; simpl in *; [split; [apply concat_perm|]; apply sort_by_perm|].
     apply Nat.ltb_ge in E. rewrite firstn_all2, skipn_all2 by (rewrite sort_by_length; lia). split; [|reflexivity].
     rewrite app_nil_r in P. rewrite P. apply concat_perm. symmetry. apply sort_by_perm. }
-  destruct O as [O1 O2]. split; [exact O1|]. split; [exact O2|]. apply sorted_parts, sorted_goes_first.
+  destruct O as [O1 O2]. split; [exact O1|]. split; [exact O2|]. apply sorted_parts, sort_by_sorted, goes_first_orders, Ok.
 Qed.
 
 (** ** AGE within one round *)
@@ -527,3 +528,21 @@ Proof.
 Qed.
 
 End Align.
+
+(** ** The fullest first *)
+
+Lemma falling_orders : forall A (f : A -> nat), orders (fun a b => f b <=? f a).
+Proof.
+  intros A f. split; [intros a b E; apply Nat.leb_gt in E; apply Nat.leb_le; lia|].
+  intros a b c E F. apply Nat.leb_le in E, F. apply Nat.leb_le. lia.
+Qed.
+
+Lemma fullest_first_is_a_line : forall M, gauge_ok M -> line_ok (fullest_first M).
+Proof. intros M ok. split; simpl; try apply falling_orders. intros g. rewrite (ok_idle M ok). reflexivity. Qed.
+
+Theorem the_steps_of_an_alignment_are_lined_up_by_falling_cost : forall M gs target due, gauge_ok M ->
+  StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due)).
+Proof.
+  intros M gs target due ok. pose proof (the_steps_of_an_alignment_are_lined_up M _ gs target due (fullest_first_is_a_line M ok)) as S.
+  induction S as [|g l S IH F]; constructor; [exact IH|]. eapply Forall_impl; [|exact F]. simpl. intros h. apply Nat.leb_le.
+Qed.

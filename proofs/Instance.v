@@ -1,7 +1,7 @@
-(** The shipped configuration: the executable grouping and alignment of either layout, with any cost that [cost_ok] lets pass and any
-    rule within the bounds. *)
+(** The shipped configuration: the executable grouping and alignment of either layout and any order, with any cost that [cost_ok] lets
+    pass and any rule within the bounds. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Order Layouts Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
+From ODB Require Import Types Alignment Order Layouts Runs Machine Local Rules System Facts Keeps Protocol Ending Coupled Termination.
 Import ListNotations.
 
 (** The window of round [k]: the first [ramp] ones are halved once for each round still to go. *)
@@ -19,22 +19,23 @@ Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list n
 Definition offered (whole tokens : nat) : option nat := if tokens <? whole then Some tokens else None.
 
 Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
-  (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (before : nat -> nat -> nat -> bool) : config :=
-  mkConfig (fun b => form l (budget_of whole b) (limits_of whole limits b)) (shuffle (gauge_of l C) before) (window_samples size ramp)
+  (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) : config :=
+  mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (window_samples size ramp)
     is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)).
 
-Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print before,
+Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o,
   cost_ok C -> 1 <= max_age -> within_bounds rule ->
-  config_ok (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print before).
+  config_ok (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print o).
 Proof.
-  intros l C whole limits first accepts size ramp max_age is_quota quota rule print before Co A Wb.
+  intros l C whole limits first accepts size ramp max_age is_quota quota rule print o Co A Wb.
   pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto.
-  - intros b w. apply in_either_layout_groups_hold_exactly_the_window.
-  - intros b w. apply in_either_layout_groups_hold_exactly_the_window.
-  - intros. apply shuffling_keeps_the_number_of_steps.
-  - intros. apply shuffling_keeps_exactly_the_groups.
-  - intros. apply shuffling_leaves_no_step_idle; assumption.
-  - intros k gs t d L. rewrite shuffle_snd. apply nothing_due_is_carried_when_the_target_covers_the_due_groups, L.
+  - intros b w. apply in_every_order_groups_hold_exactly_the_window.
+  - intros b w. apply in_every_order_groups_hold_exactly_the_window.
+  - intros. apply in_every_order_an_alignment_has_the_target_number_of_steps.
+  - intros. apply in_every_order_an_alignment_keeps_exactly_the_groups.
+  - intros. apply in_every_order_no_step_is_left_idle; assumption.
+  - intros k gs t d D. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->].
+    apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros k. unfold window_samples. lia.
 Qed.
 

@@ -1,6 +1,6 @@
 (** What is proved of grouping, of alignment and of losses, joined to the steps that the system makes with the shipped configuration. *)
-Require Import List Arith Lia Bool Permutation QArith.
-From ODB Require Import Types Grouping Alignment Order Layouts Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Weight.
+Require Import List Arith Lia Bool Permutation Sorted QArith.
+From ODB Require Import Types Grouping Alignment Order Layouts Runs Machine Local Rules System Facts Protocol Budgets Rounds Instance Loss Sampler Weight.
 Import ListNotations.
 Open Scope nat_scope.
 
@@ -109,7 +109,7 @@ Variable accepts : nat -> nat -> nat.
 Variable is_quota : bool.
 Variable quota : option nat.
 Variable rule : offer -> nat.
-Variable before : nat -> nat -> nat -> bool.
+Variable o : order.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
@@ -117,7 +117,7 @@ Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 
-Notation one := (shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print before).
+Notation one := (shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print o).
 Notation all := (fun _ : nat => one).
 
 (** Every assumption about the ranks holds. *)
@@ -158,8 +158,8 @@ Proof.
   destruct (a_run_with_losses_follows_a_run_without W all depth input ok u Ru) as [v [R F]]. destruct (follows_frame W u v r F H) as [-> _].
   pose proof (every_batch_keeps_what_grouping_gives_under_the_budget_in_force W all depth input ok
     (fun b => fits_in shape (budget_of whole b) (limits_of whole limits b))
-    (fun q b w _ => in_either_layout_every_group_fits_the_budget shape (budget_of whole b) (limits_of whole limits b) w)
-    (fun q b k gs t d _ G => shuffling_keeps_the_budget shape C before k _ _ gs t d costs_grow G) v r R H) as Z.
+    (fun q b w _ => in_every_order_every_group_fits_the_budget o shape (budget_of whole b) (limits_of whole limits b) w)
+    (fun q b k gs t d _ G => in_every_order_an_alignment_keeps_the_budget o shape C k _ _ gs t d costs_grow G) v r R H) as Z.
   rewrite Forall_forall in *. intros x Ix. specialize (Z x Ix). cbv beta in Z. rewrite limits_by_budget in Z.
   assert (E : budget_of whole (in_force one r (results v) (s_round x)) = budget_in_force r (s_round x)); [|unfold limits_in_force; rewrite <- E; exact Z].
   destruct (s_round x) as [|k] eqn:Ex; [apply offered_budget|].
@@ -168,13 +168,32 @@ Proof.
   unfold least_of. induction (map (fun q => accepts q k) (seq 0 W)) as [|n l IH]; simpl; lia.
 Qed.
 
+(** ORDER, in the order sampler, with losses and without: whatever is carried, split, cut by a quota or idle, each rank plans its input
+    from the first sample on, and no position in a later step than a greater one. *)
+Theorem in_the_order_sampler_ranks_plan_their_input_in_order : o = Sampler -> (forall r, r < W -> rising (input r)) ->
+  forall u r, lossy_reachable W all depth input u -> r < W ->
+  samples_of (steps_of (rank_of u r)) = firstn (length (samples_of (steps_of (rank_of u r)))) (input r) /\
+  StronglySorted (fun x y => forall a b, In a (s_group x) -> In b (s_group y) -> pos a < pos b) (steps_of (rank_of u r)).
+Proof.
+  intros Eo A u r Ru H. pose proof ranks_with_the_shipped_configuration_meet_every_assumption as ok.
+  assert (G : forall q b w, q < W -> concat (c_group one b w) = by_position w).
+  { intros q b w _. rewrite Eo. simpl. apply runs_laid_end_to_end_are_the_window_by_position. }
+  assert (Al : forall q k gs t d, q < W -> Forall (fun g => g <> []) gs -> rising (concat gs) ->
+    concat (fst (c_align one k gs t d)) ++ snd (c_align one k gs t d) = concat gs).
+  { intros q k gs t d _ F As. rewrite Eo. simpl. apply an_alignment_by_place_leaves_samples_in_their_order; [|exact F|exact As].
+    apply every_layout_and_cost_measures_groups_as_is_asked, costs_grow. }
+  split.
+  - exact (in_the_order_sampler_the_steps_are_the_first_of_the_input W all depth input ok G Al A u r Ru H).
+  - exact (in_the_order_sampler_no_position_is_in_a_later_step_than_a_greater_one W all depth input ok G Al A u r Ru H).
+Qed.
+
 (** TERM, in join mode: rounds and exchanges by the largest shard. *)
 Theorem the_shipped_configuration_makes_no_more_rounds_than_the_largest_shard_has_samples : forall largest, is_quota = false -> quota = None ->
   (forall r, r < W -> length (input r) <= largest) -> forall s r, System.reachable W all depth input s -> r < W ->
   round (rank_of s r) <= largest /\ length (log s) <= 2 * largest + 2.
 Proof.
   intros largest Q1 Q2 L s r R H. apply (join_mode_has_no_more_rounds_than_the_largest_shard_has_samples W all depth input ranks_with_the_shipped_configuration_meet_every_assumption); auto.
-  intros _ k gs t d _ L'. simpl. rewrite shuffle_snd. apply an_alignment_carries_only_surplus_groups, L'.
+  intros _ k gs t d _ L'. simpl. destruct (carried_in o (gauge_of shape C) k gs t d) as [way ->]. apply an_alignment_carries_only_surplus_groups, L'.
 Qed.
 
 End Shipped.

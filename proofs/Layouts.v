@@ -152,14 +152,14 @@ Qed.
 
 (** ** BUDGET, aligned and shuffled *)
 
-Theorem an_alignment_keeps_the_budget : forall l C b limits gs target due, cost_ok C -> Forall (fits_in l b limits) gs ->
-  Forall (fits_in l b limits) (fst (align (gauge_of l C) gs target due)).
+Theorem an_alignment_keeps_the_budget : forall l C way b limits gs target due, cost_ok C -> Forall (fits_in l b limits) gs ->
+  Forall (fits_in l b limits) (fst (align (gauge_of l C) way gs target due)).
 Proof.
   intros. apply an_alignment_keeps_what_passes_to_parts; [left; simpl; lia|apply fits_in_passes_on|assumption].
 Qed.
 
-Theorem shuffling_keeps_the_budget : forall l C before k b limits gs t d, cost_ok C -> Forall (fits_in l b limits) gs ->
-  Forall (fits_in l b limits) (fst (shuffle (gauge_of l C) before k gs t d)).
+Theorem shuffling_keeps_the_budget : forall l C way before k b limits gs t d, cost_ok C -> Forall (fits_in l b limits) gs ->
+  Forall (fits_in l b limits) (fst (shuffle (gauge_of l C) way before k gs t d)).
 Proof.
   intros. apply shuffling_keeps_what_passes_to_parts; [left; simpl; lia|apply fits_in_passes_on|assumption].
 Qed.

@@ -68,7 +68,8 @@ Qed.
 
 Section Shuffle.
 Variable M : gauge.
-Notation align := (align M).
+Variable way : line.
+Notation align := (align M way).
 
 Definition shuffle (before : nat -> nat -> nat -> bool) (k : nat) (gs : list group) (t due : nat) : list group * list sample :=
   let (steps, carried) := align gs t due in (arrange (permutation before k t) steps, carried).
@@ -103,7 +104,7 @@ Qed.
 Lemma shuffling_leaves_no_step_idle : forall before k gs t d, Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
   Forall (fun g => g <> []) (fst (shuffle before k gs t d)).
 Proof.
-  intros before k gs t d F L. pose proof (a_rank_idles_only_when_it_has_fewer_samples_than_steps M ok gs t d F L) as A.
+  intros before k gs t d F Lt. pose proof (a_rank_idles_only_when_it_has_fewer_samples_than_steps M way ok gs t d F Lt) as A.
   rewrite shuffle_fst, (arrange_all _ _ (permutation_fits before k gs t d) A).
   rewrite Forall_forall in *. intros g Hg. apply A. eapply Permutation_in; [apply places_perm, permutation_fits|exact Hg].
 Qed.

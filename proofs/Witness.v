@@ -1,7 +1,7 @@
 (** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
     that configurations differ, and lose a rank. Each is computed by [perform]. *)
-Require Import List Arith Lia Bool.
-From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Instance Loss Replay Rest Resume StandIn Replaced Run.
+Require Import List Arith Lia Bool Sorted.
+From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Runs Instance Loss Replay Rest Resume StandIn Replaced Run.
 Import ListNotations.
 
 (** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
@@ -11,8 +11,8 @@ Definition fullest (_ i j : nat) : bool := i <=? j.
 (** The whole budget, at first and always. *)
 Definition whole_budget (_ : nat) : nat := 6.
 Definition always (_ _ : nat) : nat := 6.
-Definition join : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 fullest.
-Definition quota (q : nat) : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 fullest.
+Definition join : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest).
+Definition quota (q : nat) : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 (ByPlaces fullest).
 Definition deep (r : nat) : nat := S r.
 Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 6]] []).
 
@@ -20,7 +20,7 @@ Definition one_after_another (r : nat) : list choice := [CRead r 1 false; CRead 
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
 (** Where rank 1 has another configuration. *)
-Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 1 fullest else join.
+Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 1 (ByPlaces fullest) else join.
 
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
@@ -28,9 +28,9 @@ Theorem the_assumptions_can_be_met : forall q,
   (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall k, c_window (quota q) k <= c_window (quota q) (S k)).
 Proof.
   intros q.
-  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p fullest)).
+  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest))).
   { intros b o p. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. }
-  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p fullest)) by (intros b o p; constructor; auto).
+  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest))) by (intros b o p; constructor; auto).
   split; [apply X|]. split; [apply X|]. split.
   { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
   split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].
@@ -68,6 +68,21 @@ Theorem a_run_completes : exists s, reachable 2 (fun _ => join) deep shards s /\
   ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [4]); (1, [2]); (2, [3; 1]); (2, [3])]);
             (DONE, Some Complete, [(0, [2]); (1, [6]); (1, [2]); (1, []); (2, []); (2, [])])].
 Proof. exists (run (fun _ => join) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
+
+(** The same in the order sampler. *)
+Definition in_turn : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 Sampler.
+
+Theorem a_run_in_the_order_sampler_completes : setting_ok 2 (fun _ => in_turn) /\ (forall r, r < 2 -> rising (shards r)) /\
+  exists s, reachable 2 (fun _ => in_turn) deep shards s /\
+  ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (1, [2]); (1, [4]); (2, [3; 3]); (2, [1])]);
+            (DONE, Some Complete, [(0, [2]); (1, [2]); (1, [6]); (1, []); (2, []); (2, [])])].
+Proof.
+  split; [|split].
+  - constructor; [lia| |auto]. intros r _. apply the_shipped_configuration_meets_every_assumption;
+      [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
+  - intros [|[|r]] H; [| |lia]; repeat (constructor; [|repeat (constructor; [simpl; lia|]); constructor]); constructor.
+  - exists (run (fun _ => in_turn) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
+Qed.
 
 (** The second step reaches a quota of 4 samples; a quota of 8 is not reached, since rank 1 runs dry. *)
 Theorem a_run_ends_by_its_quota_and_one_by_a_dry_rank :

@@ -101,13 +101,14 @@ let mix x =
   let z = mul (mixed z 30) 0xBF58476D1CE4E5B9L in
   mixed (mul (mixed z 27) 0x94D049BB133111EBL) 31
 
-(* Which of two places of a round comes first. *)
+(* The sampler's order, or which of two places of a round comes first. *)
 let order () = match word () with
-  | "fullest" -> let _ = word () in fun _ i j -> i <= j
+  | "sampler" -> let _ = word () in Sampler
+  | "fullest" -> let _ = word () in ByPlaces (fun _ i j -> i <= j)
   | "shuffled" ->
     let seed = Scanf.scanf " %Lu" (fun x -> x) in
     let hash k i = mix (Int64.logxor (mix (Int64.logxor (mix seed) (Int64.of_int k))) (Int64.of_int i)) in
-    fun k i j -> Int64.unsigned_compare (hash k i) (hash k j) <= 0
+    ByPlaces (fun k i j -> Int64.unsigned_compare (hash k i) (hash k j) <= 0)
   | name -> failwith ("no order " ^ name)
 
 let layout () = match word () with
@@ -127,10 +128,10 @@ let config () =
   let layout = layout () in let cost = cost () in
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
-  let before = order () in let rank = int () in let depth = int () in
+  let order = order () in let rank = int () in let depth = int () in
   let tokens () = match int () with -1 -> budget | n -> n in
   let first = tokens () in let accepted = tokens () in
-  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print before in
+  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order in
   (c, rank, depth, offered budget, offered budget accepted)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
@@ -241,10 +242,13 @@ let answer = function
   | "rows" ->
       let budget = int () in let limits = list int in
       print_endline (show_list show_group (compute_rows budget limits (list sample)))
+  | "runs" ->
+      let layout = layout () in let budget = int () in let limits = list int in
+      print_endline (show_list show_group (form_in Sampler layout budget limits (list sample)))
   | "align" ->
       let target = int () in let due = int () in
-      let layout = layout () in let cost = cost () in
-      let emitted, carried = align (gauge_of layout cost) (list (fun () -> list sample)) target due in
+      let layout = layout () in let cost = cost () in let order = order () in
+      let emitted, carried = align_in order (gauge_of layout cost) 0 (list (fun () -> list sample)) target due in
       print_endline (show_list show_group emitted ^ " " ^ show_group carried)
   | "rule" -> let rule = rule () in print_endline (show_int (rule (offer ())))
   | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,6 +19,7 @@ from odb_ref.core.batching.alignment import align
 from odb_ref.core.batching.cost import TOKENS, Cost, make_attention_cost, make_own_cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.offer import NONE, Offer, combine
 from tests.mutants.deep import DEEP
@@ -72,28 +74,56 @@ def test_the_model_packs_as_the_python_does(model: Model, cases: list[tuple[int,
     assert model(" ".join(asked)) == expected
 
 
+@SETTINGS
+@given(
+    st.sampled_from(Layout),
+    st.lists(st.tuples(st.integers(0, 120), some_limits, lengths, st.randoms()), min_size=20, max_size=20),
+)
+def test_the_model_makes_runs_as_the_python_does(
+    model: Model, layout: Layout, cases: list[tuple[int, tuple[int, ...], list[int], Random]]
+) -> None:
+    """Spec: R2.6. Checks: BUDGET, ORDER (the link from proof to code), of a window in any order."""
+    asked, expected = [], []
+    for budget, limits, items, rng in cases:
+        samples = make_samples(items, len(limits))
+        samples = tuple(rng.sample(samples, len(samples)))
+        asked.append(f"runs {layout} {budget} {write_integers(limits)} {write_samples(samples)}")
+        expected.append(show_groups(StepOrder.SAMPLER.compute_groups(samples, layout, budget, limits)))
+    assert model(" ".join(asked)) == expected
+
+
 costs = st.one_of(
     st.just(TOKENS),
     st.integers(1, 200).map(make_attention_cost),
     st.integers(1, 50).map(lambda width: make_own_cost(Stairs(width))),
 )
 alignments = st.tuples(
-    st.integers(1, 120), lengths, st.integers(1, 60), st.integers(0, 40), st.sampled_from(Layout), costs
+    st.integers(1, 120),
+    lengths,
+    st.integers(1, 60),
+    st.integers(0, 40),
+    st.sampled_from(Layout),
+    costs,
+    st.sampled_from((StepOrder.FULLEST, StepOrder.SAMPLER)),
 )
 
 
 @SETTINGS
 @given(st.lists(alignments, min_size=20, max_size=20))
 def test_the_model_aligns_as_the_python_does(
-    model: Model, cases: list[tuple[int, list[int], int, int, Layout, Cost]]
+    model: Model, cases: list[tuple[int, list[int], int, int, Layout, Cost, StepOrder]]
 ) -> None:
-    """Spec: R4.1, R4.2. Checks: CONSERVE, AGE (the link from proof to code), in either layout, by any cost."""
+    """Spec: R4.1, R4.2. Checks: CONSERVE, AGE (the link from proof to code), in either layout, by any cost, and in
+    the sampler's order."""
     asked, expected = [], []
-    for budget, items, target, due, layout, cost in cases:
-        groups = layout.compute_groups(make_samples(items), budget)
-        words = [f"align {target} {due} {layout} {write_cost(cost)} {len(groups)}", *map(write_samples, groups)]
+    for budget, items, target, due, layout, cost, order in cases:
+        groups = order.compute_groups(make_samples(items), layout, budget)
+        words = [
+            f"align {target} {due} {layout} {write_cost(cost)} {order} 0 {len(groups)}",
+            *map(write_samples, groups),
+        ]
         asked.append(" ".join(words))
-        emitted, carried = align(groups, target, due, layout, cost=cost)
+        emitted, carried = align(groups, target, due, layout, order, cost=cost)
         expected.append(f"{show_groups(emitted)} {show_group(carried)}")
     assert model(" ".join(asked)) == expected
 
@@ -104,9 +134,11 @@ def test_another_cost_is_noticed(model: Model) -> None:
     words = f"{len(groups)} {' '.join(map(write_samples, groups))}"
     emitted, _ = align(groups, len(groups), 0, cost=make_attention_cost(2))
     assert [show_groups(emitted)] == [
-        line.removesuffix(" []") for line in model(f"align 2 0 padded attention 2 {words}")
+        line.removesuffix(" []") for line in model(f"align 2 0 padded attention 2 fullest 0 {words}")
     ]
-    assert [show_groups(emitted)] != [line.removesuffix(" []") for line in model(f"align 2 0 padded tokens {words}")]
+    assert [show_groups(emitted)] != [
+        line.removesuffix(" []") for line in model(f"align 2 0 padded tokens fullest 0 {words}")
+    ]
 
 
 small = st.integers(0, 9)

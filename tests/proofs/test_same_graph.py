@@ -25,6 +25,7 @@ from odb_sim.explore.world import Action, Space, World, decode
 
 from odb_ref.core.batching.cost import make_attention_cost, make_own_cost
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Deliver, Effect
@@ -58,6 +59,9 @@ WORLDS = {
         budget_tokens=6,
         window_samples=4,
         max_age_rounds=1,
+    ),
+    "neighbours": Bounds(
+        lengths=((1, 4, 1, 2), (3, 1)), order=StepOrder.SAMPLER, budget_tokens=4, window_samples=3, max_age_rounds=1
     ),
     "costs": Bounds(lengths=((1, 4, 2), (2, 3)), cost=make_own_cost(Stairs(2)), budget_tokens=6, window_samples=3),
     "parts": Bounds(

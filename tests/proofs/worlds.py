@@ -52,7 +52,7 @@ LEAST = {
     "quota cut inside a round": 7, "quota met exactly": 12, "report with an outbox": 4, "round 20": 35, "round 100": 5,
     "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 tokens": 35,
     "split": 65, "split by cost": 60, "split packed": 30,
-    "carried packed": 35, "lined up otherwise than by tokens": 70,
+    "carried packed": 35, "carried in sampler order": 40, "split in sampler order": 30, "lined up otherwise than by tokens": 70,
     "begins under a budget of its own": 120, "the budget falls": 110, "the budget rises": 60, "limits shrink": 50,
     "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
     "two failures": 2, "two stops": 3,
@@ -201,6 +201,9 @@ class World:
         fullest = max(map(layout.compute_tokens, before.groups), default=0)
         reach("a due group that is not the fullest", any(layout.compute_tokens(group) < fullest for group in due))
         reach("carried packed", bool(after.window) and layout is Layout.PACKED)
+        is_sampler = config.order == StepOrder.SAMPLER
+        reach("carried in sampler order", bool(after.window) and is_sampler)
+        reach("split in sampler order", sum(map(bool, after.aligned)) > len(before.groups) and is_sampler)
         filled = [group for group in after.aligned if group]
         by_cost = sorted(filled, key=lambda group: -layout.compute_cost(group, cost))
         reach("lined up otherwise than by tokens", by_cost != sorted(filled, key=lambda g: -layout.compute_tokens(g)))
@@ -300,6 +303,11 @@ def _draw_measures(seed: int, layouts: type[Layout]) -> dict[str, Layout | Cost]
     return {"layout": layout, "cost": rng.choice((TOKENS, make_attention_cost(width), make_own_cost(Stairs(width))))}
 
 
+def _draw_order(seed: int, otherwise: StepOrder) -> StepOrder:
+    """The sampler's order in one world of three, likewise."""
+    return random.Random(f"{seed}: order").choice((StepOrder.SAMPLER, otherwise, otherwise))
+
+
 def _draw_accepting(seed: int) -> float:
     """How often a rank accepts another budget: never, rarely or often, likewise."""
     return random.Random(f"{seed}: budgets").choice((0.0, 0.0, 0.005, 0.05))
@@ -326,7 +334,7 @@ def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
         "world_size": world_size,
         "budget_tokens": budget,
         **_draw_measures(seed, layouts),
-        "order": rng.choice((StepOrder.SHUFFLED, StepOrder.FULLEST)),
+        "order": _draw_order(seed, rng.choice((StepOrder.SHUFFLED, StepOrder.FULLEST))),
         "order_seed": rng.randrange(2**63),
         "limits": tuple(rng.randrange(1, 30) for _ in range(rng.choice((0, 0, 1, 2)))),
         "window_samples": rng.choice(windows),
@@ -369,6 +377,7 @@ def make_long_world(seed: int, samples: int) -> World:
         world_size=world_size,
         budget_tokens=budget,
         **_draw_measures(seed, Layout),
+        order=_draw_order(seed, StepOrder.SHUFFLED),
         order_seed=rng.randrange(2**63),
         window_samples=rng.randint(1, 5),
         depth_steps=rng.randint(1, 3),

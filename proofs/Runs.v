@@ -1,0 +1,283 @@
+(** The order sampler: the executable [compute_runs] of odb_ref/core/batching/grouping.py, and the line of its groups, of order.py. A
+    group is a run of the window, and groups leave as the sampler has them: laid end to end, what leaves and what is carried are
+    the window by position. Spec: R2.6, R4.1. *)
+Require Import List Arith Lia Bool Permutation Sorted.
+From ODB Require Import Types Alignment Order Layouts.
+Import ListNotations.
+
+(** ** The model *)
+
+Section Runs.
+Variables (tokens : group -> nat) (budget : nat) (limits : list nat).
+
+Definition is_fitting (g : group) : bool := (tokens g <=? budget) && is_within limits g.
+
+(** [acc] is the current run; each sample joins it if they fit together, or begins the next. *)
+Fixpoint run_on (acc : group) (l : list sample) : list group :=
+  match l with
+  | [] => match acc with [] => [] | _ => [acc] end
+  | x :: r => match acc with
+              | [] => run_on [x] r
+              | _ => if is_fitting (acc ++ [x]) then run_on (acc ++ [x]) r else acc :: run_on [x] r
+              end
+  end.
+
+Definition compute_runs (window : list sample) : list group := run_on [] (by_position window).
+
+End Runs.
+
+(** By the position of the first sample, idle steps last. *)
+Definition stands_first (g h : group) : bool :=
+  match g, h with
+  | _, [] => true
+  | [], _ => false
+  | x :: _, y :: _ => pos x <=? pos y
+  end.
+
+Definition by_place : line := mkLine stands_first stands_first.
+
+(** The orders that ship: the sampler's, and that of places, by which the groups that are fullest first are shuffled. Fullest first
+    is the order of the places themselves. *)
+Inductive order := Sampler | ByPlaces (before : nat -> nat -> nat -> bool).
+
+Definition form_in (o : order) (l : layout) : nat -> list nat -> list sample -> list group :=
+  match o with Sampler => compute_runs (tokens_of (gauge_of l tokens_cost)) | ByPlaces _ => form l end.
+
+Definition align_in (o : order) (M : gauge) : nat -> list group -> nat -> nat -> list group * list sample :=
+  match o with Sampler => fun _ => align M by_place | ByPlaces before => shuffle M (fullest_first M) before end.
+
+(** ** What runs keep *)
+
+Lemma run_on_concat : forall t b limits l acc, concat (run_on t b limits acc l) = acc ++ l.
+Proof.
+  induction l as [|x l IH]; intros acc; simpl.
+  - destruct acc; simpl; rewrite ?app_nil_r; reflexivity.
+  - destruct acc as [|y acc]; [apply IH|]. destruct (is_fitting _ _ _ _); [rewrite IH, <- app_assoc; reflexivity|].
+    simpl. rewrite IH. reflexivity.
+Qed.
+
+Theorem runs_laid_end_to_end_are_the_window_by_position : forall t b limits w, concat (compute_runs t b limits w) = by_position w.
+Proof. intros. apply run_on_concat. Qed.
+
+Theorem no_run_is_empty : forall t b limits w, Forall (fun g => g <> []) (compute_runs t b limits w).
+Proof.
+  intros t b limits w. unfold compute_runs. generalize (by_position w) as l. intros l.
+  assert (H : forall l acc, Forall (fun g => g <> []) (run_on t b limits acc l)); [|apply H]. clear l.
+  induction l as [|x l IH]; intros acc; simpl.
+  - destruct acc as [|y acc]; [constructor|]. constructor; [discriminate|constructor].
+  - destruct acc as [|y acc]; [apply IH|]. destruct (is_fitting _ _ _ _); [|constructor; [discriminate|]]; apply IH.
+Qed.
+
+(** BUDGET *)
+Theorem every_run_fits_the_budget : forall t b limits w,
+  Forall (fun g => length g <= 1 \/ is_fitting t b limits g = true) (compute_runs t b limits w).
+Proof.
+  intros t b limits w. unfold compute_runs. generalize (by_position w) as l. intros l.
+  assert (H : forall l acc, length acc <= 1 \/ is_fitting t b limits acc = true ->
+    Forall (fun g => length g <= 1 \/ is_fitting t b limits g = true) (run_on t b limits acc l)); [|apply H; left; simpl; lia]. clear l.
+  induction l as [|x l IH]; intros acc A; simpl.
+  - destruct acc as [|y acc]; [constructor|]. constructor; [exact A|constructor].
+  - assert (One : length [x] <= 1) by (simpl; lia). destruct acc as [|y acc]; [apply IH; left; exact One|].
+    destruct (is_fitting t b limits ((y :: acc) ++ [x])) eqn:E; [apply IH; right; exact E|].
+    constructor; [exact A|]. apply IH. left. exact One.
+Qed.
+
+(** FEWEST, of runs: no partition into runs under the budget, so none in which neighbours stay together, has fewer groups. *)
+Theorem no_partition_into_runs_under_the_budget_has_fewer_groups : forall l b limits w Q,
+  concat Q = by_position w -> Forall (fits_in l b limits) Q -> length (form_in Sampler l b limits w) <= length Q.
+Proof.
+  intros l b limits w Q. simpl. unfold compute_runs. set (t := tokens_of (gauge_of l tokens_cost)). generalize (by_position w) as xs. intros xs.
+  assert (Fit : forall acc x, acc <> [] -> fits_in l b limits (acc ++ [x]) -> is_fitting t b limits (acc ++ [x]) = true).
+  { intros acc x NE [S|[S Wa]]; [rewrite app_length in S; destruct acc; [easy|simpl in S; lia]|].
+    unfold is_fitting. rewrite Wa, andb_true_r. apply Nat.leb_le. destruct l; exact S. }
+  assert (Part : forall g h k, fits_in l b limits (g ++ h ++ k) -> fits_in l b limits h).
+  { intros g h k. apply (fits_in_passes_on l b limits h (g ++ k)). rewrite !app_assoc. apply Permutation_app_tail, Permutation_app_comm. }
+  assert (H : forall xs acc, acc <> [] ->
+    (forall Q, Forall (fits_in l b limits) Q -> concat Q = xs -> length (run_on t b limits acc xs) <= S (length Q)) /\
+    (forall earlier rest Q, Forall (fits_in l b limits) Q -> xs = rest ++ concat Q -> fits_in l b limits (earlier ++ acc ++ rest) ->
+       length (run_on t b limits acc xs) <= S (length Q))).
+  { clear xs Q. induction xs as [|x xs IH]; intros acc NE; [destruct acc; [easy|]; split; intros; simpl; lia|].
+    assert (Loose : forall Q, Forall (fits_in l b limits) Q -> concat Q = x :: xs -> length (run_on t b limits acc (x :: xs)) <= S (length Q)).
+    { induction Q as [|q Q IHQ]; intros F E; [discriminate|]. inversion F as [|? ? F1 F2]; subst. destruct q as [|y q].
+      - specialize (IHQ F2 E). simpl in *. lia.
+      - simpl in E. injection E as -> E. destruct acc as [|a acc]; [easy|]. cbn [run_on]. destruct (is_fitting t b limits ((a :: acc) ++ [x])).
+        + destruct (IH ((a :: acc) ++ [x])) as [Lo _]; [destruct acc; discriminate|].
+          assert (Fq : fits_in l b limits q) by (apply (Part [x] q []); rewrite app_nil_r; exact F1).
+          specialize (Lo (q :: Q) (Forall_cons _ Fq F2) E). 
+          (* the current run goes on at least to the end of [q], so [q] needs no run of its own *)
+          simpl in *. lia.
+        + destruct (IH [x]) as [_ T]; [discriminate|]. specialize (T [] q Q F2 (eq_sym E) F1). simpl. lia. }
+    split; [exact Loose|]. intros earlier rest Q F E Fq. destruct rest as [|z rest]; [apply Loose; auto|].
+    simpl in E. injection E as -> E. destruct acc as [|a acc]; [easy|].
+    assert (Fx : is_fitting t b limits ((a :: acc) ++ [z]) = true).
+    { apply Fit; [discriminate|]. apply (Part earlier _ rest). rewrite <- app_assoc. exact Fq. }
+    cbn [run_on]. rewrite Fx. destruct (IH ((a :: acc) ++ [z])) as [_ T]; [destruct acc; discriminate|].
+    apply (T earlier rest Q F E). rewrite <- (app_assoc (a :: acc)). exact Fq. }
+  intros E F. destruct xs as [|x xs]; [simpl; lia|]. revert E F. induction Q as [|q Q IHQ]; intros E F; [discriminate|].
+  inversion F as [|? ? F1 F2]; subst. destruct q as [|y q]; [specialize (IHQ E F2); simpl in *; lia|].
+  simpl in E. injection E as -> E. cbn [run_on]. destruct (H xs [x]) as [_ T]; [discriminate|]. exact (T [] q Q F2 (eq_sym E) F1).
+Qed.
+
+(** ** The order of positions *)
+
+Definition rising (l : list sample) : Prop := StronglySorted (fun x y => pos x < pos y) l.
+
+Lemma rising_app : forall l m, rising (l ++ m) <-> rising l /\ rising m /\ forall x y, In x l -> In y m -> pos x < pos y.
+Proof.
+  induction l as [|z l IH]; simpl; intros m.
+  - split; [intros A; repeat split; [constructor|exact A|easy]|tauto].
+  - split.
+    + intros A. inversion A as [|? ? A1 A2]; subst. apply IH in A1 as [B1 [B2 B3]]. apply Forall_app in A2 as [A2 A3].
+      split; [constructor; assumption|]. split; [exact B2|]. intros x y [->|Hx] Hy; [|apply B3; assumption].
+      rewrite Forall_forall in A3. apply A3, Hy.
+    + intros [A [B C]]. inversion A as [|? ? A1 A2]; subst. constructor.
+      * apply IH. split; [exact A1|]. split; [exact B|]. intros x y Hx. apply C. right. exact Hx.
+      * apply Forall_app. split; [exact A2|]. apply Forall_forall. intros y Hy. apply C; [left; reflexivity|exact Hy].
+Qed.
+
+(** What is sorted has one order. *)
+Lemma sorted_once : forall A (before : A -> A -> bool) l m, orders before ->
+  StronglySorted (fun a b => before b a = false) l -> Permutation m l -> sort_by before m = l.
+Proof.
+  intros A before l m Or S P. pose proof (sort_by_sorted A before m Or) as T. assert (Q : Permutation (sort_by before m) l) by (rewrite sort_by_perm; exact P).
+  clear P. revert T Q. generalize (sort_by before m) as k. clear m. induction S as [|x l S IH F]; intros k T Q.
+  - apply Permutation_sym, Permutation_nil in Q. exact Q.
+  - destruct k as [|y k]; [apply Permutation_nil in Q; discriminate|]. inversion T as [|? ? T1 T2]; subst.
+    assert (E : y = x).
+    { assert (Iy : In y (x :: l)) by (eapply Permutation_in; [exact Q|left; reflexivity]).
+      assert (Ix : In x (y :: k)) by (eapply Permutation_in; [symmetry; exact Q|left; reflexivity]).
+      destruct Iy as [Iy|Iy]; [auto|]. destruct Ix as [Ix|Ix]; [auto|]. rewrite Forall_forall in F, T2.
+      specialize (F y Iy). specialize (T2 x Ix). simpl in *. congruence. }
+    subst y. f_equal. apply IH; [exact T1|]. eapply Permutation_cons_inv, Q.
+Qed.
+
+Lemma rising_orders : orders (fun x y => pos x <=? pos y).
+Proof.
+  split; [intros a b E; apply Nat.leb_gt in E; apply Nat.leb_le; lia|].
+  intros a b c E F. apply Nat.leb_le in E, F. apply Nat.leb_le. lia.
+Qed.
+
+Lemma by_position_once : forall l m, rising l -> Permutation m l -> by_position m = l.
+Proof.
+  intros l m A P. apply sorted_once; [apply rising_orders| |exact P]. clear P. induction A as [|x l A IH F]; constructor.
+  - exact IH.
+  - eapply Forall_impl; [|exact F]. simpl. intros y. apply Nat.leb_gt.
+Qed.
+
+Lemma by_place_is_a_line : line_ok by_place.
+Proof.
+  assert (O : orders stands_first).
+  { split; [intros [|x g] [|y h]; simpl; intros E; try discriminate; try reflexivity; apply Nat.leb_gt in E; apply Nat.leb_le; lia|].
+    intros [|x g] [|y h] [|z k]; simpl; intros E F; try discriminate; try reflexivity. apply Nat.leb_le in E, F. apply Nat.leb_le. lia. }
+  split; [exact O|exact O|]. intros [|x g]; reflexivity.
+Qed.
+
+(** Groups that are neighbouring runs stand as they do. *)
+Lemma runs_stand : forall gs, Forall (fun g => g <> []) gs -> rising (concat gs) ->
+  StronglySorted (fun g h => forall x y, In x g -> In y h -> pos x < pos y) gs.
+Proof.
+  induction gs as [|g gs IH]; simpl; intros F A; [constructor|]. inversion F as [|? ? F1 F2]; subst. apply rising_app in A as [_ [A B]].
+  constructor; [apply IH; assumption|]. apply Forall_forall. intros h Hh x y Hx Hy. apply B; [exact Hx|]. apply in_concat. eauto.
+Qed.
+
+Lemma lined_up_once : forall ps gs, Forall (fun g => g <> []) gs -> rising (concat gs) -> Permutation ps gs -> line_up by_place ps = gs.
+Proof.
+  intros ps gs F A P. apply sorted_once; [apply by_place_is_a_line| |exact P]. pose proof (runs_stand gs F A) as S. clear A P.
+  induction S as [|g gs S IH H]; constructor; inversion F as [|? ? F1 F2]; subst; [apply IH, F2|].
+  rewrite Forall_forall in *. intros h Hh. specialize (F2 h Hh). specialize (H h Hh).
+  destruct g as [|x g]; [easy|]. destruct h as [|y h]; [easy|]. simpl. apply Nat.leb_gt, H; left; reflexivity.
+Qed.
+
+(** ** Alignment *)
+
+Section Align.
+Variable M : gauge.
+Hypothesis ok : gauge_ok M.
+
+(** Splitting leaves neighbouring runs, in some order. *)
+Lemma split_runs : forall fuel gs, Forall (fun g => g <> []) gs -> exists ps,
+  Permutation (split_groups M fuel gs) ps /\ Forall (fun g => g <> []) ps /\ concat ps = concat gs.
+Proof.
+  intros fuel gs F. unfold split_groups.
+  assert (H : forall fuel next l ps, Permutation (map snd l) ps -> Forall (fun g => g <> []) ps -> exists qs,
+    Permutation (map snd (split_heap M fuel next l)) qs /\ Forall (fun g => g <> []) qs /\ concat qs = concat ps).
+  { clear fuel gs F. induction fuel as [|f IH]; intros next l ps P F; [exists ps; auto|]. simpl.
+    destruct (pick M l) as [[[o g] r]|] eqn:E; [|exists ps; auto]. apply pick_some in E as [Pl Lg].
+    assert (Ig : In g ps).
+    { eapply Permutation_in; [exact P|]. rewrite (Permutation_map snd Pl). left. reflexivity. }
+    destruct (in_split _ _ Ig) as [a [b ->]]. set (h1 := firstn (middle_of M g) g). set (h2 := skipn (middle_of M g) g).
+    destruct (IH (S (S next)) (push M (S next, h2) (push M (next, h1) r)) (a ++ h1 :: h2 :: b)) as [qs [Q1 [Q2 Q3]]].
+    - rewrite (Permutation_map snd (push_perm M _ _)). simpl. rewrite (Permutation_map snd (push_perm M _ _)). simpl.
+      rewrite (Permutation_map snd Pl) in P. simpl in P. apply Permutation_cons_app_inv in P. rewrite P.
+      rewrite <- !Permutation_middle. apply perm_swap.
+    - apply Forall_app in F as [F1 F2]. inversion F2; subst. apply Forall_app. split; [assumption|].
+      pose proof (ok_middle M ok g Lg) as Mg. constructor; [|constructor; [|assumption]].
+      + intros Z. apply (f_equal (@length sample)) in Z. unfold h1 in Z. rewrite firstn_length in Z. simpl in Z. lia.
+      + intros Z. apply (f_equal (@length sample)) in Z. unfold h2 in Z. rewrite skipn_length in Z. simpl in Z. lia.
+    - exists qs. split; [exact Q1|]. split; [exact Q2|]. rewrite Q3, !concat_app. simpl. rewrite app_assoc with (l := h1). unfold h1, h2.
+      rewrite firstn_skipn. reflexivity. }
+  apply H; [apply start_heap|exact F].
+Qed.
+
+(** ORDER: what leaves, step by step, and then what is carried, are the samples by position. *)
+Theorem an_alignment_by_place_leaves_samples_in_their_order : forall gs target due,
+  Forall (fun g => g <> []) gs -> rising (concat gs) ->
+  concat (fst (align M by_place gs target due)) ++ snd (align M by_place gs target due) = concat gs.
+Proof.
+  intros gs target due F A. unfold align. destruct (target <? length gs); simpl.
+  - assert (E : sort_by (goes_first by_place due) gs = gs).
+    { apply sorted_once; [apply goes_first_orders, by_place_is_a_line| |reflexivity]. pose proof (runs_stand gs F A) as S. clear A.
+      induction S as [|g gs S IH H]; constructor; inversion F as [|? ? F1 F2]; subst; [apply IH, F2|].
+      rewrite Forall_forall in *. intros h Hh. specialize (F2 h Hh). specialize (H h Hh). destruct g as [|x g]; [easy|]. destruct h as [|y h]; [easy|].
+      assert (B : pos x < pos y) by (apply H; left; reflexivity). unfold goes_first.
+      destruct (is_due due (x :: g)) eqn:Dg, (is_due due (y :: h)) eqn:Dh; try reflexivity; try (simpl; apply Nat.leb_gt; lia).
+      exfalso. unfold is_due in Dg, Dh. apply existsb_exists in Dh as [z [Iz Lz]]. apply Nat.ltb_lt in Lz.
+      assert (Lx : pos x < due) by (specialize (H x z (or_introl eq_refl) Iz); lia). simpl in Dg. apply orb_false_iff in Dg as [Dg _].
+      apply Nat.ltb_ge in Dg. lia. }
+    rewrite E. rewrite <- (firstn_skipn target gs) in A. rewrite concat_app in A. apply rising_app in A as [A1 [A2 _]].
+    rewrite (lined_up_once _ (firstn target gs)); [|apply Forall_firstn, F|exact A1|reflexivity].
+    rewrite (by_position_once (concat (skipn target gs))) by (assumption || reflexivity).
+    rewrite <- concat_app, firstn_skipn. reflexivity.
+  - destruct (split_runs (target - length gs) gs F) as [ps [P [Fp E]]]. rewrite app_nil_r, concat_app, concat_repeat_nil, app_nil_r.
+    rewrite (lined_up_once _ ps Fp); [exact E|rewrite E; exact A|exact P].
+Qed.
+
+End Align.
+
+(** ** In every order that ships *)
+
+Theorem in_every_order_every_group_fits_the_budget : forall o l b limits w, Forall (fits_in l b limits) (form_in o l b limits w).
+Proof.
+  intros [|before] l b limits w; [|apply in_either_layout_every_group_fits_the_budget]. simpl.
+  eapply Forall_impl; [|apply every_run_fits_the_budget]. intros g [S|S]; [left; exact S|right].
+  apply andb_true_iff in S as [S Wa]. apply Nat.leb_le in S. split; [destruct l; exact S|exact Wa].
+Qed.
+
+Theorem in_every_order_groups_hold_exactly_the_window : forall o l b limits w,
+  Permutation (concat (form_in o l b limits w)) w /\ Forall (fun g => g <> []) (form_in o l b limits w).
+Proof.
+  intros [|before] l b limits w; [|apply in_either_layout_groups_hold_exactly_the_window]. split; [|apply no_run_is_empty].
+  simpl. rewrite runs_laid_end_to_end_are_the_window_by_position. apply sort_by_perm.
+Qed.
+
+Theorem in_every_order_an_alignment_keeps_the_budget : forall o l C k b limits gs t d, cost_ok C -> Forall (fits_in l b limits) gs ->
+  Forall (fits_in l b limits) (fst (align_in o (gauge_of l C) k gs t d)).
+Proof. intros [|before] l C k b limits gs t d Co F; [apply an_alignment_keeps_the_budget|apply shuffling_keeps_the_budget]; assumption. Qed.
+
+Theorem in_every_order_an_alignment_has_the_target_number_of_steps : forall o M k gs t d, length (fst (align_in o M k gs t d)) = t.
+Proof.
+  intros [|before] M k gs t d; [apply an_alignment_has_exactly_the_target_number_of_steps|apply shuffling_keeps_the_number_of_steps].
+Qed.
+
+Theorem in_every_order_an_alignment_keeps_exactly_the_groups : forall o M k gs t d,
+  Permutation (concat (fst (align_in o M k gs t d)) ++ snd (align_in o M k gs t d)) (concat gs).
+Proof. intros [|before] M k gs t d; [apply an_alignment_emits_and_carries_exactly_its_groups|apply shuffling_keeps_exactly_the_groups]. Qed.
+
+Lemma in_every_order_no_step_is_left_idle : forall o M k gs t d, gauge_ok M -> Forall (fun g => g <> []) gs -> t <= length (concat gs) ->
+  Forall (fun g => g <> []) (fst (align_in o M k gs t d)).
+Proof.
+  intros [|before] M k gs t d ok F Lt; [apply a_rank_idles_only_when_it_has_fewer_samples_than_steps|apply shuffling_leaves_no_step_idle]; assumption.
+Qed.
+
+Lemma carried_in : forall o M k gs t d, exists way, snd (align_in o M k gs t d) = snd (align M way gs t d).
+Proof. intros [|before] M k gs t d; [exists by_place; reflexivity|exists (fullest_first M); apply shuffle_snd]. Qed.
