@@ -7,7 +7,7 @@
     for batch in loader:
         info = pop_step_info(batch)
         with accumulate(accelerator, model, info):
-            accelerator.backward(compute_loss(model, batch) * info.loss_scale)
+            accelerator.backward(info.scale(compute_loss(model, batch)))
         if info.is_window_end:
             optimizer.step()
             optimizer.zero_grad()

@@ -49,6 +49,8 @@ from odb_ref.torch.gathering import gather_objects
 
 _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
+_MOST_AHEAD: Final = 3
+"""Batches that Lightning may read before it trains on the first: it reads one, since it asks whether there is another."""
 
 
 class LightningLoader:
@@ -109,6 +111,11 @@ class LightningLoader:
 
     def _read(self) -> Iterator[object]:
         for batch, info in read_windows(self.loader, self.accumulation_steps):
+            if len(self._read_ahead) > _MOST_AHEAD:
+                raise UsageError(
+                    "batches are read, and this loader is told of no step: pass Trainer(callbacks=[loader.callback]), or "
+                    "losses are not weighed (EvaluationLoader is for what is not training)"
+                )
             self._read_ahead.append((info, self.loader.state_dict()))
             yield batch
 

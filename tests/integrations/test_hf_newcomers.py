@@ -33,7 +33,7 @@ from tests.integrations.common import (  # noqa: E402
     get_sample,
     set_environment,
 )
-from tests.integrations.test_hf import AUTO, Recorder, make_trainer, train  # noqa: E402
+from tests.integrations.test_hf import AUTO, Recorder, make_llama, make_trainer, train  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -172,6 +172,7 @@ def check_run(rank: int, folder: Path) -> Any:
             {"torch_compile": True, "torch_compile_backend": "eager"},
             {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
             {"accelerator_config": {"split_batches": True}},
+            {"gradient_checkpointing": True, "model": make_llama()},
         )
     ]
 
@@ -180,8 +181,11 @@ def test_settings_of_the_trainer_that_need_no_thought_change_nothing(tmp_path: P
     """Checks: WEIGHT, COVER."""
     results = run_ranks(len(SIZES), check_run, tmp_path, timeout_s=200)
     assert not any(result.error for result in results), results
-    for runs in zip(*(result.value for result in results), strict=True):
+    *variants, checkpointed = zip(*(result.value for result in results), strict=True)
+    for runs in variants:
         check_coverage(runs)
         check_weights(runs, Model())
-    first, *others = results[0].value
+    check_coverage(checkpointed)
+    check_weights(checkpointed, make_llama(), precision=1e-4)
+    first, *others = [runs[0] for runs in variants]
     assert all(torch.equal(torch.tensor(run[1]), torch.tensor(first[1])) for run in others)

@@ -312,6 +312,7 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
         (Module(), make_loader(0, 1), False),
         (Module(), plain, False),
         (Forgetful(), make_loader(0, 1), True),
+        (Forgetful(), make_loader(0, 1), False),
         (Twice(), make_loader(0, 1), True),
     ):
         try:
@@ -329,11 +330,12 @@ def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> Non
         make_loader(0, 1, trainer_divides_loss=False)
     (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=60)
     assert not result.error, result
-    mismatch, unfollowed, plain, forgotten, twice = result.value
+    mismatch, unfollowed, plain, forgotten, unknown, twice = result.value
     assert "accumulate_grad_batches=1" in mismatch and "accumulation_steps=2" in mismatch
     assert "callbacks=[loader.callback]" in unfollowed
     assert "not a LightningLoader" in plain
     assert "must return scale_loss(self, loss)" in forgotten
+    assert "told of no step: pass Trainer(callbacks=[loader.callback])" in unknown
     assert "its loss was scaled before" in twice
 
 
