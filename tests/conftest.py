@@ -8,6 +8,7 @@ thousand times, a mutant must meet the examples that the unmutated code met, and
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import Phase, settings
@@ -26,11 +27,26 @@ settings.register_profile(
 settings.load_profile("mutants" if IS_MUTATED else "odb")
 
 
+_ALONE_FOLDERS: Final = ("bench", "lab")
+_ALONE_FILES: Final = (
+    "test_backends.py",
+    "test_collate_workers.py",
+    "test_elsewhere.py",
+    "test_failures.py",
+    "test_gpu.py",
+    "test_leaks.py",
+    "test_links.py",
+    "test_quarantine.py",
+    "test_random_faults.py",
+    "test_real_runs.py",
+    "test_resources.py",
+    "test_stuck.py",
+)
+
+
 def is_alone(path: Path) -> bool:
     """True for a file of tests that fork ranks by the dozen, measure time, or look for what is left on the machine."""
-    if path.name in ("test_examples.py", "test_orphans.py"):
-        return False
-    return path.name == "test_real_runs.py" or path.parent.name in ("bench", "compat", "integrations", "lab", "torch")
+    return path.parent.name in _ALONE_FOLDERS or path.name in _ALONE_FILES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
