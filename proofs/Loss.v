@@ -154,22 +154,24 @@ Definition lost_ranks (s : sys) : nat := sum_over W (fun r => b2n (is_lost (rank
 Lemma follows_lost : forall u v u' v', follows u v -> follows u' v' -> (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
 Proof. intros u v u' v' _ _ H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
 
-Definition follows_on (u v u' : sys) : Prop :=
-  (exists l v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
+(** The same happens without the losses. *)
+Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u'.
+
+Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
 
 Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
-  follows_on u v (mkSys (update (rank_of u) i t)
+  follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E Er Ep. left. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
+  intros u v i e t R F H M E Er Ep. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ F); reflexivity).
   assert (M' : may cfg input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
   assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
   pose proof (StepRank W cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
+  match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
     - apply (f_log _ _ F).
@@ -180,7 +182,7 @@ Proof.
         * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply reachable_live; [eapply reach_step; eauto|exact H].
         * destruct (has_posted (rank_of u i) t); [unfold update; rewrite Nat.eqb_refl; reflexivity|exact Ep].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of u i) t); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr L. unfold u'. simpl.
+  exists v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr L. unfold u'. simpl.
   destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (reachable_live v i R H) in L. discriminate.
 Qed.
 
@@ -203,19 +205,19 @@ Qed.
 Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
   (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
-  follows_on u v (mkSys (update (rank_of u) i t)
+  follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. left. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
+  intros u v i e t R F H M E L Pe. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
   assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
   destruct NG as [N1 [N2 [N3 [N4 N6]]]].
   destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
   assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
   pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
+  match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
     - apply (f_log _ _ F).
@@ -226,29 +228,41 @@ Proof.
         destruct (pending_current W cfg depth input v i I H Pv) as [_ [_ Wa]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 Wa) as [_ S2].
         split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
+  exists v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
   destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
 Qed.
 
-Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on u v u'.
+Lemma every_step_is_followed : forall u l v u', reachable v -> follows u v -> step u l u' -> follows_by l u v u'.
 Proof.
-  intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
-  - destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
-    + destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := R) (2 := F); auto|apply lost_transition_followed with (1 := R) (2 := F); auto].
-    + left. destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. exists LExchange. eexists. split; [apply StepExchange; eauto|]. split.
-      * constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
+  intros u l v u' R F St. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
+  - destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := R) (2 := F); auto|apply lost_transition_followed with (1 := R) (2 := F); auto].
+  - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
+    + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
         destruct (f_rank _ _ F r Hr) as [[A [B _]]|[L _]]; [left; auto|right; split; [exact L|discriminate]].
-      * apply sum_over_le. simpl. lia.
-    + left. exists (LTrained i). eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
-      * intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
-      * split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
-  - right. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
+    + apply sum_over_le. simpl. lia.
+  - eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
+    + intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
+    + split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+Qed.
+
+Lemma every_loss_is_followed : forall u v r peer cause, follows u v -> r < W -> is_ending (rank_of u r) = false ->
+  let u' := mkSys (update (rank_of u) r (lose peer cause (rank_of u r))) (got u) (pending u) (log u) (running u) in
+  follows u' v /\ lost_ranks u + 1 <= lost_ranks u'.
+Proof.
+  intros u v r peer cause F H E u'. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
     pose proof (lose_lost peer cause _ E) as L. split.
     + constructor; simpl; try apply F. intros q Hq. unfold follows_rank. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [|rewrite update_other by exact NE; apply (f_rank _ _ F q Hq)].
       right. rewrite update_same, <- Er. split; [exact L|]. intros P. split; [rewrite <- Ep; exact P|]. unfold lose. rewrite E. reflexivity.
     + rewrite Nat.add_1_r. apply sum_over_lt with (i := r); [exact H| |]; simpl.
       * rewrite update_same, Lf, (l_lost _ _ L). simpl. lia.
       * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
+Qed.
+
+Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on u v u'.
+Proof.
+  intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
+  - left. exists l. apply every_step_is_followed; assumption.
+  - right. apply every_loss_is_followed; assumption.
 Qed.
 
 Lemma start_follows : follows (start cfg) (start cfg).
