@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 
@@ -91,8 +91,7 @@ def main() -> None:
             numbers += batch["numbers"]
 
     dist.all_reduce(totals)
-    parts = [None] * world_size
-    dist.all_gather_object(parts, numbers)
+    parts = gather_objects(numbers)
     if rank == 0:
         seen = sorted(number for part in parts for number in part)
         loss, right, tokens = totals.tolist()

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 
@@ -94,8 +94,7 @@ def main() -> None:
             numbers += batch["numbers"]
     loader.close()
 
-    results = [None] * world_size
-    dist.all_gather_object(results, (steps, idle_steps, numbers))
+    results = gather_objects((steps, idle_steps, numbers))
     if rank == 0:
         emitted = sorted(number for _, _, numbers in results for number in numbers)
         for other, (steps, idle_steps, numbers) in enumerate(results):

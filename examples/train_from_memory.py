@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref import ODBDataLoader
+from odb_ref import ODBDataLoader, gather_objects
 from odb_ref.torch.loop import StepGuard, fit_token_budget, rehearse, scaled_learning_rate
 
 VOCABULARY = 128
@@ -90,8 +90,7 @@ def main() -> None:
             with scaled_learning_rate(optimizer, info.window_supervised / REFERENCE_TOKENS):
                 optimizer.step()
 
-    results: list = [None] * dist.get_world_size()
-    dist.all_gather_object(results, (numbers, guard.failures))
+    results = gather_objects((numbers, guard.failures))
     if dist.get_rank() == 0:
         trained = sorted(number for numbers, _ in results for number in numbers)
         print(f"out of memory {sum(failures for _, failures in results)} times")

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 SHARDS = (40, 11)
@@ -89,8 +89,7 @@ def main() -> None:
             steps += 1
             numbers += [] if info.is_idle else batch["numbers"].tolist()
 
-    results = [None] * world_size
-    dist.all_gather_object(results, (steps, updates, numbers))
+    results = gather_objects((steps, updates, numbers))
     if dist.get_rank() == 0:
         for rank, (steps, updates, numbers) in enumerate(results):
             print(f"rank {rank}: {steps} steps, {updates} updates, {len(numbers)} samples")

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref import ODBDataLoader, StepInfo
+from odb_ref import ODBDataLoader, StepInfo, gather_objects
 
 VOCABULARY = 128
 IMAGE = 1
@@ -125,8 +125,7 @@ def main() -> None:
             steps += 1
             numbers += [] if info.is_idle else batch["numbers"].tolist()
 
-    results = [None] * len(SHARDS)
-    dist.all_gather_object(results, (steps, model.tower_runs, model.dummy_runs, numbers))
+    results = gather_objects((steps, model.tower_runs, model.dummy_runs, numbers))
     if rank == 0:
         for other, (steps, runs, dummies, numbers) in enumerate(results):
             print(

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
 from odb_ref.integrations.progress import Progress
-from odb_ref.torch import JobState, ODBDataLoader
+from odb_ref.torch import JobState, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
 SHARDS = (40, 11)
@@ -206,8 +206,7 @@ def main() -> None:
     with loader:
         progress = Progress(loader.estimate_steps() / ACCUMULATION_STEPS)
         lines = train(Training(model, progress, args.epochs), loader, args)
-    gathered: list[list[str]] = [lines] * world_size
-    dist.all_gather_object(gathered, lines)
+    gathered = gather_objects(lines)
     if rank == 0:
         for other, lines in enumerate(gathered):
             print(*(f"rank {other}: {line}" for line in lines), sep="\n")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from odb_ref.torch.checkpoint import JobState
     from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
     from odb_ref.torch.from_dataloader import apply
-    from odb_ref.torch.gathering import gather_samples
+    from odb_ref.torch.gathering import gather_objects, gather_samples
     from odb_ref.torch.info import StepInfo, pop_step_info
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
@@ -37,6 +37,7 @@ __all__ = [
     "__version__",
     "apply",
     "count_patches",
+    "gather_objects",
     "gather_samples",
     "plan",
     "plan_micro_batches",

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Subset
 
-from odb_ref import ODBDataLoader, UsageError
+from odb_ref import ODBDataLoader, UsageError, gather_objects
 
 TOKEN_BUDGET: Final = 4096
 MAX_TOKENS: Final = 1024
@@ -186,12 +186,6 @@ def _compute_shard(count: int, rank: int, world_size: int) -> range:
     return range(first) if rank == 0 else rest[rank - 1 :: world_size - 1]
 
 
-def _gather(run: Run) -> list[Run]:
-    runs: list[Run | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(runs, run)
-    return [item for item in runs if item is not None]
-
-
 def _make_loader(shard: Subset[Batch], trace: Path, seed: int) -> ODBDataLoader[dict[str, Tensor]]:
     return ODBDataLoader(
         shard,
@@ -210,7 +204,7 @@ def _record(shard: Subset[Batch], out: Path, runs: int, width: int) -> None:
     """Traces of ``runs`` runs in ``out``; rank 0 prints a line for each."""
     for number in range(runs):
         with _make_loader(shard, out / f"run{number:02}-rank{{rank}}.ndjson", number) as loader:
-            figures = summarize(_gather(train_odb(loader, width)))
+            figures = summarize(gather_objects(train_odb(loader, width)))
         if dist.get_rank() == 0:
             steps, train_s = figures["steps"], figures["train_s"]
             sys.stdout.write(f"run {number + 1} of {runs}: {steps} steps in {train_s:.1f} s\n")
@@ -220,11 +214,11 @@ def _record(shard: Subset[Batch], out: Path, runs: int, width: int) -> None:
 def _compare(shard: Subset[Batch], out: Path, width: int) -> None:
     """Trains with `ODBDataLoader`, then with fixed batches; rank 0 writes the figures."""
     with _make_loader(shard, out / "train-rank{rank}.ndjson", 0) as loader:
-        odb = _gather(train_odb(loader, width))
+        odb = gather_objects(train_odb(loader, width))
     batch_size = TOKEN_BUDGET // MAX_TOKENS
     generator = torch.Generator().manual_seed(0)
     plain = DataLoader(shard, batch_size, shuffle=True, collate_fn=collate, generator=generator)
-    fixed = _gather(train_fixed(plain, width))
+    fixed = gather_objects(train_fixed(plain, width))
     if dist.get_rank() == 0:
         first, last = _compute_losses(odb)
         figures: dict[str, float] = {

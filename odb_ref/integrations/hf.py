@@ -38,6 +38,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -52,6 +53,7 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerCont
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from odb_ref.integrations.fallback import check_strategy
+from odb_ref.integrations.hf_data import take_share
 from odb_ref.integrations.hf_gathering import gathering
 from odb_ref.integrations.hf_guard import SteppingTrainer
 from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
@@ -69,24 +71,28 @@ _UNBOUNDED: Final = 2**62
 class ODBTrainer(SteppingTrainer):
     """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
 
-    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's,
-    or takes ``inputs.pop(STEP_INFO)`` and has it ``scale`` the mean loss over the batch's supervised tokens. A
-    ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean. Preserves: WEIGHT.
+    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's;
+    or, with ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and has that ``scale`` the mean loss
+    over the batch's supervised tokens. A ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean.
+    Preserves: WEIGHT.
 
     Raises: UsageError when the Trainer is set to something that would make weights or steps wrong.
     """
 
     loss_is_scaled_for_ga = True
     """To the Trainer: do not divide what `compute_loss` returns by the micro-steps of the window."""
-    takes_step_info = True
-    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
 
     def __init__(self, *args: object, odb: ODBOptions, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.set_odb(odb)
 
     def set_odb(self, odb: ODBOptions) -> None:
-        """Chooses how the batches of the next training are formed."""
+        """Chooses how the batches of the next training are formed.
+
+        Raises: UsageError when these are not options.
+        """
+        if not isinstance(odb, ODBOptions):
+            raise UsageError(f"odb must be ODBOptions(token_budget=...), got {odb!r}")
         self.odb = odb
         self.step_info = self.progress = self._steps = self._guard = None
         self._accepted = {}
@@ -116,7 +122,7 @@ class ODBTrainer(SteppingTrainer):
         options |= self.odb.loader
         k = self.args.gradient_accumulation_steps
         loader = ODBDataLoader(
-            self.train_dataset if is_iterable else prepared.dataset,
+            take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard")),
             token_budget=self.odb.token_budget,
             accumulation_steps=k,
             **options,  # type: ignore[arg-type]
@@ -141,6 +147,13 @@ class ODBTrainer(SteppingTrainer):
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
         if args.auto_find_batch_size:
             raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
+        if args.dataloader_drop_last:
+            warnings.warn(
+                "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
+                "where the first rank runs dry: ODBOptions(loader={'mode': 'quota'})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         if args.train_sampling_strategy not in ("random", "sequential"):
             raise UsageError(
                 f"train_sampling_strategy={args.train_sampling_strategy!r} orders samples for fixed batches: "
@@ -264,6 +277,7 @@ class ODBTrainer(SteppingTrainer):
         return result
 
     def _weigh(self, loss: Tensor, info: StepInfo) -> Tensor:
+        self.has_weighed = True
         loss = info.scale(loss)
         if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
             return loss

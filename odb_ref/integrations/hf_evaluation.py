@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from odb_ref.integrations.hf_counting import make_counting_options
+from odb_ref.integrations.hf_data import make_counting_options, take_share
 from odb_ref.integrations.hf_gathering import gather_rows
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
@@ -110,8 +110,11 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
             )
         options = {name: value for name, value in self.odb.loader.items() if name not in _OF_TRAINING}
         options = {"token_budget": self.odb.token_budget} | self.adopt_options(prepared) | options
-        read = dataset if isinstance(dataset, IterableDataset) else prepared.dataset
-        return EvaluationSteps(ODBDataLoader(read, **options | dict(self.odb.evaluation)))  # type: ignore[arg-type]
+        options |= self.odb.evaluation
+        read = take_share(
+            dataset if isinstance(dataset, IterableDataset) else prepared.dataset, self.args, options.get("shard")
+        )
+        return EvaluationSteps(ODBDataLoader(read, **options))  # type: ignore[arg-type]
 
     def evaluation_loop(
         self, dataloader: object, *args: object, metric_key_prefix: str = "eval", **kwargs: object

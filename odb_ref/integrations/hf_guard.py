@@ -8,7 +8,6 @@ With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``tra
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping
 from typing import Final
 
 from accelerate.utils import DistributedType
@@ -16,12 +15,11 @@ from torch import Tensor, nn
 
 from odb_ref.integrations.hf_evaluation import EvaluatingTrainer
 from odb_ref.integrations.hf_gathering import gathering
-from odb_ref.integrations.hf_steps import STEP_INFO, TrainerSteps
+from odb_ref.integrations.hf_steps import STEP_INFO, Inputs, TrainerSteps
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import StepInfo, UsageError
 from odb_ref.torch.loop.guard import WindowGuard, is_sharded
-
-Inputs = MutableMapping[str, object]
+from odb_ref.torch.loop.splitting import split_batch
 
 _MEMORY: Final = "memory"
 _METRICS: Final = "metrics"
@@ -34,6 +32,10 @@ class SteppingTrainer(EvaluatingTrainer):
     """What belongs to the batch that was trained on last."""
     progress: Progress | None = None
     """How far training has come; None before it begins."""
+    takes_step_info = True
+    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
+    has_weighed = False
+    """Whether `odb_ref.integrations.hf.ODBTrainer.compute_loss` has weighed a loss in the pass that runs, or ran last."""
     _steps: TrainerSteps | None = None
     _guard: WindowGuard[Inputs] | None = None
     _accepted: dict[str, int]
@@ -58,7 +60,13 @@ class SteppingTrainer(EvaluatingTrainer):
         return loss
 
     def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        self.has_weighed = not (self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo))
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if not self.has_weighed:
+            raise UsageError(
+                f"{type(self).__name__}.compute_loss does not call that of ODBTrainer, so losses are not weighed: call "
+                "super().compute_loss, or say takes_step_info = False in the class and return inputs.pop(STEP_INFO).scale(loss)"
+            )
         return loss
 
     def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
@@ -72,6 +80,8 @@ class SteppingTrainer(EvaluatingTrainer):
             model,
             self._run_pass,
             loss_reduction=str(self.odb.loader.get("loss_reduction", "mean")),
+            split=self.odb.split or split_batch,
+            count=self.odb.count,
             memory=self.odb.memory,
             lower_budget=lambda tokens: self._accept(_MEMORY, tokens),
         )
@@ -97,8 +107,8 @@ class SteppingTrainer(EvaluatingTrainer):
                 f"the model is sharded by {kind}, whose collectives stand inside the forward pass, and nobody can help a rank "
                 "that fails between two of them; with ODBOptions(memory=...), a MemoryFit, batches are made to fit beforehand"
             )
-        if self.odb.loader.get("layout") == "packed":
-            return "a packed row cannot be halved (layout='packed')"
+        if self.odb.loader.get("layout") == "packed" and (self.odb.split is None or self.odb.count is None):
+            return "a packed row cannot be halved (layout='packed') but by ODBOptions(split=, count=)"
         if "lomo" in str(self.args.optim):
             return f"the optimizer {self.args.optim!s} makes its update in the backward pass, which cannot be repeated"
         return ""

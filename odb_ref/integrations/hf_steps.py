@@ -11,6 +11,8 @@ from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.loop import MemoryFit
 
+Inputs = MutableMapping[str, object]
+
 STEP_INFO: Final = "odb_step_info"
 """The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
 
@@ -50,6 +52,11 @@ class ODBOptions:
     ranks. For a model that is whole on each rank; a sharded one needs ``memory``."""
     memory: MemoryFit | None = None
     """What `odb_ref.torch.loop.fit_token_budget` has found: for FSDP, whose ranks try beforehand whether a batch fits."""
+    split: Callable[[Inputs, int], tuple[Inputs, Inputs]] | None = None
+    """``(batch, samples) -> (first half, second half)``, for ``survives_out_of_memory`` where samples are not the entries of
+    the first dimension. Preference pairs: `odb_ref.torch.loop.split_pairs`, which TRL's and LLaMA-Factory's are given."""
+    count: Callable[[Inputs], int] | None = None
+    """What the loss of a batch, or of a half, is a mean over, where its labels do not show it: `count_pairs` of the same."""
     loader: Mapping[str, object] = field(default_factory=dict)
     """Further arguments of `ODBDataLoader`, such as ``window``, ``budget_schedule``, or ``causal_shift=False`` for a model that
     does not shift its labels by a token (sequence to sequence, token classification)."""
@@ -66,7 +73,7 @@ class ODBOptions:
                 raise UsageError(f"ODBOptions: {name} must be at least 1, got {value}")
 
     @classmethod
-    def split(cls, settings: Mapping[str, object]) -> Self:
+    def from_settings(cls, settings: Mapping[str, object]) -> Self:
         """Returns the options that settings are: those of this class as such, the rest as arguments of `ODBDataLoader`.
 
         ``intervals`` may be a mapping, as a file of settings has it. Raises: UsageError as the class.

@@ -13,10 +13,11 @@ are taken out of the file or the command line: any option of `ODBOptions` (``odb
 ``per_device_train_batch_size``  times ``cutoff_len`` (twice that for pairs): the token budget, if none is given
 ``packing``, ``neat_packing``    refused: rows would be filled before training; stage ``pt`` packs unless ``packing: false``
 ``disable_shuffling``            the order of the data set
-``streaming``                    each rank reads what LLaMA-Factory gives it
+``streaming``                    each rank reads its part, as `datasets.distributed.split_dataset_by_node` has it
 ===============================  =======================================================================================
 
-What its collators pad rows to (a multiple of 8) is counted. Pairs are units.
+What its collators pad rows to (a multiple of 8) is counted. Pairs are units. ``pref_bco_weight`` is refused: its baseline is a
+running mean over the batches of all ranks, those that an idle rank replays included.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Final
 from transformers import Trainer, TrainerCallback
 
 from odb_ref.integrations.hf import ODBTrainer, enable
+from odb_ref.integrations.hf_data import PAIRS, has_pairs
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import UsageError
 
@@ -37,6 +39,8 @@ _TRAINERS: Final = {"pt": "CustomTrainer", "sft": "CustomSeq2SeqTrainer", "dpo":
 """The class that each stage's ``workflow`` module makes a trainer of."""
 _CUTOFF: Final = 2048
 """LLaMA-Factory's own ``cutoff_len``."""
+_LEAST_BCO: Final = 1e-6
+"""From where on LLaMA-Factory adds this loss."""
 
 
 def run_exp(args: Mapping[str, object] | None = None, callbacks: list[TrainerCallback] | None = None) -> None:
@@ -83,7 +87,14 @@ def configure_trainer(trainer: Trainer, **settings: object) -> ODBTrainer:
     """
     if getattr(getattr(trainer, "finetuning_args", None), "disable_shuffling", False):
         settings = {"shuffle": False} | settings
-    return enable(trainer, ODBOptions.split(settings))
+    if getattr(trainer, "bco_gemma", 0.0) >= _LEAST_BCO:
+        raise UsageError(
+            "pref_bco_weight: its baseline is a running mean over the batches of all ranks, to which idle ranks would add what "
+            "they replay: leave it at 0"
+        )
+    if has_pairs(trainer.train_dataset):
+        settings = PAIRS | settings
+    return enable(trainer, ODBOptions.from_settings(settings))
 
 
 @contextmanager

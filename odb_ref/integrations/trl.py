@@ -1,4 +1,4 @@
-"""TRL: an `SFTTrainer` or a `DPOTrainer` becomes an `ODBTrainer`, as its own arguments say.
+"""TRL: an `SFTTrainer`, `DPOTrainer` or `RewardTrainer` becomes an `ODBTrainer`, as its own arguments say.
 
 ::
 
@@ -15,21 +15,31 @@ The Trainer's arguments are looked at by name, and TRL is not imported:
 ``max_length`` of a preference      a pair is as long as what its collator leaves of it
 data set
 a vision data set                   its texts are made by the collator: ``length_fn`` and ``supervised_fn`` must be given
+``loss_type``, ``rpo_alpha``        refused where a loss is not a mean over pairs, unless ``loss_scaling`` is given
 ==================================  ====================================================================================
 
-Pairs are units: a batch is twice as many rows, and a loss weighs as many pairs as it is the mean of. What these Trainers gather
-of a step for their logs leaves idle ranks out.
+Pairs are units: a batch is twice as many rows, a loss weighs as many pairs as it is the mean of, and where memory runs out no
+pair is taken apart. What these Trainers gather of a step for their logs leaves idle ranks out.
 """
 
 from __future__ import annotations
 
-from transformers import Trainer
+from typing import Final
+
+from transformers import Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBTrainer, enable
-from odb_ref.integrations.hf_counting import CollatedLength
+from odb_ref.integrations.hf_data import PAIRS, CollatedLength, has_pairs
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import UsageError
-from odb_ref.torch.reading.tasks import is_pair
+
+_TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
+_UNPAIRED_LOSSES: Final = {
+    "sft": "a mean over tokens",
+    "aot": "made of the batch in sorted order",
+    "aot_unpaired": "made of the batch in sorted order",
+}
+"""The losses of a `DPOTrainer` that are not means over pairs, and what they are."""
 
 
 def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **settings: object) -> ODBTrainer:
@@ -37,8 +47,9 @@ def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **se
 
     ``settings`` are further arguments of `ODBOptions`, and of `ODBDataLoader`.
 
-    Raises: UsageError when the Trainer packs beforehand, or its arguments do not say what must be known.
+    Raises: UsageError when the Trainer is another, packs beforehand, or its arguments do not say what must be known.
     """
+    _check_trainer(trainer)
     args = trainer.args
     if getattr(args, "packing", False):
         raise UsageError(
@@ -54,24 +65,43 @@ def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **se
     options: dict[str, object] = {}
     max_length: int | None = getattr(args, "max_length", None)
     multiple: int = getattr(trainer.data_collator, "pad_to_multiple_of", None) or 1
-    has_pairs = _has_pairs(trainer.train_dataset)
+    is_paired = has_pairs(trainer.train_dataset)
     if getattr(trainer, "padding_free", False):
         options["layout"] = "packed"
-    elif has_pairs:
-        options["length_fn"] = CollatedLength(multiple, max_length)
+    elif is_paired:
+        if "loss_scaling" not in settings:
+            _check_loss(args)
+        options |= PAIRS | {"length_fn": CollatedLength(multiple, max_length)}
     if token_budget is None:
         if max_length is None:
             raise UsageError("max_length=None says nothing of memory: pass token_budget=")
-        token_budget = args.per_device_train_batch_size * max_length * (2 if has_pairs else 1)
-    return enable(trainer, ODBOptions.split({"token_budget": token_budget} | options | settings))
+        token_budget = args.per_device_train_batch_size * max_length * (2 if is_paired else 1)
+    return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | settings))
 
 
-def _has_pairs(dataset: object) -> bool:
-    """Returns whether a data set has preference pairs; of one that is read as a stream, the columns tell."""
-    names = getattr(dataset, "column_names", None)
-    if isinstance(names, list):
-        return is_pair(dict.fromkeys(names, ()))
-    try:
-        return is_pair(dataset[0])  # type: ignore[index]
-    except (TypeError, KeyError, IndexError):
-        return False
+def _check_trainer(trainer: Trainer) -> None:
+    """Refuses what makes its samples in the step, or weighs them by what is not known here."""
+    name = next((kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")), None)
+    if name is not None and name not in _TRAINERS:
+        raise UsageError(
+            f"{name} is not configured here ({', '.join(_TRAINERS)} are): what its loss is a mean over is not known. If it "
+            "is samples, or their tokens with a label: odb_ref.integrations.hf.enable(trainer, ODBOptions(...)). A Trainer "
+            "that generates what it trains on needs batches of its own making"
+        )
+
+
+def _check_loss(args: TrainingArguments) -> None:
+    """Refuses a loss that weights by pairs do not make that of one process."""
+    kinds = getattr(args, "loss_type", "")
+    found = [(f"loss_type {kind!r}", _UNPAIRED_LOSSES[kind]) for kind in [*_UNPAIRED_LOSSES] if kind in _list(kinds)]
+    if getattr(args, "rpo_alpha", None) is not None:
+        found.append(("rpo_alpha", "a mean over tokens"))
+    for name, what in found:
+        raise UsageError(
+            f"{name}: this loss is {what}, and batches of any size do not add up to that of one process. If the mean of the "
+            "batches' losses, weighed by their pairs, will do, pass loss_scaling='samples'"
+        )
+
+
+def _list(kinds: object) -> list[object]:
+    return [*kinds] if isinstance(kinds, list | tuple) else [kinds]

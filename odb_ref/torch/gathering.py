@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
+import time
+import weakref
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,14 +19,52 @@ from odb_ref.torch.info import StepInfo
 Output = TypeVar("Output")
 Value = TypeVar("Value")
 
+_SIZE: Final = struct.Struct("!Q")
+_RELEASE_S: Final = 1.0
 
-def gather_objects(own: Value, group: dist.ProcessGroup | None) -> list[Value]:
-    """Returns what each rank has, by rank, the same on every rank; a collective of the trainer's, not of the exchange."""
+
+def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
+    """Returns what each rank has, by rank, the same on every rank; a collective of the trainer's, not of the exchange.
+
+    ``own`` is anything that can be pickled; ``group`` defaults to all ranks. Where there is no process group, or one rank, the
+    list has one entry. As ``torch.distributed.all_gather_object``, but that a process over gloo may end right after it: see
+    `_wait_for_release`.
+    """
     _, size = get_rank_and_size(group)
-    objects = [own] * size
-    if size > 1:
+    if size == 1:
+        return [own]
+    if "gloo" not in dist.get_backend(group):
+        objects = [own] * size
         dist.all_gather_object(objects, own, group=group)
-    return objects
+        return objects
+    payload = pickle.dumps(own)
+    sizes = [_SIZE.unpack(part)[0] for part in _gather_bytes(_SIZE.pack(len(payload)), group)]
+    parts = _gather_bytes(payload.ljust(max(sizes), b"\0"), group)
+    return [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    """Returns each rank's bytes, by rank; a collective over gloo of equally many from each."""
+    sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(received, sent, group=group)
+    parts = [tensor.numpy().tobytes() for tensor in received]
+    held = [weakref.ref(tensor) for tensor in (sent, *received)]
+    del sent, received
+    _wait_for_release(held)
+    return parts
+
+
+def _wait_for_release(tensors: Iterable[weakref.ref[torch.Tensor]]) -> None:
+    """Waits until gloo's thread has let go of the tensors of a collective that is over.
+
+    It does so a moment after the collective, and needs the interpreter's lock for it. When the process ends in that moment,
+    the last owner of the process group, such as DDP, waits for the thread with that lock held, for ever; or the interpreter
+    ends before the thread, which aborts the process (pytorch issue 190489). Who else holds them is not waited for.
+    """
+    deadline = time.monotonic() + _RELEASE_S
+    while any(tensor() is not None for tensor in tensors) and time.monotonic() < deadline:
+        time.sleep(0.0001)
 
 
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:

@@ -58,9 +58,8 @@ class Recorder(ODBTrainer):
 
 
 def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: Any) -> Any:
-    arguments = {
-        name: settings.pop(name) for name in ("odb", "model", "data_collator", "eval_dataset") if name in settings
-    }
+    names = ("odb", "model", "data_collator", "train_dataset", "eval_dataset")
+    arguments = {name: settings.pop(name) for name in names if name in settings}
     odb = arguments.setdefault("odb", GIVEN)
     defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant", "logging_steps": 1}
     args = TrainingArguments(

@@ -30,13 +30,14 @@ def run(folder: Path, stage: str, ranks: int, **settings: Any) -> list[Any]:
         ("sft", 1, 64, {"odb_token_budget": 64, "disable_shuffling": True}),
         ("pt", 1, 4 * 24, {"packing": False}),
         ("dpo", 1, 2 * 4 * 24, {}),
-        ("dpo", 2, 2 * 4 * 24, {"pref_loss": "orpo"}),
+        ("dpo", 2, 2 * 4 * 24, {"pref_loss": "orpo", "odb_survives_out_of_memory": True}),
     ],
 )
 def test_a_stage_trains_on_whole_samples_with_the_loss_of_one_process(
     tmp_path: Path, stage: str, ranks: int, budget: int, settings: dict[str, Any]
 ) -> None:
-    """Checks: WEIGHT, COVER, BUDGET. What its collators pad to is counted; a pair is two rows."""
+    """Checks: WEIGHT, COVER, BUDGET. What its collators pad to is counted; a pair is two rows, also where a step runs out of
+    memory."""
     found = run(tmp_path, stage, ranks, **settings)
     seen = [sample for run in found for batch in run["batches"] for sample in batch]
     assert sorted(seen) == found[0]["samples"]
@@ -45,6 +46,8 @@ def test_a_stage_trains_on_whole_samples_with_the_loss_of_one_process(
         assert max(rank["rows"]) <= budget
         assert rank["error"] < 1e-4
         assert rank["epoch"] == 1.0
+        assert rank["failures"][1] == found[-1]["failures"][0]
+    assert bool(found[-1]["failures"][0]) == ("odb_survives_out_of_memory" in settings)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -258,5 +258,5 @@ def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None
 
 
 def test_settings_of_a_file_are_options() -> None:
-    found = ODBOptions.split({"token_budget": 90, "window": 4, "intervals": {"save_samples": 3}})
+    found = ODBOptions.from_settings({"token_budget": 90, "window": 4, "intervals": {"save_samples": 3}})
     assert found == ODBOptions(token_budget=90, loader={"window": 4}, intervals=Intervals(save_samples=3))

@@ -37,7 +37,7 @@ from transformers import (  # noqa: E402
 )
 
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.hf_counting import CollatedLength, predicts_next_token  # noqa: E402
+from odb_ref.integrations.hf_data import CollatedLength, predicts_next_token  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -15,7 +15,14 @@ from tests.integrations.environments.run import run_script
 pytestmark = pytest.mark.torch
 
 SAMPLES = 31
-BUDGETS = {"sft": 4 * 20, "guarded": 4 * 20, "padding_free": 60, "dpo": 2 * 4 * 20}
+BUDGETS = {
+    "sft": 4 * 20,
+    "guarded": 4 * 20,
+    "padding_free": 60,
+    "dpo": 2 * 4 * 20,
+    "guarded_dpo": 2 * 4 * 20,
+    "guarded_reward": 160,
+}
 """What the arguments have room for, where no budget is given."""
 
 
@@ -35,14 +42,19 @@ def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path
             assert run["error"] < 1e-4, kind
             assert run["epoch"] == 1.0
             # Each sample counts once in what TRL gathers by itself too: no replay, whatever a rank holds.
-            if kind != "guarded":  # it gathers from nobody, and a pass may be repeated
+            if not kind.startswith("guarded"):  # it gathers from nobody, and a pass may be repeated
                 assert run["logs"]["num_tokens"] == sum(len(text.split()) for text in seen), kind
-            assert run["evaluated"]["eval_loss"] == found[0]["evaluated"]["eval_loss"]
+            assert run["evaluated"].get("eval_loss") == found[0]["evaluated"].get("eval_loss")
+    # Each sample of a stream once, too, over all ranks.
+    assert sorted(text for rank in ranks for text in rank["stream"]) == ranks[0]["sft"]["samples"]
     for rank in ranks:
-        assert rank["guarded"]["logs"]["out_of_memory"] == ranks[-1]["guarded"]["failures"] > 0
-        packed, unbounded = rank["refused"]
+        for kind in ("guarded", "guarded_dpo", "guarded_reward"):
+            assert rank[kind]["logs"]["out_of_memory"] == ranks[-1][kind]["failures"] > 0
+        packed, unbounded, unpaired, unknown = rank["refused"]
         assert "packing=True fills rows before training" in packed
         assert "pass token_budget=" in unbounded
+        assert "loss_type 'sft': this loss is a mean over tokens" in unpaired
+        assert "KTOTrainer is not configured here" in unknown
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

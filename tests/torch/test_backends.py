@@ -300,7 +300,9 @@ def begin() -> tuple[TrainerSide, Recorder, Wire]:
     steps = tuple(Step(number, 0, (Sample(number, number, 5, 5),), counts) for number in range(4))
     planned = make_round_note(steps, RoundStart(round=1, planned_steps=4, read_samples=4), budget_tokens=20)
     trainer_side.on_update(Update(OFFERING, planned=planned))
-    trainer_side.on_collated(0, [(number, f"batch {number}") for number in range(4)])
+    for number in range(4):
+        trainer_side.on_batch(number, f"batch {number}")
+    trainer_side.on_collated(0)
     trainer_side.on_update(Update(OFFERING, is_answer=True))
     return trainer_side, backend, wire
 

@@ -7,8 +7,9 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
+from odb_ref.torch.reading import collate_workers  # noqa: E402
 from odb_ref.torch.reading.collate_workers import (  # noqa: E402
     SLOW_S,
     TRIAL_BATCHES,
@@ -27,7 +29,7 @@ from odb_ref.torch.reading.collate_workers import (  # noqa: E402
 from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, Collator, OnIdle  # noqa: E402
 from odb_ref.torch.reading.pipeline import _Maker  # noqa: E402
 from odb_ref.torch.reading.reports import Gate, PipelineListener  # noqa: E402
-from odb_ref.torch.reading.serialization import pack, unpack  # noqa: E402
+from odb_ref.torch.reading.serialization import Packed, pack, unpack  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -50,11 +52,13 @@ def read(**options: Any) -> list[Any]:
 
 def test_a_slow_collate_fn_runs_in_several_processes_and_makes_the_same_batches() -> None:
     """Preserves: REPLAY, COVER."""
-    one, three = read(num_workers=1), read(num_workers=3)
+    one = read(num_workers=1)
     assert len({pid for pid, *_ in one}) == 1
-    assert len({pid for pid, *_ in three}) == 3
-    assert [(ids, drawn) for _, ids, _, drawn in one] == [(ids, drawn) for _, ids, _, drawn in three]
     assert len({tuple(drawn) for *_, drawn in one}) == len(one)
+    for count in (2, 3, 5):
+        several = read(num_workers=count)
+        assert len({pid for pid, *_ in several}) == count
+        assert [(ids, drawn) for _, ids, _, drawn in several] == [(ids, drawn) for _, ids, _, drawn in one]
 
 
 def look_up_the_data_set(worker_id: int) -> None:
@@ -146,7 +150,7 @@ def die() -> None:
     [
         (fail_plainly, "ValueError: this sample cannot be collated"),
         (exit_quietly, "SystemExit: 3"),
-        (die, r"the process that collates \(pid \d+\) exited unexpectedly \(exit code -9\)"),
+        (die, r"the process that collates \(pid \d+\) exited unexpectedly \(exit code -9\) at step \d+"),
     ],
 )
 def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], None], cause: str) -> None:
@@ -173,10 +177,13 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
     """A thread that was slow to end may have begun it after its epoch was over: found by the soak."""
 
     class Listener(PipelineListener):
-        def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-            found.append((round_, [number for number, _ in batches]))
+        def on_batch(self, number: int, batch: object) -> None:
+            found.append(number)
 
-    found: list[tuple[int, list[int]]] = []
+        def on_collated(self, round_: int) -> None:
+            found.append(round_)
+
+    found: list[int] = []
     workers = CollateWorkers(BatchMaker(str, None), 2)
     try:
         workers.begin(0, CollateTask(0, (pack(7),), None))
@@ -186,9 +193,19 @@ def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_th
         maker.ask(3, (BatchOrder(5, (), False), BatchOrder(6, (), False)))
         while maker.count_work():
             maker.work()
-        assert found == [(3, [5, 6])]
+        assert found == [5, 6, 3]
     finally:
         workers.close()
+
+
+def prove_slow(workers: CollateWorkers) -> None:
+    """Makes batches until it is known that the function is slow."""
+    workers.prepare()
+    while not (workers.pending and workers.has_room(1)):
+        if workers.pending:
+            workers.collect()
+        workers.begin(0, CollateTask(0, (pack("trial"),), None))
+    workers.collect()
 
 
 def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() -> None:
@@ -200,17 +217,13 @@ def test_batches_come_with_their_numbers_in_the_order_in_which_they_are_ready() 
         return samples[0]
 
     workers = CollateWorkers(BatchMaker(make, None), 3)
-    workers.prepare()
     try:
-        while not (workers.has_room and workers.pending):  # until it has proved to be slow
-            if workers.pending:
-                workers.collect()
-            workers.begin(0, CollateTask(0, (pack("trial"),), None))
-        workers.collect()
+        prove_slow(workers)
         for number, sample in enumerate(("last", "one", "two")):
-            assert workers.has_room
+            assert workers.has_room(3)
             workers.begin(number, CollateTask(0, (pack(sample),), None))
-        assert not workers.has_room
+        assert not workers.has_room(3), "the last are for whoever is done first"
+        assert workers.has_room(4)
         found = [workers.collect() for _ in range(2)]
         permit.release()
         found.append(workers.collect())
@@ -237,8 +250,166 @@ def test_one_that_fails_or_dies_leaves_the_others_at_work() -> None:
                 assert unpack(workers.collect()[1].batch) == int(found)
             except CollateWorkerError as error:
                 assert found in str(error)
-            assert workers.has_room
+            assert workers.has_room(1)
             assert not workers.pending
     finally:
         workers.close()
     assert not multiprocessing.active_children()
+
+
+class SleepsFirst:
+    """Takes long for its first batches, as many as are told."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __call__(self, samples: list[object]) -> object:
+        self.left -= 1
+        time.sleep(1.0 if self.left >= 0 else 0.0)
+        return len(samples)
+
+
+@pytest.mark.parametrize(("slow_batches", "started"), [(0, [1, 1, 1]), (1, [1, 1, 1]), (2, [1, 1, 3])])
+def test_more_processes_are_started_while_the_second_batch_proves_slow(
+    slow_batches: int, started: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collate_workers, "SLOW_S", 0.1)  # a quick one may wait for a processor for some time
+    workers = CollateWorkers(BatchMaker(SleepsFirst(slow_batches), None), 3)
+    try:
+        workers.prepare()
+        found = [len(workers.processes)]
+        for step in range(2):
+            workers.begin(step, CollateTask(0, (pack("sample"),), None))
+            workers.collect()
+            found.append(len(workers.processes))
+        assert found == started
+    finally:
+        workers.close()
+
+
+def test_processes_that_take_long_to_start_are_started_at_once() -> None:
+    workers = CollateWorkers(BatchMaker(SleepsFirst(2), None), 3, context="spawn")
+    try:
+        for step in range(2):
+            workers.begin(step, CollateTask(0, (pack("here"),), None))
+            workers.collect()
+        assert not workers.processes
+        workers.begin(2, CollateTask(0, (pack("there"),), None))
+        assert len(workers.processes) == 3
+    finally:
+        workers.close()
+
+
+def make_or_die(samples: list[object]) -> object:
+    time.sleep(2 * SLOW_S)
+    if samples[0] == "die":
+        die()
+    return samples[0]
+
+
+def collect_all(workers: CollateWorkers) -> tuple[list[int], list[str]]:
+    """Returns the numbers of the batches that were made, and what was raised."""
+    numbers, errors = [], []
+    while workers.pending:
+        try:
+            number, made = workers.collect()
+        except CollateWorkerError as error:
+            errors.append(str(error))
+        else:
+            assert unpack(made.batch) == number
+            numbers.append(number)
+    return sorted(numbers), errors
+
+
+@pytest.mark.parametrize(("fatal", "found"), [(10, [11, 13]), (12, [10, 11, 13])])
+def test_one_that_dies_with_two_batches_in_hand_is_told_of_at_the_one_that_it_makes(
+    fatal: int, found: list[int]
+) -> None:
+    """Preserves: ABORT."""
+    workers = CollateWorkers(BatchMaker(make_or_die, None), 2)
+    try:
+        prove_slow(workers)
+        for step in range(10, 14):
+            assert workers.has_room(9)
+            workers.begin(step, CollateTask(0, (pack("die" if step == fatal else step),), None))
+        assert not workers.has_room(9)
+        assert workers.oldest == 10
+        numbers, errors = collect_all(workers)
+        assert numbers == found
+        assert [error[error.index("exit code") :] for error in errors] == [f"exit code -9) at step {fatal}"]
+        assert workers.oldest is None
+    finally:
+        workers.close()
+    assert not multiprocessing.active_children()
+
+
+def test_one_that_was_killed_is_told_of_when_what_it_had_sent_is_received() -> None:
+    workers = CollateWorkers(BatchMaker(make_or_die, None), 2)
+    try:
+        prove_slow(workers)
+        for step in (10, 11):
+            workers.begin(step, CollateTask(0, (pack(step),), None))
+        time.sleep(0.5)  # both have sent theirs
+        for process in workers.processes:
+            process.kill()
+            process.join()
+        for step in (12, 13):
+            workers.begin(step, CollateTask(0, (pack(step),), None))
+        numbers, errors = collect_all(workers)
+        assert numbers == [10, 11]
+        assert sorted(error.rpartition(" at ")[2] for error in errors) == ["step 12", "step 13"]
+    finally:
+        workers.close()
+
+
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_samples_and_batches_that_fill_what_joins_two_processes_do_not_wait_for_each_other(*, is_tensor: bool) -> None:
+    """Preserves: FREE."""
+    nbytes = 4 << 20  # a pipe holds some hundred KiB
+
+    def make(samples: list[Any]) -> Any:
+        time.sleep(2 * SLOW_S)
+        return samples
+
+    sample = torch.zeros(nbytes, dtype=torch.uint8) if is_tensor else bytes(nbytes)
+    workers = CollateWorkers(BatchMaker(make, None), 2)
+
+    def exchange() -> None:
+        prove_slow(workers)
+        left = 12
+        while left or workers.pending:
+            if left and workers.has_room(9):
+                workers.begin(left, CollateTask(0, (pack(sample),), None))
+                left -= 1
+                time.sleep(4 * SLOW_S)  # meanwhile a batch is made, and waits to be received
+            else:
+                found.append(len(unpack(workers.collect()[1].batch)[0]))  # type: ignore[index, arg-type]
+
+    found: list[int] = []
+    thread = threading.Thread(target=exchange, daemon=True)
+    thread.start()
+    thread.join(30)
+    try:
+        assert found == [nbytes] * 12
+    finally:
+        workers.close()
+
+
+class BreaksElsewhere:
+    """A part of a sample that can be read where it was made, and not where it is collated."""
+
+    def __reduce__(self) -> Any:
+        return fail_plainly, ()
+
+
+def test_samples_that_cannot_be_taken_in_are_a_failure_of_their_step() -> None:
+    workers = CollateWorkers(BatchMaker(make_or_die, None), 2)
+    try:
+        prove_slow(workers)
+        workers.begin(7, CollateTask(0, (Packed(BreaksElsewhere(), ()),), None))  # type: ignore[arg-type]
+        with pytest.raises(CollateWorkerError, match="cannot be collated, where step 7 is collated"):
+            workers.collect()
+        workers.begin(8, CollateTask(0, (pack(8),), None))
+        assert collect_all(workers) == ([8], [])
+    finally:
+        workers.close()

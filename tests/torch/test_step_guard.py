@@ -435,10 +435,8 @@ def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
 
 def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
     expected = run_once({})
-    counts = iter((0, 1))
 
     def count(batch: dict[str, Any]) -> int:
-        next(counts)
         return int((batch["labels"][:, 1:] != -100).sum())
 
     assert run_once({"kind": "text"}, count=count) == pytest.approx(expected, abs=1e-15)

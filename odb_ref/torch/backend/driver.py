@@ -144,9 +144,13 @@ class Driver:
         if fault:
             self.on_error(fault, QuarantineError(fault))
 
-    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
+    def on_batch(self, number: int, batch: object) -> None:
+        """Hears that the batch of a step is made."""
+        self._listener.on_batch(number, batch)
+
+    def on_collated(self, round_: int) -> None:
         """The batches of a round are made; the trainer's side says when they are ready there."""
-        self._listener.on_collated(round_, batches)
+        self._listener.on_collated(round_)
 
     def on_error(self, cause: str, error: BaseException) -> None:
         """Hears that reading or collating has failed."""

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, assert_never
@@ -113,10 +113,10 @@ class _Reporter:
     def on_update(self, update: Update) -> None:
         self.send(update)
 
-    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-        # One message for each: receiving one large one takes more than twice as long as its parts.
-        for number, batch in batches:
-            self.send(Batch(number, pack(batch)))
+    def on_batch(self, number: int, batch: object) -> None:
+        self.send(Batch(number, pack(batch)))
+
+    def on_collated(self, round_: int) -> None:
         self.send(RoundCollated(round_))
 
     def on_doubt(self, text: str) -> None:

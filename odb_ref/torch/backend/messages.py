@@ -7,7 +7,6 @@ values: see `wire` for how these travel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,8 +37,12 @@ class Listener(Protocol):
         """Hears that the machine has handled an event."""
         ...
 
-    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-        """The batches of a round, each with the number of its step. To be answered with `Collated` once they are ready."""
+    def on_batch(self, number: int, batch: object) -> None:
+        """The batch of a step; those of a round come in any order."""
+        ...
+
+    def on_collated(self, round_: int) -> None:
+        """All batches of a round have come. To be answered with `Collated`."""
         ...
 
     def on_doubt(self, text: str) -> None:

@@ -102,9 +102,6 @@ class ProcessBackend:
         self._listener: Listener | None = None
         self._is_traced = False
         self._trace_closed = threading.Event()
-        # Batches of a round that is not complete yet; only the receiving thread touches them.
-        self._arrived: list[tuple[int, object]] = []
-        self._arrived_epoch = 0
 
     def begin(self, start: EpochStart, listener: Listener) -> None:
         """Starts the process, unless it is there, and an epoch.
@@ -259,11 +256,11 @@ class ProcessBackend:
                     self._trace_closed.set()
             case Report(epoch, notice):
                 if self._listener is not None and epoch == self._epoch:
-                    self._report(epoch, notice, self._listener)
+                    self._report(notice, self._listener)
             case _:
                 raise OdbError(f"unexpected message of the loader process: {message!r}")
 
-    def _report(self, epoch: int, notice: Notice, listener: Listener) -> None:
+    def _report(self, notice: Notice, listener: Listener) -> None:
         match notice:
             case Update():
                 listener.on_update(notice)
@@ -272,14 +269,10 @@ class ProcessBackend:
             case SetAside(place, cause):
                 listener.on_bad(place, cause)
             case Batch(number, packed):
-                if epoch != self._arrived_epoch:
-                    self._arrived_epoch, self._arrived = epoch, []
                 batch = unpack(packed)
-                self._arrived.append((number, pin(batch) if self._is_pinned else batch))
+                listener.on_batch(number, pin(batch) if self._is_pinned else batch)
             case RoundCollated(round_):
-                batches = self._arrived if epoch == self._arrived_epoch else []
-                self._arrived = []
-                listener.on_collated(round_, batches)
+                listener.on_collated(round_)
             case ReadFailed(text):
                 self._is_spoilt = True
                 listener.on_error(LoaderProcessError(text))

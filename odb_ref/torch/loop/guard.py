@@ -113,6 +113,8 @@ class WindowGuard(Generic[Batch]):
         """Of the pieces of the window that have run."""
         self._told_failures = 0
         """Of this rank, how many the others know of."""
+        self._has_tried = self._is_sharded and memory is None
+        """Whether a batch is known to go in halves, or will never have to."""
 
     def backward(self, batch: Batch, info: StepInfo) -> torch.Tensor:
         """Returns the scaled loss of a batch, detached, when its gradients have been added to those of the window.
@@ -130,6 +132,7 @@ class WindowGuard(Generic[Batch]):
             self._window.append((batch, info))
             try:
                 if self._failure is None:
+                    self._try_halves((batch, info))
                     self._run_window()
             except Exception as error:
                 self._failure = error
@@ -202,6 +205,7 @@ class WindowGuard(Generic[Batch]):
         """Runs a batch in as many pieces as the rank that needs most; one that needs fewer repeats its last with weight 0."""
         pieces, failure = [piece], None
         try:
+            self._try_halves(piece)
             while (number := next((n for n, item in enumerate(pieces) if not self._has_room(item)), None)) is not None:
                 pieces[number : number + 1] = self._halve(pieces[number], "its memory cannot be allocated")
         except Exception as error:
@@ -232,9 +236,15 @@ class WindowGuard(Generic[Batch]):
 
     # Both ----------------------------------------------------------------------------------------------------------------
 
+    def _try_halves(self, piece: Piece[Batch]) -> None:
+        """Cuts the first batch of several samples for nothing: that it cannot be cut is better known before memory runs out."""
+        if not self._has_tried and piece[1].local_samples > 1:
+            self._cut(piece)
+            self._has_tried = True
+
     def _halve(self, piece: Piece[Batch], text: str) -> tuple[Piece[Batch], Piece[Batch]]:
         self.failures += 1
-        batch, info = piece
+        info = piece[1]
         shrunk = max(1, int(info.padded_tokens * SHRINK))
         if self.token_budget is None or shrunk < self.token_budget:
             self.token_budget = shrunk
@@ -250,12 +260,17 @@ class WindowGuard(Generic[Batch]):
             info.local_samples,
             info.padded_tokens,
         )
+        return self._cut(piece)
+
+    def _cut(self, piece: Piece[Batch]) -> tuple[Piece[Batch], Piece[Batch]]:
+        batch, info = piece
         batches = self._split(batch, info.local_samples)
         counts = (info.local_supervised, 0)
         if self._reduction is LossReduction.MEAN:
             count = self._count or find_count(batch, info.local_supervised)
             counts = count(batches[0]), count(batches[1])
-        is_share = self._reduction is LossReduction.MEAN and info.local_supervised
+        total = sum(counts)  # what a caller counts need not be what the loader has counted
+        is_share = self._reduction is LossReduction.MEAN and total
         first = (info.local_samples + 1) // 2
         halves = []
         for half, samples, supervised in zip(batches, (first, info.local_samples - first), counts, strict=True):
@@ -264,7 +279,7 @@ class WindowGuard(Generic[Batch]):
                 local_samples=samples,
                 local_supervised=supervised,
                 padded_tokens=info.padded_tokens * samples // info.local_samples,
-                loss_scale=info.loss_scale * supervised / info.local_supervised if is_share else info.loss_scale,
+                loss_scale=info.loss_scale * supervised / total if is_share else info.loss_scale,
             )
             halves.append((half, of_half))
         return halves[0], halves[1]
@@ -298,9 +313,10 @@ class StepGuard(WindowGuard[Batch]):
 
     ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
     `MemoryFit`. ``loss_reduction`` is that of ``compute_loss`` and of the loader. ``split(batch, samples)`` halves a batch
-    (default: by the first dimension), ``count(batch)`` says how many of its tokens carry loss (default: by its labels). A
-    layer that mixes the samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew.
-    ``lower_budget`` is told of each new `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
+    (default: by the first dimension), ``count(batch)`` says what its loss is a mean over (default: its tokens that carry loss,
+    by its labels); preference pairs: `split_pairs` and `count_pairs`. Both are tried on the first batch. A layer that mixes the
+    samples of a batch, as batch normalisation does, sees smaller ones; dropout draws anew. ``lower_budget`` is told of each new
+    `token_budget`: ``loader.accept_budget`` makes it that of all ranks (R15).
     ``backward`` is for a framework that has its own, as Accelerate has.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sized
 from functools import partial
 from typing import Final, TypeAlias, cast
 
@@ -12,10 +12,15 @@ import torch
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.reading.counting import count_supervised
+from odb_ref.torch.reading.tasks import get_field, get_labels
 
 Part: TypeAlias = "slice[int, int, None]"
 
 _SPLIT: Final = "pass split=, a function (batch, samples) -> (first half, second half)"
+_PAIRS: Final = (
+    "; where preference pairs are laid out as all chosen texts and then all rejected ones, pass split_pairs and count_pairs of "
+    "odb_ref.torch.loop"
+)
 
 
 def split_batch(batch: Batch, samples: int) -> tuple[Batch, Batch]:
@@ -26,34 +31,72 @@ def split_batch(batch: Batch, samples: int) -> tuple[Batch, Batch]:
 
     Raises: UsageError when it is not clear what belongs to which sample.
     """
+    return _halve(batch, samples, most_rows=1)
+
+
+def split_pairs(batch: Batch, samples: int) -> tuple[Batch, Batch]:
+    """Returns a batch of so many preference pairs as two, as `split_batch` does: no pair is taken apart.
+
+    What has two entries for each pair has those of all chosen texts first, then those of all rejected ones, as TRL and
+    LLaMA-Factory lay them out.
+
+    Raises: UsageError when it is not clear what belongs to which pair.
+    """
+    return _halve(batch, samples, most_rows=2)
+
+
+def count_pairs(batch: object) -> int:
+    """Returns the pairs of a batch that `split_pairs` can cut: what a loss is a mean over.
+
+    Raises: UsageError when it has no ``input_ids``.
+    """
+    texts = get_field(batch, "input_ids")
+    if not isinstance(texts, Sized):
+        raise UsageError(
+            "a batch of pairs has no input_ids to count: pass count=, which says how many pairs a batch has"
+        )
+    return len(texts) // 2
+
+
+def _halve(batch: Batch, samples: int, *, most_rows: int) -> tuple[Batch, Batch]:
     half = (samples + 1) // 2
     parts: tuple[Part, Part] = slice(0, half), slice(half, samples)
-    first, second = (cast(Batch, _cut(batch, part, samples)) for part in parts)
+    first, second = (cast(Batch, _cut(batch, part, samples, most_rows)) for part in parts)
     return first, second
 
 
-def _cut(batch: object, part: Part, samples: int) -> object:
+def _cut(batch: object, part: Part, samples: int, most_rows: int) -> object:
+    cut = partial(_cut_value, part=part, samples=samples, most_rows=most_rows)
     if isinstance(batch, torch.Tensor):
-        return _cut_value(batch, part, samples, "the batch")
+        return cut(batch, name="the batch")
     if isinstance(batch, MutableMapping):
         found = copy.copy(batch)
-        found.update({key: _cut_value(value, part, samples, f"batch[{key!r}]") for key, value in batch.items()})
+        found.update({key: cut(value, name=f"batch[{key!r}]") for key, value in batch.items()})
         return found
     if isinstance(batch, tuple | list):
-        values = [_cut_value(value, part, samples, f"batch[{number}]") for number, value in enumerate(batch)]
+        values = [cut(value, name=f"batch[{number}]") for number, value in enumerate(batch)]
         made: object = getattr(batch, "_make", type(batch))(values)  # a named tuple takes its fields one by one
         return made
     raise UsageError(f"a batch that is a {type(batch).__name__} cannot be split: {_SPLIT}")
 
 
-def _cut_value(value: object, part: Part, samples: int, name: str) -> object:
+def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name: str) -> object:
     if isinstance(value, Mapping):
         raise UsageError(f"{name} is a mapping, and nobody knows what of it belongs to which sample: {_SPLIT}")
     if not isinstance(value, torch.Tensor | list | tuple) or (isinstance(value, torch.Tensor) and not value.ndim):
         return value
-    if len(value) != samples:
-        raise UsageError(f"{name} has {len(value)} entries for {samples} samples, so it cannot be split: {_SPLIT}")
-    return value[part]
+    rows, rest = divmod(len(value), samples)
+    if rest or not 1 <= rows <= most_rows:
+        hint = _PAIRS if (rows, rest, most_rows) == (2, 0, 1) else ""
+        raise UsageError(
+            f"{name} has {len(value)} entries for {samples} samples, so it cannot be split: {_SPLIT}{hint}"
+        )
+    if rows == 1:
+        return value[part]
+    starts = range(0, len(value), samples)
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value[start : start + samples][part] for start in starts])
+    return [entry for start in starts for entry in value[start : start + samples][part]]
 
 
 def find_count(batch: Batch, expected: int) -> Callable[[Batch], int]:
@@ -72,5 +115,7 @@ def find_count(batch: Batch, expected: int) -> Callable[[Batch], int]:
 
 
 def _count_labels(batch: object, *, is_shifted: bool) -> int:
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    labels = get_labels(batch)
+    if isinstance(labels, torch.Tensor) and labels.is_floating_point():
+        return len(labels)  # a row of values for each sample
     return count_supervised(labels, is_shifted=is_shifted) or 0

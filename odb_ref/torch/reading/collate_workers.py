@@ -1,4 +1,4 @@
-"""Makes batches: here, or where one process would not keep up, in several, each of which makes one at a time.
+"""Makes batches: here, or where one process would not keep up, in several, each of which has one in hand and the next at hand.
 
 A DataLoader's workers collate too, each its own batches. Here a batch is made of samples that several workers have read, so it
 is sent, as the bytes it came in, to a process that only collates. It is not a worker: ``worker_init_fn`` is not called there,
@@ -10,16 +10,20 @@ are forked, they are made while this one has not called it, and a process of its
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, TypeAlias
 
 import torch
@@ -34,6 +38,11 @@ SLOW_S: Final = 0.004
 TRIAL_BATCHES: Final = 4
 """The average of so many decides, or of fewer when they have taken as long as so many may. The first does not count: what is
 loaded once is loaded then.
+"""
+
+AHEAD: Final = 2
+"""How many batches a process is given at most: the one that it makes, and the next, for which it is not to wait until one
+thread has seen what all the others have made.
 """
 
 NAME: Final = "odb-collate"
@@ -75,13 +84,16 @@ class CollateWorkerError(OdbError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    text: str
+    cause: str
+    traceback: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
     process: BaseProcess
     link: Link
+    steps: deque[int] = field(default_factory=deque)
+    """What it makes, and after that what it is to make."""
 
 
 class CollateWorkers:
@@ -105,9 +117,7 @@ class CollateWorkers:
         self._init_fn = init_fn
         self.processes: tuple[BaseProcess, ...] = ()
         """All that were started and not ended by `close`."""
-        self._idle: list[_Worker] = []
-        self._busy: dict[Link, tuple[_Worker, int]] = {}
-        """By its link: who makes which step."""
+        self._workers: list[_Worker] = []
         self._made_here: deque[tuple[int, Made]] = deque()
         self._doubts: tuple[str, ...] = ()
         self._trials_s: list[float] = []
@@ -117,17 +127,27 @@ class CollateWorkers:
     @property
     def pending(self) -> int:
         """How many batches have begun and are not collected."""
-        return len(self._busy) + len(self._made_here)
+        return sum(len(worker.steps) for worker in self._workers) + len(self._made_here)
 
     @property
-    def has_room(self) -> bool:
-        """True when another batch can be begun before one is collected."""
-        return self.pending < (self._count if self._are_worth_it else 1)
+    def oldest(self) -> int | None:
+        """The first of the steps whose batches are being made elsewhere."""
+        return min((worker.steps[0] for worker in self._workers if worker.steps), default=None)
+
+    def has_room(self, left: int) -> bool:
+        """Returns True when another batch can be begun before one is collected, of so many as are ``left`` to begin.
+
+        The last are not given out ahead: whichever process is done first makes them.
+        """
+        if self._made_here or not self._are_worth_it:
+            return not self.pending
+        most = AHEAD if left > self._count else 1
+        return len(self._workers) < self._count or any(len(worker.steps) < most for worker in self._workers)
 
     @property
     def has_lost_one(self) -> bool:
-        """True when one of the processes that wait for work has ended by itself."""
-        return any(worker.process.exitcode is not None for worker in self._idle)
+        """True when one of the processes has ended by itself."""
+        return any(worker.process.exitcode is not None for worker in self._workers)
 
     @property
     def is_forking(self) -> bool:
@@ -139,50 +159,60 @@ class CollateWorkers:
 
         Raises: what starting one raises.
         """
-        if self._are_worth_it is None and self.is_forking and not self._idle:
-            self._idle.append(self._start())
+        if self._are_worth_it is None and self.is_forking and not self._workers:
+            self._start()
 
     def begin(self, number: int, task: CollateTask) -> None:
         """Makes the batch of a step, or has it made.
 
-        Raises: what ``collate_fn`` raises here; CollateWorkerError when the process to make it is gone.
+        Raises: what ``collate_fn`` raises here, and what sending samples raises.
         """
         worker = self._find_worker() if task.can_travel else None
         if worker is None:
             made = _make_timed(self._make, task) if self._are_worth_it is None else self._make(task)
-            doubts, self._doubts = self._doubts, ()
-            self._made_here.append((number, replace(made, doubts=made.doubts + doubts)))
+            self._made_here.append((number, made))
             return
+        data = ForkingPickler.dumps(task)
+        # It may still have a batch to send, so large that it waits to be received. It takes in what is sent here all the same
+        # (`_listen`): neither waits for the other.
         try:
-            worker.link.send(task)
-        except OSError:
-            raise _lose(worker) from None
-        self._busy[worker.link] = (worker, number)
+            worker.link.send_bytes(data)
+        except OSError:  # `collect` tells of it, when it has received what was sent before
+            worker.process.kill()
+        worker.steps.append(number)
 
     def collect(self) -> tuple[int, Made]:
         """Returns the next batch that is ready, packed if it was made elsewhere, and the number of its step. Waits for it.
 
         Raises: CollateWorkerError when ``collate_fn`` has raised in another process, or that is gone.
         """
+        if len(self._trials_s) == 1 and self._are_worth_it is None:
+            self._start_meanwhile()
         number, made = self._made_here.popleft() if self._made_here else self._receive()
         if self._are_worth_it is None:
             self._judge(made.seconds)
-        return number, made
+        doubts, self._doubts = self._doubts, ()
+        return number, replace(made, doubts=made.doubts + doubts) if doubts else made
 
     def _receive(self) -> tuple[int, Made]:
-        sentinels = {worker.process.sentinel: link for link, (worker, _) in self._busy.items()}
-        ready = wait([*self._busy, *sentinels])
+        busy = [worker for worker in self._workers if worker.steps]
+        ready = wait([*(worker.link for worker in busy), *(worker.process.sentinel for worker in busy)])
         # What one has sent before it ended counts.
-        links = [item for item in ready if isinstance(item, Connection)]
-        worker, number = self._busy.pop(links[0] if links else sentinels[ready[0]])  # type: ignore[index]
+        worker = next((worker for worker in busy if worker.link in ready), None) or next(
+            worker for worker in busy if worker.process.sentinel in ready
+        )
         try:
             answer = worker.link.recv()
         except (EOFError, OSError):
-            raise _lose(worker) from None
-        self._idle.append(worker)
-        if not isinstance(answer, Made):
-            raise CollateWorkerError(answer.text if isinstance(answer, _Failure) else f"unexpected answer: {answer!r}")
-        return number, answer
+            raise self._lose(worker) from None
+        number = worker.steps.popleft()
+        match answer:
+            case Made():
+                return number, answer
+            case _Failure(cause, text):
+                raise CollateWorkerError(f"{cause}, where step {number} is collated.\nOriginal Traceback: {text}")
+            case _:
+                raise CollateWorkerError(f"unexpected answer: {answer!r}")
 
     def _judge(self, seconds: float) -> None:
         self._trials_s.append(seconds)
@@ -194,20 +224,32 @@ class CollateWorkers:
             self.close()
 
     def _find_worker(self) -> _Worker | None:
-        """Returns a process that is idle, started now if need be; None when this one is to make the batch."""
-        if self._idle or not self._are_worth_it:
-            return self._idle.pop() if self._idle else None
+        """Returns the process that has the least to do, started now if need be; None when this one is to make the batch."""
+        while self._are_worth_it and len(self._workers) < self._count:
+            if self.is_forking and not all(worker.steps for worker in self._workers):
+                break
+            self._try_start()  # where it takes seconds, all at once: sending to one may wait until it is there
+        return min(self._workers, key=lambda worker: len(worker.steps), default=None)
+
+    def _start_meanwhile(self) -> None:
+        """Starts processes for as long as one makes the second batch, once that has taken what proves ``collate_fn`` slow."""
+        links = [worker.link for worker in self._workers if worker.steps]
+        wait_s = SLOW_S * TRIAL_BATCHES
+        while links and len(self._workers) < self._count and not wait(links, wait_s):
+            self._try_start()
+            wait_s = 0.0
+
+    def _try_start(self) -> None:
         try:
-            return self._start()
+            self._start()
         except Exception as error:  # a collate_fn that cannot be sent, now that it was called; a limit of the system
-            self._count = len(self._busy)
-            self._are_worth_it = self._count > 0
+            self._count = len(self._workers)
+            self._are_worth_it = self._are_worth_it if self._count else False
             self._doubts = (
                 f"collate_fn is slow, and cannot run in as many processes as there are workers: {describe(error)}",
             )
-            return None
 
-    def _start(self) -> _Worker:
+    def _start(self) -> None:
         ours, theirs = self._context.Pipe()
         with theirs:
             process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
@@ -215,29 +257,29 @@ class CollateWorkers:
             )
             process.start()
         self.processes += (process,)
-        return _Worker(process, ours)
+        self._workers.append(_Worker(process, ours))
+
+    def _lose(self, worker: _Worker) -> CollateWorkerError:
+        """Returns what to raise when a process is gone. What else it was to make is lost too."""
+        self._workers.remove(worker)
+        worker.link.close()
+        worker.process.join(1.0)
+        return CollateWorkerError(
+            f"the process that collates (pid {worker.process.pid}) exited unexpectedly "
+            f"(exit code {worker.process.exitcode}) at step {worker.steps[0]}"
+        )
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""
-        workers = [*self._idle, *(worker for worker, _ in self._busy.values())]
-        self._idle.clear()
-        self._busy.clear()
+        workers, self._workers = self._workers, []
+        processes, self.processes = self.processes, ()
         self._made_here.clear()
-        self.processes = ()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
         for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.join()
             worker.link.close()
-
-
-def _lose(worker: _Worker) -> CollateWorkerError:
-    """Returns what to raise when a process is gone."""
-    worker.link.close()
-    worker.process.join(1.0)
-    return CollateWorkerError(
-        f"the process that collates (pid {worker.process.pid}) exited unexpectedly (exit code {worker.process.exitcode})"
-    )
 
 
 def _make_timed(make: Callable[[CollateTask], Made], task: CollateTask) -> Made:
@@ -260,20 +302,38 @@ def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | No
     torch.set_num_threads(1)
     if init_fn is not None:
         init_fn()
-    while True:
-        try:
-            task = link.recv()
-        except (EOFError, OSError):  # the loader process is gone
-            return
+    tasks: SimpleQueue[object] = SimpleQueue()
+    threading.Thread(target=_listen, args=(link, tasks), name="odb-listen", daemon=True).start()
+    while (task := tasks.get()) is not None:
         link.send(_answer(make, task))
+
+
+def _listen(link: Link, tasks: SimpleQueue[object]) -> None:
+    """Takes in what comes, until the loader process is gone: then puts None. No more comes than `AHEAD` allows.
+
+    It waits for nothing else: so whoever sends never waits for a batch to be made, nor for one to be received. And the files in
+    which large samples come are closed at once.
+    """
+    try:
+        while True:
+            data = link.recv_bytes()
+            try:
+                tasks.put(pickle.loads(data))
+            except BaseException as error:  # samples that cannot be rebuilt here: told in the place of their batch
+                tasks.put(error)
+    except (EOFError, OSError):
+        pass
+    finally:
+        tasks.put(None)
 
 
 def _answer(make: Callable[[CollateTask], Made], task: object) -> Made | _Failure:
     try:
+        if isinstance(task, BaseException):
+            raise task
         if not isinstance(task, CollateTask):
             raise OdbError(f"unexpected message to a process that collates: {task!r}")
         made = _make_timed(make, task)
         return replace(made, batch=pack(made.batch))
     except BaseException as error:  # whatever collate_fn raises: also what would end the process without a word
-        text = "".join(traceback.format_exception(error))
-        return _Failure(f"{describe(error)}, in a process that collates.\nOriginal Traceback: {text}")
+        return _Failure(describe(error), "".join(traceback.format_exception(error)))

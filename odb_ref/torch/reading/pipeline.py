@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from operator import itemgetter
 from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
@@ -230,7 +229,6 @@ class _Maker:
         self.listener = listener
         self._is_pinned = is_pinned
         self._orders: deque[tuple[int, deque[BatchOrder]]] = deque()
-        self._batches: list[tuple[int, object]] = []
         self._collating: int | None = None
 
     def prepare(self) -> None:
@@ -253,17 +251,17 @@ class _Maker:
         return sum(2 * len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
 
     def work(self) -> None:
-        """Begins one batch, or finishes one, or hands out those of a round."""
+        """Begins one batch, or hands one out, or says that those of a round are made."""
         round_, orders = self._orders[0]
-        if orders and self._workers.has_room:
+        if orders and self._workers.has_room(len(orders)):
             self._begin(orders.popleft())
         elif self._workers.pending:
             self._put(*self._workers.collect())
+            self._collating = self._workers.oldest
         else:
             self._orders.popleft()
             self._collating = None
-            batches, self._batches = self._batches, []
-            self.listener.on_collated(round_, sorted(batches, key=itemgetter(0)))
+            self.listener.on_collated(round_)
 
     def _begin(self, order: BatchOrder) -> None:
         self._collating = order.number
@@ -272,11 +270,12 @@ class _Maker:
             self._put(order.number, Made(None))
         else:
             self._workers.begin(order.number, task)
+            self._collating = self._workers.oldest
 
     def _put(self, number: int, made: Made) -> None:
         for doubt in made.doubts:
             self._collator.warn_once(doubt)
-        self._batches.append((number, pin(made.batch) if self._is_pinned else made.batch))
+        self.listener.on_batch(number, pin(made.batch) if self._is_pinned else made.batch)
 
 
 class _Epoch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 END_S: Final = 0.5
@@ -28,8 +27,12 @@ class PipelineListener(Protocol):
         """A sample was set aside; comes before the samples that lie behind it."""
         ...
 
-    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-        """Answers one ``collate``: step numbers with their batches."""
+    def on_batch(self, number: int, batch: object) -> None:
+        """The batch of a step is made; those of a round come in any order."""
+        ...
+
+    def on_collated(self, round_: int) -> None:
+        """Answers one ``collate``: all its batches are made."""
         ...
 
     def on_error(self, cause: str, error: BaseException) -> None:
@@ -69,11 +72,17 @@ class Gate:
             if self._is_open:
                 self._listener.on_doubt(text)
 
-    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
-        """Passes batches on."""
+    def on_batch(self, number: int, batch: object) -> None:
+        """Passes a batch on."""
         with self._lock:
             if self._is_open:
-                self._listener.on_collated(round_, batches)
+                self._listener.on_batch(number, batch)
+
+    def on_collated(self, round_: int) -> None:
+        """Passes on that a round is made."""
+        with self._lock:
+            if self._is_open:
+                self._listener.on_collated(round_)
 
     def on_error(self, cause: str, error: BaseException) -> None:
         """Passes a failure on."""

@@ -1,8 +1,6 @@
-"""The batches that are ready, by the number of their step."""
+"""The batches that are made, by the number of their step."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 
 class StepQueue:
@@ -13,10 +11,10 @@ class StepQueue:
         self._batches: dict[int, object] = {}
         self._is_closed = False
 
-    def add(self, batches: Sequence[tuple[int, object]]) -> None:
-        """Adds batches, each with the number of its step; forgets those of steps that are skipped."""
-        if not self._is_closed:
-            self._batches.update(item for item in batches if item[0] >= self._first_step)
+    def add(self, number: int, batch: object) -> None:
+        """Adds a step's batch, unless that step is skipped."""
+        if not self._is_closed and number >= self._first_step:
+            self._batches[number] = batch
 
     def pop(self, number: int) -> object:
         """Returns a step's batch, once; None where an idle step has none."""

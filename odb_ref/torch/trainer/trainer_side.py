@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 from odb_ref.core.config import Config
@@ -148,10 +147,14 @@ class TrainerSide:
                 self._ending.note_failure(OdbError(_CHANGED))
                 self._submit(LocalFailed(_CHANGED))
 
-    def on_collated(self, round_: int, batches: Sequence[tuple[int, object]]) -> None:
+    def on_batch(self, number: int, batch: object) -> None:
+        """The batch of a step is here."""
+        with self._condition:
+            self._queue.add(number, batch)
+
+    def on_collated(self, round_: int) -> None:
         """The batches of a round are here, and ready to train on."""
         with self._condition:
-            self._queue.add(batches)
             self._submit(Collated(round_))
 
     def on_doubt(self, text: str) -> None:

@@ -63,11 +63,22 @@ def make_files(folder: Path) -> None:
 
 
 class Recorder:
-    """Notes the batches of a Trainer before its loss is computed."""
+    """Notes the batches of a Trainer before each step; on the last rank passes over several pairs run out of memory, where that
+    is to be survived."""
+
+    failures = 0
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.batches.append((inputs["odb_step_info"], inputs["input_ids"].clone()))
+        return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.batches.append((inputs["odb_step_info"], inputs["input_ids"].clone()))
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        is_full = self.args.process_index == self.args.world_size - 1 and len(inputs["input_ids"]) > 2
+        found = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.odb.survives_out_of_memory and is_full:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        return found
 
 
 class Keeper(TrainerCallback):
@@ -135,6 +146,7 @@ def train(folder: Path, stage: str, **settings: Any) -> dict[str, Any]:
         "rows": [ids.numel() for info, ids in trainer.batches if not info.is_idle],
         "losses": [entry["loss"] for entry in state.log_history if "loss" in entry],
         "epoch": state.epoch,
+        "failures": [trainer.failures, state.log_history[-1].get("out_of_memory", 0)],
         "error": compare(folder, trainer, sampled),
     }
 

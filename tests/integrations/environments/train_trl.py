@@ -19,8 +19,17 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 from odb_ref.integrations.trl import configure_trainer
 from tests.integrations.environments import resuming
@@ -160,7 +169,7 @@ def show(sample: Any, max_length: int | None) -> str:
     """A sample as `describe` has it."""
     if "input_ids" in sample:
         return " ".join(map(str, sample["input_ids"]))
-    rows = [(sample["prompt_ids"] + sample[name])[:max_length] for name in ("chosen_ids", "rejected_ids")]
+    rows = [(sample.get("prompt_ids", []) + sample[name])[:max_length] for name in ("chosen_ids", "rejected_ids")]
     return " ".join(map(str, rows[0] + rows[1]))
 
 
@@ -209,6 +218,33 @@ def make_dpo(folder: Path, **settings: Any) -> Any:
     )
 
 
+def make_reward(folder: Path) -> Any:
+    args = RewardConfig(output_dir=str(folder), max_length=None, center_rewards_coefficient=0.1, **COMMON)
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(
+        LlamaConfig(vocab_size=WORDS, num_labels=1, attn_implementation="eager", pad_token_id=0, **SIZES)
+    )
+    return RewardTrainer(model, args, train_dataset=make_pairs(), processing_class=make_tokenizer())
+
+
+def make_kto(folder: Path) -> Any:
+    rows = [{"prompt": row["prompt"], "completion": row["chosen"], "label": True} for row in make_pairs()]
+    args = KTOConfig(output_dir=str(folder), max_length=20, **COMMON)
+    data = Dataset.from_list(rows)
+    return KTOTrainer(make_model(), make_model(), args, train_dataset=data, processing_class=make_tokenizer())
+
+
+def read_stream(folder: Path) -> list[str]:
+    """The samples that this rank trains on in the first epoch of a stream, which all ranks open alike."""
+    args = SFTConfig(output_dir=str(folder), max_steps=20, max_length=20, **COMMON)
+    texts = make_texts().to_iterable_dataset(num_shards=3)
+    made = SFTTrainer(make_model(), args, train_dataset=texts, processing_class=make_tokenizer())
+    trainer = record(configure_trainer(made, window=12, timeout_s=30))
+    trainer.train()
+    first = [batch for info, batch in trainer.batches if info.epoch == 0 and not info.is_idle]
+    return [text for batch in first for text in describe(batch, "texts")]
+
+
 def train_all(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["sft"] = train(lambda: make_sft(folder, max_length=20), "texts")
@@ -216,10 +252,22 @@ def train_all(folder: Path) -> dict[str, Any]:
     free = {"steps": 2, "max_length": None, "padding_free": True}
     found["padding_free"] = train(lambda: make_sft(folder, **free), "texts", token_budget=60)
     found["dpo"] = train(lambda: make_dpo(folder, max_length=20, pad_to_multiple_of=4), "pairs")
+    found["guarded_dpo"] = train(
+        lambda: make_dpo(folder, max_length=20, gradient_accumulation_steps=2),
+        "pairs",
+        survives_out_of_memory=True,
+    )
+    found["guarded_reward"] = train(lambda: make_reward(folder), "pairs", token_budget=160, survives_out_of_memory=True)
+    found["stream"] = read_stream(folder)
     found["refused"] = []
-    for settings, budget in (({"packing": True, "max_length": 20}, 60), ({"max_length": None}, None)):
+    for make, budget in (
+        (partial(make_sft, packing=True, max_length=20), 60),
+        (partial(make_sft, max_length=None), None),
+        (partial(make_dpo, max_length=20, loss_type=["sigmoid", "sft"]), 60),
+        (make_kto, 60),
+    ):
         try:
-            configure_trainer(make_sft(folder, **settings), token_budget=budget)
+            configure_trainer(make(folder), token_budget=budget)
         except Exception as error:
             found["refused"].append(f"{type(error).__name__}: {error}")
     return found

@@ -1,0 +1,187 @@
+"""What somebody new to the Trainer's integration may get wrong: it works, or an error or a warning says what to do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+require("accelerate")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.utils.data import IterableDataset  # noqa: E402
+from transformers import Trainer  # noqa: E402
+
+from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable  # noqa: E402
+from odb_ref.torch import UsageError  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    OPTIONS,
+    SIZES,
+    Model,
+    Samples,
+    check_coverage,
+    check_weights,
+    collate,
+    get_sample,
+    set_environment,
+)
+from tests.integrations.test_hf import AUTO, Recorder, make_trainer, train  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def without_numbers(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = collate(samples)
+    del batch["numbers"]
+    return batch
+
+
+class Tolerant(Model):
+    """Takes whatever it is given, as models of transformers do."""
+
+    def forward(self, input_ids: Any, labels: Any, **_: Any) -> Any:
+        return super().forward(input_ids, labels)
+
+
+class Forgetful(ODBTrainer):
+    """Has a loss of its own, and leaves out the weight."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        return model(**inputs)["loss"]
+
+
+class Scaling(Recorder):
+    """Has a loss of its own, and weighs it."""
+
+    takes_step_info = False
+
+    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> Any:
+        numbers, info = inputs["numbers"].tolist(), inputs[STEP_INFO]
+        if self.steps % self.args.gradient_accumulation_steps == 0:
+            self.updates.append([])
+        self.steps += 1
+        self.updates[-1] += [] if info.is_idle else numbers
+        loss = model(inputs["input_ids"], inputs["labels"])["loss"]
+        return inputs.pop(STEP_INFO).scale(loss)
+
+
+def use_own_losses(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    settings = {"data_collator": without_numbers, "gradient_accumulation_steps": 2}
+    with pytest.raises(UsageError) as caught:
+        make_trainer(rank, folder, kind=Forgetful, model=Tolerant(), **settings).train()
+    return str(caught.value), train(rank, folder, kind=Scaling, gradient_accumulation_steps=2)[0]
+
+
+def test_a_loss_that_nobody_weighs_is_refused_in_the_first_step(tmp_path: Path) -> None:
+    """Checks: WEIGHT. On one rank without accumulation it would make no difference, and elsewhere nobody would see it."""
+    results = run_ranks(len(SIZES), use_own_losses, tmp_path, timeout_s=100)
+    assert not any(result.error for result in results), results
+    runs = []
+    for said, run in (result.value for result in results):
+        assert "Forgetful.compute_loss does not call that of ODBTrainer" in said
+        runs.append(run)
+    check_coverage(runs)
+    check_weights(runs, Model())
+
+
+class Stream(IterableDataset[Any]):
+    """All samples on every rank, or each rank its own."""
+
+    def __init__(self, *, is_split: bool) -> None:
+        self.is_split = is_split
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(sum(SIZES)):
+            if not self.is_split or number % dist.get_world_size() == dist.get_rank():
+                yield get_sample(number)
+
+
+def read_streams(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    settings = {"kind": Recorder, "max_steps": 40, "eval_dataset": Stream(is_split=False)}
+    said = []
+    for odb, evaluates in ((AUTO, False), (replace(AUTO, evaluation={}), True)):
+        trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=False), **settings)
+        with pytest.raises(UsageError) as caught:
+            trainer.evaluate() if evaluates else trainer.train()
+        said.append(str(caught.value))
+    odb = replace(AUTO, loader=OPTIONS | {"shard": "given"})
+    trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
+    steps = iter(trainer.get_train_dataloader())
+    numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]
+    return said, numbers
+
+
+def test_a_stream_that_all_ranks_read_alike_is_refused(tmp_path: Path) -> None:
+    """Checks: ONCE, COVER. The Trainer's own loader shares a stream out, so nobody expects to have to."""
+    results = run_ranks(len(SIZES), read_streams, tmp_path, timeout_s=100)
+    assert not any(result.error for result in results), results
+    for said, _ in (result.value for result in results):
+        assert all("Stream is iterable, so each of 2 ranks reads what it is given" in text for text in said)
+    assert sorted(number for result in results for number in result.value[1]) == list(range(sum(SIZES)))
+
+
+def misunderstand(rank: int, folder: Path) -> Any:
+    set_environment(rank, 1)
+    said = []
+    plain = make_trainer(rank, folder, kind=Plain)
+    for odb in (60, {"token_budget": 60}):
+        with pytest.raises(UsageError) as caught:
+            enable(plain, odb)  # type: ignore[arg-type]
+        said.append(str(caught.value))
+    with warnings.catch_warnings(record=True) as caught_warnings:
+        warnings.simplefilter("always")
+        updates = train(rank, folder, dataloader_drop_last=True, odb=AUTO)[0][0]
+    return said, [str(item.message) for item in caught_warnings], updates
+
+
+class Plain(Trainer):  # type: ignore[misc]
+    """A Trainer that somebody else has made."""
+
+    def __init__(self, *args: Any, odb: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+def test_what_means_nothing_or_something_else_is_said(tmp_path: Path) -> None:
+    (result,) = run_ranks(1, misunderstand, tmp_path, timeout_s=100)
+    assert not result.error, result
+    refused, warned, updates = result.value
+    assert refused == [
+        "odb must be ODBOptions(token_budget=...), got 60",
+        "odb must be ODBOptions(token_budget=...), got {'token_budget': 60}",
+    ]
+    assert any("dataloader_drop_last=True means nothing here" in text for text in warned)
+    assert sorted(number for update in updates for number in update) == Samples(range(sum(SIZES))).numbers
+
+
+def check_run(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    return [
+        train(rank, folder, odb=AUTO, gradient_accumulation_steps=2, **settings)[0]
+        for settings in (
+            {"torch_compile": True, "torch_compile_backend": "eager"},
+            {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+            {"accelerator_config": {"split_batches": True}},
+        )
+    ]
+
+
+def test_settings_of_the_trainer_that_need_no_thought_change_nothing(tmp_path: Path) -> None:
+    """Checks: WEIGHT, COVER."""
+    results = run_ranks(len(SIZES), check_run, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for runs in zip(*(result.value for result in results), strict=True):
+        check_coverage(runs)
+        check_weights(runs, Model())
+    first, *others = results[0].value
+    assert all(torch.equal(torch.tensor(run[1]), torch.tensor(first[1])) for run in others)

@@ -1,0 +1,121 @@
+"""The Trainer on preference pairs, in steps that run out of memory: halves of whole pairs, and the weights of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+require("accelerate")
+
+import torch  # noqa: E402
+
+from odb_ref.integrations.hf import ODBOptions  # noqa: E402
+from odb_ref.torch.loop import count_pairs, split_pairs  # noqa: E402
+from tests.integrations.common import LEARNING_RATE, OPTIONS, SIZES, get_weights, join, set_environment  # noqa: E402
+from tests.integrations.test_hf import make_trainer  # noqa: E402
+from tests.integrations.test_hf_budget import Failing, Unlucky, get_largest  # noqa: E402
+from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PAIRED = ODBOptions(
+    token_budget=150,
+    survives_out_of_memory=True,
+    split=split_pairs,
+    count=count_pairs,
+    loader=OPTIONS | {"shard": "given"},
+)
+
+
+class Checked:
+    """Looks at what each pass is given."""
+
+    def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+        check_pairs(inputs)
+        inputs.pop("names")
+        return super().compute_loss(model, inputs, **kwargs)  # type: ignore[misc]
+
+
+class CheckedFailing(Checked, Failing):
+    """Rank 1 holds 40 tokens of several pairs."""
+
+
+class CheckedUnlucky(Checked, Unlucky):
+    """Fails by chance on any rank, to the end."""
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"kind": CheckedFailing},
+    {"kind": CheckedUnlucky},
+    {"kind": CheckedUnlucky, "gradient_accumulation_steps": 3},
+]
+
+
+def train_all(rank: int, folder: Path, world_size: int) -> Any:
+    set_environment(rank, world_size)
+    found = []
+    for settings in VARIANTS:
+        numbers = range(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
+        defaults = {"model": Preference(), "train_dataset": Pairs(numbers), "data_collator": collate, "odb": PAIRED}
+        trainer = make_trainer(rank, folder, **defaults, num_train_epochs=2, **settings)
+        trainer.train()
+        assert trainer.updates.pop() == []
+        counts = [entry["out_of_memory"] for entry in trainer.state.log_history if "loss" in entry]
+        found.append((trainer.updates, get_weights(trainer.model), trainer.injected, counts, trainer.sizes))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_pairs_that_do_not_fit_go_in_halves_and_change_no_weight(tmp_path: Path, world_size: int) -> None:
+    """Checks: WEIGHT, ONCE, COVER. What one rank cannot hold becomes the budget of all."""
+    results = run_ranks(world_size, train_all, tmp_path, world_size, timeout_s=250)
+    assert not any(result.error for result in results), results
+    for number, variant in enumerate(zip(*(result.value for result in results), strict=True)):
+        updates, weights, injected, counts, sizes = zip(*variant, strict=True)
+        unions = [join(numbers) for numbers in zip(*updates, strict=True)]
+        assert sorted(join(unions)) == sorted([*range(sum(SIZES[:world_size]))] * 2)
+        check_weights(unions, weights)
+        # Counted over all ranks, and the same in everybody's logs.
+        assert all(count == counts[0] and count[-1] == sum(injected) for count in counts)
+        if number:
+            assert sum(injected) > 1
+        elif world_size > 1:
+            assert injected[0] == 0 < injected[1]
+            for rank, own in enumerate(sizes):
+                assert get_largest(own, epoch=1, rounds=rank == 0) < get_largest(own, epoch=0) / 2
+
+
+def check_weights(unions: list[list[int]], weights: Any) -> None:
+    """Checks that each rank ends where one process ends that trains on the union of the ranks' pairs."""
+    model = Preference()
+    start = torch.tensor(get_weights(model), dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for numbers in unions:
+        compute_loss(model, numbers).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    change = torch.tensor(get_weights(model), dtype=torch.float64) - start
+    assert torch.linalg.norm(change) > 0.01
+    for found in weights:
+        error = torch.tensor(found, dtype=torch.float64) - start - change
+        assert torch.linalg.norm(error) <= 1e-9 * torch.linalg.norm(change)
+
+
+def leave_unsaid(rank: int, folder: Path) -> Any:
+    set_environment(rank, 1)
+    settings = {"model": Preference(), "train_dataset": Pairs(range(9)), "data_collator": collate}
+    odb = replace(PAIRED, split=None, count=None)
+    make_trainer(rank, folder, **settings, kind=CheckedFailing, odb=odb).train()
+
+
+def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step(tmp_path: Path) -> None:
+    (result,) = run_ranks(1, leave_unsaid, tmp_path, timeout_s=100)
+    assert result.error == "UsageError", result
+    assert "pass split_pairs and count_pairs of odb_ref.torch.loop" in result.text

@@ -1,0 +1,171 @@
+"""Out of memory in a step of preference pairs: halves of whole pairs, the same gradients on all ranks, each pair once."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.loop import StepGuard, count_pairs, split_pairs  # noqa: E402
+from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
+from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.torch.test_step_guard import FIT, FailingBackward, get_gradient, limited_memory  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SIZES = (30, 9)
+OPTIONS: dict[str, Any] = {"token_budget": 150, "window": 12, "collate_fn": collate, "shard": "given", "timeout_s": 30}
+PAIRS: dict[str, Any] = {"split": split_pairs, "count": count_pairs}
+
+
+def make_data(rank: int) -> Pairs:
+    return Pairs(range(sum(SIZES[:rank]), sum(SIZES[: rank + 1])))
+
+
+class Faults:
+    """Makes passes over several pairs fail, before, after, and on the way back."""
+
+    def __init__(self, seed: int, chance: float) -> None:
+        self.choose = random.Random(seed)
+        self.chance = chance
+        self.count = 0
+
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        check_pairs(batch)
+        place = ""
+        if len(batch["numbers"]) > 1 and self.choose.random() < self.chance:
+            place = self.choose.choice(["before", "after", "back"])
+            self.count += 1
+        if place == "before":
+            raise torch.OutOfMemoryError("CUDA out of memory: injected")
+        loss = model(input_ids=batch["input_ids"], margin=batch["margin"])["loss"]
+        if place == "after":
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: injected")
+        return FailingBackward.apply(loss) if place == "back" else loss
+
+
+def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[list[dict[str, Any]], int, int]:
+    """By window, its pairs and gradient; and the failures, here and everywhere."""
+    model: nn.Module = Preference()
+    if kind == "fsdp2":
+        model = fully_shard(model)
+    elif dist.is_initialized():
+        model = DistributedDataParallel(model)
+    faults = Faults(seed + rank, 0.0 if kind == "fsdp2" else 0.6)
+    windows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    with ODBDataLoader(make_data(rank), **(OPTIONS | options)) as loader:
+        memory: dict[str, Any] = {"memory": FIT} if kind == "fsdp2" else {}
+        guard = StepGuard(model, faults.compute_loss, lower_budget=loader.accept_budget, **PAIRS, **memory)
+        choose = random.Random(rank)
+        with limited_memory(lambda: choose.uniform(61, 150)):
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+                numbers += [] if info.is_idle else batch["numbers"].tolist()
+                if info.is_window_end:
+                    windows.append({"numbers": numbers, "gradient": get_gradient(model)})
+                    numbers = []
+    assert not numbers
+    return windows, guard.failures, guard.all_failures
+
+
+def check(ranks: list[list[dict[str, Any]]]) -> None:
+    """Checks that each pair was trained on once, with the gradient of one process on the union."""
+    trained = [number for windows in ranks for window in windows for number in window["numbers"]]
+    assert sorted(trained) == list(range(sum(SIZES[: len(ranks)])))
+    for windows in zip(*ranks, strict=True):
+        model = Preference()
+        compute_loss(model, [*chain.from_iterable(window["numbers"] for window in windows)]).backward()
+        expected = torch.tensor(get_gradient(model))
+        for window in windows:
+            error = torch.tensor(window["gradient"]) - expected
+            assert torch.linalg.norm(error) <= 1e-9 * torch.linalg.norm(expected)
+
+
+VARIANTS: list[dict[str, Any]] = [{}, {"accumulation_steps": 3}]
+
+
+def train_variants(rank: int, kind: str) -> Any:
+    return [train(rank, kind, options, seed) for seed, options in enumerate(VARIANTS)]
+
+
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 1), ("ddp", 2), ("fsdp2", 2)])
+def test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients(kind: str, world_size: int) -> None:
+    """Checks: WEIGHT, ONCE, COVER. Sharded, batches are halved before the pass."""
+    results = run_ranks(world_size, train_variants, kind, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for variant in zip(*(result.value for result in results), strict=True):
+        windows, own, everywhere = zip(*variant, strict=True)
+        check([*windows])
+        assert set(everywhere) == {sum(own)}
+        assert sum(own) > 1
+
+
+def fail_alone(rank: int) -> Any:
+    def run(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if rank == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Faults(0, 0.0).compute_loss(model, batch)
+
+    accepted: list[int] = []
+    guard = StepGuard(Preference(), run, lower_budget=accepted.append, **PAIRS)
+    with ODBDataLoader(make_data(rank), **OPTIONS) as loader:
+        try:
+            for batch, info in loader.steps():
+                guard.backward(batch, info)
+        finally:
+            assert bool(accepted) == (rank == 1)
+
+
+def test_a_pair_that_does_not_fit_alone_fails_on_every_rank() -> None:
+    results = run_ranks(2, fail_alone, timeout_s=60)
+    assert [result.error for result in results] == ["JobError", "OutOfMemoryError"], results
+    assert results[0].rank == 1
+    assert "does not fit alone: CUDA out of memory" in results[1].text
+
+
+# What cannot be halved is said at once ---------------------------------------------------------------------------------------
+
+
+def guard_unsaid(rank: int, options: dict[str, Any]) -> Any:
+    """Nothing fails here, and rank 1 has nothing that would have to be halved."""
+    guard = StepGuard(Preference(), Faults(0, 0.0).compute_loss, **options)
+    with ODBDataLoader(Pairs([50]) if rank else make_data(0), **OPTIONS) as loader:
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, "pass split_pairs and count_pairs of odb_ref.torch.loop"), ({"split": split_pairs}, "pass count=")],
+)
+def test_pairs_whose_layout_nobody_has_said_are_refused_in_the_first_step(options: dict[str, Any], said: str) -> None:
+    results = run_ranks(2, guard_unsaid, options, timeout_s=60)
+    assert [result.error for result in results] == ["UsageError", "JobError"], results
+    assert said in results[0].text
+
+
+def test_a_batch_of_pairs_is_cut_between_pairs() -> None:
+    batch = collate([make_pair(number) for number in range(5)])
+    for half, numbers in zip(split_pairs(batch, 5), ([0, 1, 2], [3, 4]), strict=True):
+        assert half["numbers"].tolist() == numbers
+        check_pairs(half)
+        assert count_pairs(half) == len(numbers)
+    with pytest.raises(UsageError, match=r"has 10 entries for 5 samples.*pass split_pairs"):
+        split_batch(batch, 5)
+    with pytest.raises(UsageError, match=r"batch\['patches'\] has 12 entries for 5 samples"):
+        split_pairs(batch | {"patches": torch.zeros(12, 3)}, 5)
+    with pytest.raises(UsageError, match="no input_ids to count"):
+        count_pairs({"texts": []})
