@@ -48,13 +48,13 @@ Proof. intros. unfold drain. rewrite aged_finish, aged_deliver. reflexivity. Qed
 Lemma read_of_aged : forall s t, aged s = aged t -> read s = read t.
 Proof. unfold aged. congruence. Qed.
 
-Definition reads (e : event) : list sample := match e with SamplesRead xs _ => xs | _ => [] end.
+Definition reads (e : event) : list sample := match e with SamplesRead xs _ _ => xs | _ => [] end.
 
 Lemma aged_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   aged t = (marks s, read s + length (reads e), window s ++ reads e, round s).
 Proof.
   intros c r d s e t NG E. assert (Z : aged s = (marks s, read s + 0, window s ++ [], round s)) by (rewrite Nat.add_0_r, app_nil_r; reflexivity).
-  destruct e as [xs en| |x| | |cause|]; simpl in E; simpl reads; simpl length.
+  destruct e as [xs en full| |x| | |cause|]; simpl in E; simpl reads; simpl length.
   - destruct (_ || _); [discriminate|]. injection E as <-. rewrite aged_post. reflexivity.
   - destruct (collated s); [discriminate|]. injection E as <-. rewrite aged_post. exact Z.
   - exfalso. eapply NG. reflexivity.
@@ -100,13 +100,14 @@ Proof. intros. unfold drain. rewrite held_finish, held_deliver. reflexivity. Qed
 
 Lemma held_transition : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t ->
   match e with
-  | SamplesRead xs en => wanted s <> 0 /\ length xs <= wanted s /\ held t = (window s ++ xs, if en then 0 else wanted s - length xs, en, round s)
+  | SamplesRead xs en full =>
+      wanted s <> 0 /\ length xs <= wanted s /\ held t = (window s ++ xs, if en || full then 0 else wanted s - length xs, en, round s)
   | _ => held t = held s
   end.
 Proof.
-  intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|].
-    injection E as <-. apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. rewrite held_post. auto.
+  intros c r d s e t NG E. destruct e as [xs en full| |x| | |cause|]; simpl in E.
+  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|].
+    destruct (full && _); [discriminate|]. injection E as <-. apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. rewrite held_post. auto.
   - destruct (collated s); [discriminate|]. injection E as <-. rewrite held_post. reflexivity.
   - exfalso. eapply NG. reflexivity.
   - destruct (queue s); [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-.
@@ -174,8 +175,8 @@ Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W cfg.
-(** In quota mode windows do not shrink (R2.3); positions count a rank's input from 0. *)
-Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+(** In quota mode windows are not bounded in bytes, and do not shrink (R2.3); positions count a rank's input from 0. *)
+Hypothesis growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
 Hypothesis placed : forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i.
 Notation reachable := (System.reachable W cfg depth input).
 Notation invariant := (System.invariant W cfg depth input).
@@ -217,7 +218,7 @@ Proof. induction 1; [constructor|eapply reach_step; eauto]. Qed.
 
 Definition count_phase (s : state) : nat := match at_phase s with COUNT => 1 | _ => 0 end.
 
-Lemma count_phase_stays : forall s r e t, invariant s -> r < W -> may input s r e -> (forall y, e <> Got y) ->
+Lemma count_phase_stays : forall s r e t, invariant s -> r < W -> may cfg input s r e -> (forall y, e <> Got y) ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> count_phase t = count_phase (rank_of s r).
 Proof.
   intros s r e t I H M NG E. pose proof (rank_step_after W cfg depth input ok s r e t I H M E) as K'. pose proof (g_core _ _ _ _ _ I r H) as K.
@@ -238,7 +239,7 @@ Qed.
 
 Record full (c : config) (met : bool) (s : state) : Prop := {
   u_cap : c_is_quota c = true -> met = true \/ length (window s) + wanted s <= c_window c (round s + count_phase s);
-  u_full : ended s = false -> c_window c (round s + count_phase s) <= length (window s) + wanted s }.
+  u_full : c_is_quota c = true -> ended s = false -> c_window c (round s + count_phase s) <= length (window s) + wanted s }.
 
 Lemma reachable_full : forall s, reachable s -> forall r, r < W -> full (cfg r) (quota_met (hist_of s r)) (rank_of s r).
 Proof.
@@ -267,8 +268,8 @@ Proof.
           pose proof (Permutation_length (ok_align_perm _ (configs_ok _ _ ok i H) (round u) (groups u) (S n) (due_before (cfg i) u))) as Pl. rewrite app_length, <- Ca in Pl.
           rewrite R3 in Pl at 2. rewrite (Permutation_length (ok_group_perm _ (configs_ok _ _ ok i H) (budget u) (window u))) in Pl. lia. }
         constructor; rewrite Z, A4; replace (round u + 1) with (S (round u)) by lia.
-        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (growing i H Qm (round u)). rewrite A2. destruct (ended u); lia.
-        -- intros En. rewrite A3 in En. rewrite A2, En. lia.
+        -- intros Qm. specialize (U1 Qm). destruct U1 as [U1|U1]; [auto|right]. pose proof (proj2 (growing i H Qm) (round u)). rewrite A2. destruct (ended u); lia.
+        -- intros _ En. rewrite A3 in En. rewrite A2, En. lia.
     + pose proof (k_kind _ _ _ _ _ _ K) as Kk. unfold kind_ok in Kk. fold u in Kk. rewrite Ph in Kk. destruct Kk as [Kk Kc]. pose proof (k_gsum _ _ _ _ _ _ K) as Kg. fold u in Kg.
       pose proof (held_count _ _ _ _ _ E) as A. simpl in A. unfold held in A. injection A as A1 A2 A3 A4. destruct (count_cases _ _ _ _ _ E) as [Lc [_ [_ [_ [Pt _]]]]].
       assert (Z : count_phase t = 0) by (unfold count_phase; destruct Pt as [-> | ->]; reflexivity). destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2.
@@ -280,19 +281,21 @@ Proof.
         -- left. assert (Ln : n < length cs) by (assert (L : length (skipn n (aligned u)) = S (length gs)) by (rewrite Sk; reflexivity); rewrite skipn_length in L; lia).
            pose proof (cut_reaches _ _ _ Ln) as Cr. unfold Facts.quota_met, h_samples, h_step. rewrite Kk. simpl. rewrite map_app, sum_nat_app, make_shared_samples.
            rewrite Kg, Kc in Cr. unfold total_samples in Cr. exact Cr.
-      * intros En. rewrite A3 in En. specialize (U2 En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
+      * intros Qm En. rewrite A3 in En. specialize (U2 Qm En). destruct (is_nil _); [exact U2|]. unfold by_position. rewrite sort_by_length, app_length. lia.
     + assert (Q : quota_met (h_step (cfg 0) (hist_of s i) (Reported rs)) = quota_met (hist_of s i)) by (unfold Facts.quota_met, h_samples; rewrite reported_steps; reflexivity). rewrite Q.
       destruct (failure_of rs); [|discriminate]. injection E as <-.
       match goal with |- full _ _ (drain ?d ?o ?l ?v) => pose proof (held_drain d o l v) as A; assert (Z : count_phase (drain d o l v) = 0) by (unfold count_phase; destruct (drain_phase d o l v) as [-> | ->]; reflexivity) end.
       unfold held in A. injection A as A1 A2 A3 A4. destruct IH as [U1 U2]. unfold count_phase in U1, U2. fold u in U1, U2. rewrite Ph in U1, U2. constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2].
   - replace (hist_of s' i) with (hist_of s i) by (unfold System.hist_of, s'; simpl; destruct e; try reflexivity; exfalso; eapply NG; reflexivity).
     pose proof (count_phase_stays s i e t I H M NG E) as Z. fold u in Z. pose proof (held_transition _ _ _ _ _ _ NG E) as A. fold u in A. destruct IH as [U1 U2]. fold u in U1, U2.
-    destruct e as [xs en| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
+    destruct e as [xs en full| | | | | |]; try (unfold held in A; injection A as A1 A2 A3 A4; constructor; rewrite Z, A1, A2, A4; [exact U1|rewrite A3; exact U2]).
     destruct A as [W1 [W2 A]]. unfold held in A. injection A as A1 A2 A3 A4.
     assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]).
     constructor; rewrite Z, A1, A2, A4, app_length.
-    + intros Qm. destruct (U1 Qm) as [U|U]; [auto|right]. destruct en; lia.
-    + intros Et. specialize (U2 En). destruct en; [congruence|]. lia.
+    + intros Qm. destruct (U1 Qm) as [U|U]; [auto|right]. destruct (en || full); lia.
+    + intros Qm Et. specialize (U2 Qm En). destruct M as [_ [_ [_ M]]].
+      assert (Nf : full = false) by (destruct full; [|reflexivity]; destruct (M eq_refl) as [B _]; destruct (growing i H Qm); congruence).
+      rewrite A3 in Et. rewrite Et, Nf. simpl. lia.
 Qed.
 
 (** ** The last round of quota mode *)
@@ -318,7 +321,7 @@ Record spent (s : sys) : Prop := {
     end;
   sp_sound : forall l a n, results s = l ++ [Agreed a] -> h_kind (whole s) = NCount n -> doomed l = false }.
 
-Lemma rank_step_keeps_spent : forall s i e t s', reachable s -> spent s -> i < W -> may input s i e ->
+Lemma rank_step_keeps_spent : forall s i e t s', reachable s -> spent s -> i < W -> may cfg input s i e ->
   transition (cfg i) i (depth i) (rank_of s i) e = Some t -> rank_of s' = update (rank_of s) i t -> log s' = log s -> spent s'.
 Proof.
   intros s i e t s' R Sp Hi M E Er El. destruct (reachable_second W cfg depth input ok s R) as [I S2].
@@ -394,7 +397,7 @@ Proof.
         rewrite messages_nth in Hm by exact Hi. injection Hm as <-. eapply waiting_message; [eassumption|exact Hi|]. destruct (pending_current W cfg depth input s i I Hi (P i Hi)) as [_ [_ Wa]]. exact Wa. }
       exists q. split; [exact Hq|]. split; [|left; split; [exact Phq|]; exists o; simpl; repeat split; [exact Po|exact Ro|congruence]].
       simpl. destruct (ended (rank_of s q)) eqn:En; [reflexivity|exfalso].
-      pose proof (u_full _ _ _ (reachable_full s R q Hq) En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
+      assert (Qq : c_is_quota (cfg q) = true) by (rewrite (Same q Hq); exact Lq). pose proof (u_full _ _ _ (reachable_full s R q Hq) Qq En) as Fq. unfold count_phase in Fq. rewrite Phq, Wq, !Nat.add_0_r, (Same q Hq) in Fq.
       pose proof (u_cap _ _ _ (reachable_full s R p Hp)) as Cp. rewrite (Same p Hp) in Cp. specialize (Cp Lq).
       destruct (pending_current W cfg depth input s p I Hp (P p Hp)) as [Wp' _]. destruct (pending_current W cfg depth input s q I Hq (P q Hq)) as [Wq' _].
       rewrite Wp', Qf in Cp. destruct Cp as [Cp|Cp]; [discriminate|]. unfold count_phase in Cp. rewrite Php, Wp, !Nat.add_0_r in Cp.
@@ -581,7 +584,7 @@ Proof.
       destruct IH as [Y1 Y2 Y3 Y4 Y5 Y6 Y7].
       assert (New : forall x k, In x (reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> False).
       { intros x k Hx Lk Lp. specialize (Y1 k Lk).
-        destruct e as [xs en| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx. apply in_firstn_nth in Hx.
+        destruct e as [xs en full| | | | | |]; try (destruct Hx; fail). simpl in Hx. destruct My as [Ex _]. fold u in Ex. rewrite Ex in Hx. apply in_firstn_nth in Hx.
         destruct Hx as [j Hj]. rewrite nth_error_skipn_add in Hj. apply (placed i _ _ H) in Hj. lia. }
       assert (Old : forall x k, In x (concat (aligned u) ++ window u ++ reads e) -> k < length (m i) -> pos x < nth k (m i) 0 -> In x (concat (aligned u) ++ window u)).
       { intros x k Hx Lk Lp. rewrite app_assoc in Hx. apply in_app_or in Hx as [Hx|Hx]; [exact Hx|]. exfalso. apply (New x k Hx Lk Lp). }
@@ -680,7 +683,7 @@ Notation reachable := (System.reachable W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 Notation marked := (Age.marked W cfg depth input).
 
-Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
+Lemma join_growing : forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall k, c_window (cfg r) k <= c_window (cfg r) (S k).
 Proof. intros r H Q. destruct (join r H). congruence. Qed.
 
 Lemma never_doomed : forall s r, doom cfg s r = false.

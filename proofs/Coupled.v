@@ -84,7 +84,7 @@ Definition calm (s : sys) (l : label) : Prop := unurged l /\ match l with LTrain
 
 Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
 
-Lemma can_rank : forall s r e t, r < W -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma can_rank : forall s r e t, r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   unurged (LRank r e) -> can (calm s) s.
 Proof. intros s r e t H M E U. eexists. eexists. split; [split; [exact U|exact Logic.I]|]. eapply StepRank; eauto. Qed.
 
@@ -101,7 +101,7 @@ Proof.
 Qed.
 
 (** Every result is accepted: the Python raises neither UsageError nor PeerError. *)
-Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> may input s r (Got x) ->
+Theorem every_result_is_accepted : forall s r x, reachable s -> r < W -> may cfg input s r (Got x) ->
   exists t, transition (cfg r) r (depth r) (rank_of s r) (Got x) = Some t.
 Proof.
   intros s r x R H M. destruct (reachable_second W cfg depth input ok s R) as [I S].
@@ -235,7 +235,7 @@ Proof.
     + change (l = h_released (hist_of s q)) in E. lia.
   - destruct (hist_cases W cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
     + destruct (hist_cases W cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
-    + assert (M2 : may input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
+    + assert (M2 : may cfg input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
       destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|exact Logic.I].
 Qed.
 
@@ -254,16 +254,65 @@ Proof.
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
   assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
   set (en := length xs <? wanted u).
-  assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en) = Some t).
+  assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en false) = Some t).
   { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
-    replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
-  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en)); [exact H| |exact T|exact Logic.I].
-  simpl. fold u. split; [|split].
+    rewrite andb_true_r, orb_false_r. replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
+  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en false)); [exact H| |exact T|exact Logic.I].
+  simpl. fold u. split; [|split; [|split; [|discriminate]]].
   - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
     + rewrite Nat.min_l by exact L. reflexivity.
     + rewrite Nat.min_r by exact L. rewrite !firstn_all2; [reflexivity| |]; rewrite skipn_length; lia.
   - intros E. unfold en in E. apply Nat.ltb_lt in E. lia.
-  - destruct xs eqn:E; [right; unfold en; simpl; apply Nat.ltb_lt; lia|left; discriminate].
+  - destruct xs eqn:E; [right; left; unfold en; simpl; apply Nat.ltb_lt; lia|left; discriminate].
+Qed.
+
+(** R2.3: the longest run of samples for which a window has room; for the first sample it always has. *)
+Fixpoint with_room (no_room : list sample -> sample -> bool) (w l : list sample) : list sample :=
+  match l with
+  | [] => []
+  | x :: later => if negb (is_nil w) && no_room w x then [] else x :: with_room no_room (w ++ [x]) later
+  end.
+
+Lemma with_room_first : forall no_room l w, exists rest, l = with_room no_room w l ++ rest /\ (rest <> [] -> w ++ with_room no_room w l <> []).
+Proof.
+  intros no_room. induction l as [|x l IH]; intros w; [exists []; split; [reflexivity|easy]|]. simpl. destruct (negb (is_nil w) && no_room w x) eqn:E.
+  - exists (x :: l). split; [reflexivity|]. intros _. destruct w; [discriminate|easy].
+  - destruct (IH (w ++ [x])) as [rest [E1 E2]]. exists rest. split; [simpl; congruence|]. intros _. destruct w; discriminate.
+Qed.
+
+(** FREE, where windows are bounded in bytes: whatever room there is, an open read can be answered with the longest run for which there
+    is, as full where that is shorter. *)
+Theorem a_read_can_be_answered_with_what_there_is_room_for : forall s r no_room, reachable s -> r < W -> c_bounded (cfg r) r = true ->
+  at_phase (rank_of s r) <> DONE -> wanted (rank_of s r) <> 0 ->
+  let next := firstn (wanted (rank_of s r)) (skipn (read (rank_of s r)) (input r)) in
+  let xs := with_room no_room (window (rank_of s r)) next in
+  let full := length xs <? length next in
+  let answer := SamplesRead xs (negb full && (length next <? wanted (rank_of s r))) full in
+  may cfg input s r answer /\ exists t, transition (cfg r) r (depth r) (rank_of s r) answer = Some t.
+Proof.
+  intros s r no_room R H B En Wa next xs full answer. set (u := rank_of s r) in *. unfold answer.
+  pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H)) as Rd. fold u in Rd.
+  destruct (with_room_first no_room next (window u)) as [rest [E1 E2]]. fold xs in E1, E2.
+  assert (Ln : length next = Nat.min (wanted u) (length (input r) - read u)) by (unfold next; rewrite firstn_length, skipn_length; reflexivity).
+  assert (Lx : length next = length xs + length rest) by (rewrite E1 at 1; apply app_length).
+  assert (Px : xs = firstn (length xs) (skipn (read u) (input r))).
+  { assert (Px : xs = firstn (length xs) next) by (rewrite E1, firstn_app, Nat.sub_diag, firstn_all, app_nil_r; reflexivity).
+    rewrite Px at 1. unfold next. rewrite firstn_firstn. f_equal. lia. }
+  assert (Fu : full = true -> rest <> []).
+  { intros F. unfold full in F. apply Nat.ltb_lt in F. destruct rest; [simpl in Lx; lia|discriminate]. }
+  assert (Nf : full = false -> xs = next).
+  { intros F. unfold full in F. apply Nat.ltb_ge in F. destruct rest; [rewrite app_nil_r in E1; auto|simpl in Lx; lia]. }
+  split.
+  - simpl. fold u. split; [exact Px|]. split; [|split].
+    + intros E. apply andb_prop in E as [F E]. apply negb_true_iff in F. apply Nat.ltb_lt in E. rewrite (Nf F). lia.
+    + destruct full eqn:F; [auto|]. specialize (Nf eq_refl). simpl. rewrite Nf. destruct next as [|x l]; [|left; discriminate].
+      right; left. simpl. apply Nat.ltb_lt. lia.
+    + intros _. auto.
+  - simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
+    destruct full eqn:F; simpl.
+    + rewrite andb_false_r. unfold may_be_full. simpl. specialize (E2 (Fu eq_refl)). unfold full in F. apply Nat.ltb_lt in F.
+      replace (length xs <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). destruct (window u ++ xs); [easy|]. simpl. eauto.
+    + specialize (Nf eq_refl). rewrite Nf. destruct next as [|x l]; [|simpl; eauto]. simpl. replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia). simpl. eauto.
 Qed.
 
 Definition phase_is (p : phase_name) (s : state) : bool :=
@@ -279,7 +328,7 @@ Proof.
   destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) W) as [[r [H E]]|NG].
   { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
     destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
-    assert (M : may input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
+    assert (M : may cfg input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
     eapply can_rank; [exact H|exact M|exact T|exact Logic.I]. }
   assert (Cur : forall r, r < W -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
   { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G Wa]]|[[P [G _]]|[P [G Wa]]]].
@@ -381,7 +430,7 @@ Proof.
   assert (Pp : forall c r u, taken (post c r u) = taken u) by (intros; destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity).
   assert (Pd : forall d u, taken (deliver d u) = taken u) by (intros; apply deliver_same).
   assert (Pf : forall u, taken (finish_when_drained u) = taken u) by (intros; destruct (finish_eq u) as [p [-> _]]; reflexivity).
-  intros c r d s e t E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  intros c r d s e t E. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
   - destruct (_ || _); [discriminate|]. injection E as <-. rewrite Pp. reflexivity.
   - destruct (collated s); [discriminate|]. injection E as <-. rewrite Pp. reflexivity.
   - destruct (at_phase s); try discriminate. apply (agree_cases _ _ _ _ _ _ E).

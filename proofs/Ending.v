@@ -89,7 +89,7 @@ Proof.
   assert (Pp : forall c r u, stopped (post c r u) = stopped u) by (intros; destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; reflexivity).
   assert (Pd : forall d u, stopped (deliver d u) = stopped u) by (intros; destruct (deliver_eq d u) as [a [b [_ [-> _]]]]; reflexivity).
   assert (Pf : forall u, stopped (finish_when_drained u) = stopped u) by (intros; destruct (finish_eq u) as [p [-> _]]; reflexivity).
-  intros c r d s e t E St. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  intros c r d s e t E St. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
   - destruct (_ || _); [discriminate|]. injection E as <-. rewrite Pp. exact St.
   - destruct (collated s); [discriminate|]. injection E as <-. rewrite Pp. exact St.
   - destruct (at_phase s); try discriminate. unfold agree in E. destruct (is_bad a); [injection E as <-; exact St|]. destruct (negb _); [discriminate|].
@@ -290,7 +290,7 @@ Proof.
   { intros u Pu Pp. destruct (post_eq c r u) as [[Eq _]|[_ [_ ->]]]; [rewrite Eq in Pp; contradiction|]. simpl. eexists. split; [reflexivity|]. simpl. split.
     - destruct (failure u); [reflexivity|easy].
     - intros ->. auto. }
-  destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
+  destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
   - destruct (_ || _); [discriminate|]. injection E as <-. apply Post; assumption.
   - destruct (collated s); [discriminate|]. injection E as <-. apply Post; assumption.
   - destruct (at_phase s); try discriminate. exfalso. apply Ps. reflexivity.

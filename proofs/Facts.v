@@ -42,8 +42,8 @@ Qed.
 
 Lemma transition_same : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> same s t.
 Proof.
-  intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
-  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _); [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in Wa.
+  intros c r d s e t NG E. destruct e as [xs en full| |x| | |cause|]; simpl in E.
+  - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _); [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|]. destruct (full && _); [discriminate|]. injection E as <-. apply same_post. apply Nat.eqb_neq in Wa.
     constructor; simpl; auto; [intros; contradiction|]. exists []. rewrite app_nil_r. reflexivity.
   - destruct (collated s); [discriminate|]. injection E as <-. apply same_post. constructor; simpl; auto. exists []. rewrite app_nil_r. reflexivity.
   - exfalso. eapply NG. reflexivity.
@@ -287,7 +287,7 @@ Proof.
   - left. split; [assumption|apply whole_when_current, G].
 Qed.
 
-Lemma got_current : forall s r x, invariant s -> r < W -> may input s r (Got x) ->
+Lemma got_current : forall s r x, invariant s -> r < W -> may cfg input s r (Got x) ->
   S (got s r) = length (log s) /\ is_waiting (rank_of s r) = true /\ whole s = h_step (cfg 0) (hist_of s r) x /\
   exists ms, nth_error (log s) (got s r) = Some (ms, x) /\ nth_error ms r = Some (message (rank_of s r)).
 Proof.

@@ -19,15 +19,15 @@ Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list n
 Definition offered (whole tokens : nat) : option nat := if tokens <? whole then Some tokens else None.
 
 Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
-  (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) : config :=
+  (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) (bounded : nat -> bool) : config :=
   mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (window_samples size ramp)
-    is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)).
+    is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded.
 
-Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o,
+Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded,
   cost_ok C -> 1 <= max_age -> within_bounds rule ->
-  config_ok (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print o).
+  config_ok (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded).
 Proof.
-  intros l C whole limits first accepts size ramp max_age is_quota quota rule print o Co A Wb.
+  intros l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded Co A Wb.
   pose proof (every_layout_and_cost_measures_groups_as_is_asked l C Co) as M. constructor; simpl; auto.
   - intros b w. apply in_every_order_groups_hold_exactly_the_window.
   - intros b w. apply in_every_order_groups_hold_exactly_the_window.

@@ -110,6 +110,8 @@ Variable is_quota : bool.
 Variable quota : option nat.
 Variable rule : offer -> nat.
 Variable o : order.
+(** Which ranks' windows are bounded in bytes. *)
+Variable windowed : nat -> bool.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis some : 1 <= W.
@@ -117,7 +119,7 @@ Hypothesis costs_grow : cost_ok C.
 Hypothesis old : 1 <= max_age.
 Hypothesis bounded : within_bounds rule.
 
-Notation one := (shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print o).
+Notation one := (shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print o windowed).
 Notation all := (fun _ : nat => one).
 
 (** Every assumption about the ranks holds. *)

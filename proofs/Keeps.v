@@ -92,7 +92,7 @@ Proof.
   try (destruct K; discriminate); destruct K as [? [? [? ?]]]; discriminate.
 Qed.
 
-Lemma rank_step_after : forall s r e t, invariant s -> r < W -> may input s r e ->
+Lemma rank_step_after : forall s r e t, invariant s -> r < W -> may cfg input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   core (cfg r) (cfg 0) r (input r) (next_hist (cfg 0) (hist_of s r) e) t.
 Proof.
@@ -101,7 +101,7 @@ Proof.
       (history_numbered _ _) _ e t (g_core _ _ _ _ _ I r H) (g_tight _ _ _ _ _ I r H) A E).
 Qed.
 
-Lemma rank_keeps_groups : forall s r e t j, invariant s -> r < W -> may input s r e ->
+Lemma rank_keeps_groups : forall s r e t j, invariant s -> r < W -> may cfg input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> j < length (h_steps (whole s)) ->
   nth j (groups_of t) [] = nth j (groups_of (rank_of s r)) [].
 Proof.
@@ -135,7 +135,7 @@ Proof.
   - destruct (failure_of rs); [|discriminate]. injection E as <-. apply drain_same_plain.
 Qed.
 
-Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < W -> may input s r e ->
+Lemma rank_step_keeps_second : forall s r e t s', invariant s -> invariant s' -> second s -> r < W -> may cfg input s r e ->
   transition (cfg r) r (depth r) (rank_of s r) e = Some t -> rank_of s' = update (rank_of s) r t -> log s' = log s -> second s'.
 Proof.
   intros s r e t s' I I' S H M E Er El.

@@ -68,12 +68,13 @@ Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed
 (** What a lost rank does, its shadow does too: it reads and collates to the end of what is under way. *)
 Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue v = x :: q -> s_number x = length (taken v)) ->
   transition c r d u e = Some t -> at_phase u = DONE ->
-  (forall x, e <> Got x) -> e <> ConsumerStopped -> (forall x, e <> LocalFailed x) -> e <> Urged ->
+  (forall x, e <> Got x) -> e <> ConsumerStopped -> (forall x, e <> LocalFailed x) -> e <> Urged -> (forall xs en, e <> SamplesRead xs en true) ->
   e <> StepTaken /\ (at_phase t = DONE /\ ended_as t = ended_as u /\ posted t = posted u /\ queue t = queue u /\ taken t = taken u) /\
   exists w, transition c r d v e = Some w /\ lost_from t w.
 Proof.
-  intros c r d u v e t L Nx E P N1 N2 N3 N4. destruct L. destruct e as [xs en| |x| | |cause|].
-  - split; [discriminate|]. simpl in *. rewrite l_wanted0 in E. destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
+  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct L. destruct e as [xs en full| |x| | |cause|].
+  - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
+    split; [discriminate|]. simpl in *. rewrite l_wanted0 in E. rewrite orb_false_r, ?andb_true_r in *. destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
 
     match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
     unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
@@ -153,22 +154,24 @@ Definition lost_ranks (s : sys) : nat := sum_over W (fun r => b2n (is_lost (rank
 Lemma follows_lost : forall u v u' v', follows u v -> follows u' v' -> (forall r, r < W -> is_lost (rank_of u r) = true -> is_lost (rank_of u' r) = true) -> lost_ranks u <= lost_ranks u'.
 Proof. intros u v u' v' _ _ H. apply sum_over_le. intros r Hr. specialize (H r Hr). destruct (is_lost (rank_of u r)); simpl; [rewrite H by reflexivity; simpl; lia|lia]. Qed.
 
-Definition follows_on (u v u' : sys) : Prop :=
-  (exists l v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
+(** The same happens without the losses. *)
+Definition follows_by (l : label) (u v u' : sys) : Prop := exists v', step v l v' /\ follows u' v' /\ lost_ranks u <= lost_ranks u'.
 
-Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may input u i e ->
+Definition follows_on (u v u' : sys) : Prop := (exists l, follows_by l u v u') \/ (follows u' v /\ lost_ranks u + 1 <= lost_ranks u').
+
+Lemma live_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> rank_of u i = rank_of v i -> pending u i = pending v i ->
-  follows_on u v (mkSys (update (rank_of u) i t)
+  follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E Er Ep. left. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
+  intros u v i e t R F H M E Er Ep. pose proof (f_got _ _ F i H) as Eg. pose proof (f_running _ _ F i H) as Eu.
   assert (Res : results u = results v) by (unfold results; rewrite (f_log _ _ F); reflexivity).
-  assert (M' : may input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
+  assert (M' : may cfg input v i e) by (destruct e; simpl in *; rewrite ?Er, ?Ep, ?Eg, ?Eu, ?Res in M; exact M).
   assert (E' : transition (cfg i) i (depth i) (rank_of v i) e = Some t) by (rewrite <- Er; exact E).
   pose proof (StepRank W cfg depth input v i e t H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
+  match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
     - apply (f_log _ _ F).
@@ -179,15 +182,17 @@ Proof.
         * assert (Z : rank_of v' i = t) by (apply update_same). rewrite <- Z. apply reachable_live; [eapply reach_step; eauto|exact H].
         * destruct (has_posted (rank_of u i) t); [unfold update; rewrite Nat.eqb_refl; reflexivity|exact Ep].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of u i) t); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr L. unfold u'. simpl.
+  exists v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr L. unfold u'. simpl.
   destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; exact L]. exfalso. rewrite Er in L. rewrite (reachable_live v i R H) in L. discriminate.
 Qed.
 
-Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may input u i e ->
+Lemma lost_transition : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
-  (exists xs en, e = SamplesRead xs en) \/ e = Collated.
+  (exists xs en, e = SamplesRead xs en false) \/ e = Collated.
 Proof.
-  intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en| |x| | |cause|]; eauto; exfalso.
+  intros u v i e t R F H M E L. pose proof (l_phase _ _ L) as P. destruct e as [xs en full| |x| | |cause|]; eauto.
+  { left. exists xs, en. destruct M as [_ [_ [_ M]]]. destruct full; [|reflexivity]. destruct (M eq_refl) as [_ M']. contradiction. }
+  all: exfalso.
   - destruct x; simpl in E; rewrite P in E; discriminate.
   - pose proof (invariant_of W cfg depth input ok v R) as I. simpl in E. rewrite (l_queue _ _ L) in E. destruct (queue (rank_of v i)) as [|x q] eqn:Q; [discriminate|].
     destruct (l_limit _ _ L) as [l [L1 L2]]. rewrite L1, (head_number W cfg depth input v i x q I H Q) in E. simpl in E.
@@ -197,22 +202,22 @@ Proof.
   - destruct M as [M _]. unfold is_ending in M. rewrite P in M. discriminate.
 Qed.
 
-Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may input u i e ->
+Lemma lost_transition_followed : forall u v i e t, reachable v -> follows u v -> i < W -> may cfg input u i e ->
   transition (cfg i) i (depth i) (rank_of u i) e = Some t -> lost_from (rank_of u i) (rank_of v i) ->
   (pending u i = true -> pending v i = true /\ posted (rank_of u i) = posted (rank_of v i)) ->
-  follows_on u v (mkSys (update (rank_of u) i t)
+  follows_by (LRank i e) u v (mkSys (update (rank_of u) i t)
       (match e with Got _ => update (got u) i (S (got u i)) | _ => got u end)
       (if has_posted (rank_of u i) t then update (pending u) i true else pending u) (log u)
       (match e with StepTaken => update (running u) i true | _ => running u end)).
 Proof.
-  intros u v i e t R F H M E L Pe. left. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-  assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-  destruct NG as [N1 [N2 [N3 N4]]].
-  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
-  assert (M' : may input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; exact M|exact Logic.I]).
+  intros u v i e t R F H M E L Pe. pose proof (lost_transition u v i e t R F H M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
+  assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
+  destruct NG as [N1 [N2 [N3 [N4 N6]]]].
+  destruct (shadow_follows (cfg i) i (depth i) _ _ e t L (fun x q => head_number W cfg depth input v i x q I H) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [N5 [[Pt [Ot [Po _]]] [w [E' L']]]].
+  assert (M' : may cfg input v i e) by (destruct Ev as [[xs [en ->]]| ->]; simpl in *; [rewrite (l_read _ _ L) in M; intuition discriminate|exact Logic.I]).
   assert (HP : has_posted (rank_of u i) t = false) by (unfold has_posted, is_waiting; rewrite Pt; reflexivity). rewrite HP.
   pose proof (StepRank W cfg depth input v i e w H M' E') as St. match type of St with System.step _ _ _ _ _ _ ?x => set (v' := x) in * end.
-  match goal with |- exists l w, _ /\ follows ?x _ /\ _ => set (u' := x) end.
+  match goal with |- follows_by _ _ _ ?x => set (u' := x) end.
   assert (F' : follows u' v').
   { constructor; unfold u', v'; simpl.
     - apply (f_log _ _ F).
@@ -223,23 +228,28 @@ Proof.
         destruct (pending_current W cfg depth input v i I H Pv) as [_ [_ Wa]]. destruct (transition_steady _ _ _ _ _ _ N1 E') as [S1 _]. destruct (S1 Wa) as [_ S2].
         split; [destruct (has_posted (rank_of v i) w); [apply update_same|exact Pv]|congruence].
       + rewrite !update_other by exact NE. destruct (has_posted (rank_of v i) w); rewrite ?update_other by exact NE; apply (f_rank _ _ F r Hr). }
-  exists (LRank i e), v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
+  exists v'. split; [exact St|]. split; [exact F'|]. apply (follows_lost u v u' v' F F'). intros r Hr Lr. unfold u'. simpl.
   destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same; apply (l_lost _ _ L')|rewrite update_other by exact NE; exact Lr].
 Qed.
 
-Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on u v u'.
+Lemma every_step_is_followed : forall u l v u', reachable v -> follows u v -> step u l u' -> follows_by l u v u'.
 Proof.
-  intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
-  - destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
-    + destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := R) (2 := F); auto|apply lost_transition_followed with (1 := R) (2 := F); auto].
-    + left. destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. exists LExchange. eexists. split; [apply StepExchange; eauto|]. split.
-      * constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
+  intros u l v u' R F St. destruct St as [u i e t H M E|u x P Rd|u i H Ru Tk].
+  - destruct (f_rank _ _ F i H) as [[_ [Er Ep]]|[L Pe]]; [apply live_transition_followed with (1 := R) (2 := F); auto|apply lost_transition_followed with (1 := R) (2 := F); auto].
+  - destruct (follows_messages u v F P) as [Em Pv]. rewrite Em in *. eexists. split; [apply StepExchange; eauto|]. split.
+    + constructor; simpl; [rewrite (f_log _ _ F); reflexivity|apply F|apply F|]. intros r Hr. unfold follows_rank. simpl.
         destruct (f_rank _ _ F r Hr) as [[A [B _]]|[L _]]; [left; auto|right; split; [exact L|discriminate]].
-      * apply sum_over_le. simpl. lia.
-    + left. exists (LTrained i). eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
-      * intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
-      * split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
-  - right. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
+    + apply sum_over_le. simpl. lia.
+  - eexists. split; [apply StepTrained; [exact H|rewrite <- (f_running _ _ F i H); exact Ru|]|].
+    + intros q Hq. rewrite <- (follows_taken u v i F H), <- (follows_taken u v q F Hq). apply Tk, Hq.
+    + split; [|apply sum_over_le; simpl; lia]. constructor; simpl; try apply F. intros r Hr. unfold update. destruct (r =? i); [reflexivity|apply (f_running _ _ F r Hr)].
+Qed.
+
+Lemma every_loss_is_followed : forall u v r peer cause, follows u v -> r < W -> is_ending (rank_of u r) = false ->
+  let u' := mkSys (update (rank_of u) r (lose peer cause (rank_of u r))) (got u) (pending u) (log u) (running u) in
+  follows u' v /\ lost_ranks u + 1 <= lost_ranks u'.
+Proof.
+  intros u v r peer cause F H E u'. destruct (f_rank _ _ F r H) as [[Lf [Er Ep]]|[L _]]; [|exfalso; unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
     pose proof (lose_lost peer cause _ E) as L. split.
     + constructor; simpl; try apply F. intros q Hq. unfold follows_rank. simpl. destruct (Nat.eq_dec q r) as [->|NE]; [|rewrite update_other by exact NE; apply (f_rank _ _ F q Hq)].
       right. rewrite update_same, <- Er. split; [exact L|]. intros P. split; [rewrite <- Ep; exact P|]. unfold lose. rewrite E. reflexivity.
@@ -248,13 +258,20 @@ Proof.
       * intros j Hj. unfold update. destruct (j =? r) eqn:J; [|lia]. apply Nat.eqb_eq in J. subst j. rewrite Lf. simpl. lia.
 Qed.
 
+Lemma every_lossy_step_is_followed : forall u v u', reachable v -> follows u v -> lossy_step u u' -> follows_on u v u'.
+Proof.
+  intros u v u' R F St. destruct St as [u l u' St|u r peer cause H E].
+  - left. exists l. apply every_step_is_followed; assumption.
+  - right. apply every_loss_is_followed; assumption.
+Qed.
+
 Lemma start_follows : follows (start cfg) (start cfg).
 Proof. constructor; auto. intros r H. left. split; [reflexivity|auto]. Qed.
 
 Lemma lossy_path_followed : forall n u, lossy_path (start cfg) n u ->
-  exists v, reachable v /\ follows u v /\ n + measure W input v <= measure W input (start cfg) + lost_ranks u.
+  exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u.
 Proof.
-  assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure W input v <= measure W input (start cfg) + lost_ranks u).
+  assert (X : forall s n u, lossy_path s n u -> s = start cfg -> exists v, reachable v /\ follows u v /\ n + measure W cfg input v <= measure W cfg input (start cfg) + lost_ranks u).
   { induction 1 as [s|s t n u P IH St]; intros Es.
     - subst s. exists (start cfg). split; [constructor|]. split; [apply start_follows|lia].
     - destruct (IH Es) as [v [R [F B]]]. destruct (every_lossy_step_is_followed t v u R F St) as [[l [v' [Sv [F' Lv]]]]|[F' Lv]].
@@ -278,7 +295,7 @@ Proof.
 Qed.
 
 (** TERM, with losses: each rank is lost once at most. *)
-Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound W input + W.
+Theorem every_schedule_with_losses_ends_within_the_bound : forall n u, lossy_path (start cfg) n u -> n <= bound W cfg input + W.
 Proof.
   intros n u P. destruct (lossy_path_followed n u P) as [v [_ [_ B]]]. pose proof (start_measure W cfg input) as S.
   assert (L : lost_ranks u <= W).
@@ -386,7 +403,7 @@ Proof.
 Qed.
 
 Theorem with_losses_in_either_mode_a_sample_is_planned_in_time_or_no_later_round_makes_a_step :
-  (forall r, r < W -> c_is_quota (cfg r) = true -> forall k, c_window (cfg r) k <= c_window (cfg r) (S k)) ->
+  (forall r, r < W -> c_is_quota (cfg r) = true -> c_bounded (cfg r) r = false /\ forall k, c_window (cfg r) k <= c_window (cfg r) (S k)) ->
   (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
   forall u n w r x, lossy_reachable u -> lossy_path u n w -> r < W ->
   at_phase (rank_of u r) <> COUNT -> is_lost (rank_of u r) = false -> In x (window (rank_of u r)) -> round (rank_of u r) + c_max_age (cfg r) < round (rank_of w r) ->
@@ -447,9 +464,9 @@ Proof.
     destruct St as [t l u St|t i peer cause Hi E].
     + destruct St as [t i e w Hi M E|t x Pe Rd|t i Hi Run Tk]; simpl; auto. destruct (Nat.eq_dec r i) as [->|NE]; [rewrite update_same|rewrite update_other by exact NE; auto].
       pose proof (lost_transition t v i e w R F Hi M E L) as Ev. pose proof (invariant_of W cfg depth input ok v R) as I.
-      assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
-      destruct NG as [N1 [N2 [N3 N4]]].
-      destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
+      assert (NG : (forall x, e <> Got x) /\ e <> ConsumerStopped /\ (forall x, e <> LocalFailed x) /\ e <> Urged /\ (forall xs en, e <> SamplesRead xs en true)) by (destruct Ev as [[xs [en ->]]| ->]; repeat split; discriminate).
+      destruct NG as [N1 [N2 [N3 [N4 N6]]]].
+      destruct (shadow_follows (cfg i) i (depth i) _ _ e w L (fun x q => head_number W cfg depth input v i x q I Hi) E (l_phase _ _ L) N1 N2 N3 N4 N6) as [_ [[X1 [X2 [_ [X3 X4]]]] _]].
       rewrite X1, X2, X3, X4. auto.
     + simpl. destruct (Nat.eq_dec r i) as [->|NE]; [|rewrite update_other by exact NE; auto]. exfalso. unfold is_ending in E. rewrite Pt in E. discriminate.
 Qed.

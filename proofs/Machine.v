@@ -57,7 +57,8 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 (** ** Configuration: the functions are parameters, so that what is proved holds for every choice within [config_ok] *)
 
 (** [c_group] forms groups under the budget that the round before has agreed on; [None] is the largest there is. [c_first] is the budget
-    under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). *)
+    under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). [c_bounded] is true of ranks
+    whose windows are bounded in bytes too (R2.3). *)
 Record config := mkConfig {
   c_group : option nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
@@ -68,7 +69,8 @@ Record config := mkConfig {
   c_rule : offer -> nat;
   c_print : nat;
   c_first : nat -> option nat;
-  c_accepts : nat -> nat -> option nat }.
+  c_accepts : nat -> nat -> option nat;
+  c_bounded : nat -> bool }.
 
 (** ** State *)
 
@@ -277,7 +279,7 @@ Definition failure_of (rs : list report) : option outcome_kind :=
   end.
 
 Inductive event :=
-| SamplesRead (xs : list sample) (is_ended : bool)
+| SamplesRead (xs : list sample) (is_ended is_full : bool)
 | Collated
 | Got (r : result)
 | StepTaken
@@ -285,14 +287,18 @@ Inductive event :=
 | LocalFailed (cause : nat)
 | Urged.
 
+(** A window may be said to be full (R2.3, R5.1) where it holds a sample and less than is wanted. *)
+Definition may_be_full (xs : list sample) (en : bool) (s : state) : bool :=
+  negb en && (length xs <? wanted s) && negb (is_nil (window s ++ xs)).
+
 Definition is_ending (s : state) : bool := match at_phase s with DRAIN | DONE => true | _ => false end.
 
 Definition transition (c : config) (rank depth : nat) (s : state) (e : event) : option state :=
   match e with
-  | SamplesRead xs en =>
-      if (wanted s =? 0) || (wanted s <? length xs) || (is_nil xs && negb en) then None
+  | SamplesRead xs en full =>
+      if (wanted s =? 0) || (wanted s <? length xs) || (is_nil xs && negb en && negb full) || (full && negb (may_be_full xs en s)) then None
       else Some (post c rank (set_read (read s + length xs) (set_ended en
-                  (set_wanted (if en then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))))
+                  (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))))
   | Collated => if collated s then None else Some (post c rank (set_collated true s))
   | Got (Agreed a) => match at_phase s with OFFER => agree c rank depth a s | _ => None end
   | Got (Counted cs) => match at_phase s with COUNT => count c rank cs s | _ => None end

@@ -57,7 +57,7 @@ Proof.
     round v = round s /\ ended_as v = ended_as s /\ (failure s <> None -> failure v = failure s) /\ (stopped s = true -> stopped v = true) /\ (is_ending s = true -> is_ending v = true)).
   { intros u E1 E2 E3 E4 v. pose proof (sign_finish u) as X. fold v in X. unfold sign in X. injection X as -> -> -> ->. injection E1 as -> ->. repeat split; auto.
     intros _. unfold v, is_ending. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; rewrite ?E4; reflexivity. }
-  destruct e as [xs en| |x| | |cause|]; simpl in E.
+  destruct e as [xs en full| |x| | |cause|]; simpl in E.
   - destruct (_ || _); [discriminate|]. injection E as <-. apply P; auto.
   - destruct (collated s); [discriminate|]. injection E as <-. apply P; auto.
   - exfalso. eapply NG. reflexivity.
@@ -124,7 +124,7 @@ Notation step := (System.step W cfg depth input).
 Notation reachable := (System.reachable W cfg depth input).
 Notation leads := (System.leads W cfg depth input).
 
-Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < W -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma event_keeps_prompt : forall s r e t k n early, reachable s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   prompt k n early (rank_of s r) -> prompt k n early t.
 Proof.
   intros s r e t k n early R H M E [Hk Pr]. pose proof (invariant_of W cfg depth input ok s R) as I.
@@ -192,7 +192,7 @@ Proof.
   destruct (ended_current W cfg depth input ok t q R Hq E) as [_ Gq].
   destruct (hist_cases W cfg depth input t r I Hr) as [[Gr Wr]|[Pr [Gr [Wa [ms [x [El [_ Wx]]]]]]]].
   - exfalso. pose proof (phase_of_kind _ _ _ _ (k_kind _ _ _ _ _ _ (g_core _ _ _ _ _ I r Hr))) as Ph. rewrite Wr, Hk in Ph. unfold is_ending in Er. destruct Ph as [Ph|Ph]; rewrite Ph in Er; discriminate.
-  - assert (M : may input t r (Got x)) by (split; [exact Pr|apply (results_nth _ _ _ El)]). destruct (every_result_is_accepted W cfg depth input ok t r x R Hr M) as [v Ev].
+  - assert (M : may cfg input t r (Got x)) by (split; [exact Pr|apply (results_nth _ _ _ El)]). destruct (every_result_is_accepted W cfg depth input ok t r x R Hr M) as [v Ev].
     pose proof (StepRank W cfg depth input t r (Got x) v Hr M Ev) as St. match type of St with System.step _ _ _ _ _ _ ?z => set (u := z) in * end.
     exists u. split; [eapply leads_on; [constructor|exact St]|].
     assert (NE : q <> r) by congruence. assert (Ur : rank_of u r = v) by (simpl; apply update_same). assert (Uq : rank_of u q = rank_of t q) by (simpl; apply update_other, NE).

@@ -8,7 +8,7 @@ Definition next_hist (c0 : config) (h : hist) (e : event) : hist := match e with
 (** What the environment grants: samples come from the source in order; an agreement is one of this rank's own offer too. *)
 Definition admissible (c c0 : config) (inp : list sample) (s : state) (e : event) : Prop :=
   match e with
-  | SamplesRead xs en => xs = firstn (length xs) (skipn (read s) inp) /\ (en = true -> read s + length xs = length inp)
+  | SamplesRead xs en _ => xs = firstn (length xs) (skipn (read s) inp) /\ (en = true -> read s + length xs = length inp)
   | Got (Agreed a) => (is_bad a = false -> c = c0) /\
       (o_ready a = true -> forall o, posted s = Some (MOffer o) -> o_ready o = true)
   | _ => True
@@ -84,17 +84,18 @@ Qed.
 
 Ltac offer_same K := let P := fresh in intros P; destruct (k_offer _ _ _ _ _ _ K P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
 
-Lemma read_core : forall s xs en, core h s -> wanted s <> 0 -> length xs <= wanted s ->
+Lemma read_core : forall s xs en full, core h s -> wanted s <> 0 -> length xs <= wanted s -> (full = true -> may_be_full xs en s = true) ->
   xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
-  core h (set_read (read s + length xs) (set_ended en (set_wanted (if en then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
+  core h (set_read (read s + length xs) (set_ended en (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s)))).
 Proof.
-  intros s xs en K Wa L X E. pose proof K as K'. destruct K. constructor; simpl; auto.
+  intros s xs en full K Wa L Fu X E. pose proof K as K'. destruct K. constructor; simpl; auto.
   - rewrite firstn_add, <- X. rewrite !app_assoc. apply Permutation_app_tail. rewrite <- app_assoc. assumption.
   - assert (length xs <= length (skipn (read s) inp)) by (rewrite X; apply firstn_le_length || (rewrite firstn_length; lia)).
     rewrite skipn_length in H. lia.
   - intros ->. split; [apply E; reflexivity|reflexivity].
-  - destruct en; [auto|]. right. rewrite app_length. destruct k_window as [F|F]; [|lia].
-    apply k_ended in F. lia.
+  - destruct en; [auto|]. right. destruct full; simpl.
+    + specialize (Fu eq_refl). unfold may_be_full in Fu. apply andb_prop in Fu as [_ Fu]. destruct (window s ++ xs); [discriminate|simpl; lia].
+    + rewrite app_length. destruct k_window as [F|F]; [|lia]. apply k_ended in F. lia.
   - intros P; destruct (k_offer P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
     intros R. apply of_ready in R. destruct R as [_ [R _]]. contradiction.
 Qed.
@@ -271,10 +272,11 @@ Qed.
 Lemma every_transition_keeps_the_invariant_of_a_rank : forall s e t, core h s -> tight depth s -> admissible c c0 inp s e ->
   transition c rank depth s e = Some t -> core (next_hist c0 h e) t /\ tight depth t.
 Proof.
-  intros s e t K T A E. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.
+  intros s e t K T A E. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E; simpl next_hist.
   - destruct (wanted s =? 0) eqn:Wa; [discriminate|]. destruct (wanted s <? length xs) eqn:W2; [discriminate|].
-    simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-.
+    simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|]. destruct (full && negb (may_be_full xs en s)) eqn:Fu; [discriminate|]. injection E as <-.
     apply Nat.eqb_neq in Wa. apply Nat.ltb_ge in W2. destruct A as [A1 A2].
+    assert (Fu' : full = true -> may_be_full xs en s = true) by (intros ->; destruct (may_be_full xs en s); [reflexivity|discriminate]).
     eapply after_post_any; [exact T|apply read_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].
   - destruct (collated s) eqn:C; [discriminate|]. injection E as <-.
     eapply after_post_any; [exact T|apply collated_core; assumption|reflexivity|reflexivity|reflexivity|reflexivity|reflexivity].

@@ -23,7 +23,7 @@ Proof. intros d o l u Q. unfold drain. apply quiet_finish, quiet_deliver. exact 
 
 Lemma quiet_stays : forall c r d u e t, transition c r d u e = Some t -> quiet u -> quiet t /\ is_read e = false.
 Proof.
-  intros c r d u e t E Q. pose proof Q as [Q1 Q2]. destruct e as [xs en| |x| | |cause|]; simpl in E; simpl.
+  intros c r d u e t E Q. pose proof Q as [Q1 Q2]. destruct e as [xs en full| |x| | |cause|]; simpl in E; simpl.
   - rewrite Q2 in E. discriminate.
   - split; [|reflexivity]. destruct (collated u); [discriminate|]. injection E as <-. apply quiet_post. exact Q.
   - split; [|reflexivity]. destruct x as [a|cs|rs]; destruct (at_phase u); try discriminate.
@@ -47,7 +47,7 @@ Proof.
   intros c r d u e t NG E P.
   assert (F : forall w, posted w = posted u -> at_phase w = at_phase u -> at_phase u = DRAIN -> posted (finish_when_drained w) = posted u /\ (at_phase (finish_when_drained w) = at_phase u \/ (at_phase u = DRAIN /\ at_phase (finish_when_drained w) = DONE))).
   { intros w W1 W2 W3. destruct (finish_eq w) as [p [-> [-> | ->]]]; simpl; auto. }
-  destruct e as [xs en| |x| | |cause|]; simpl in E.
+  destruct e as [xs en full| |x| | |cause|]; simpl in E.
   - destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_elsewhere by exact P. auto.
   - destruct (collated u); [discriminate|]. injection E as <-. rewrite post_elsewhere by exact P. auto.
   - exfalso. eapply NG. reflexivity.
@@ -128,11 +128,11 @@ Proof.
   - split; [constructor; rewrite ?Ph; auto; discriminate|repeat split; assumption].
 Qed.
 
-Lemma uneven_event : forall c r d b u v e a, uneven u v -> kept b u v -> (forall x, e <> Got x) -> transition c r d u e = Some a ->
+Lemma uneven_event : forall c r d b u v e a, uneven u v -> kept b u v -> (forall x, e <> Got x) -> (forall xs en, e <> SamplesRead xs en true) -> transition c r d u e = Some a ->
   exists w, transition c r d v e = Some w /\ uneven a w /\ kept b a w.
 Proof.
-  intros c r d b u v e a U K NG E. pose proof U as [R C O P]. pose proof R as F. rims F. destruct e as [xs en| |x| | |cause|]; simpl in E; simpl.
-  - destruct b; simpl in K; [destruct K as [[_ Q] _]; rewrite Q in E; discriminate|]. pose proof K as [H1 [H2 [H3 [H4 [H5 H6]]]]]. rewrite <- H4. destruct (_ || _); [discriminate|]. injection E as <-.
+  intros c r d b u v e a U K NG NF E. pose proof U as [R C O P]. pose proof R as F. rims F. destruct e as [xs en full| |x| | |cause|]; simpl in E; simpl.
+  - assert (full = false) by (destruct full; [exfalso; eapply NF; reflexivity|reflexivity]). subst full. simpl in *. rewrite !orb_false_r, ?andb_true_r in *. destruct b; simpl in K; [destruct K as [[_ Q] _]; rewrite Q in E; discriminate|]. pose proof K as [H1 [H2 [H3 [H4 [H5 H6]]]]]. rewrite <- H4. destruct (_ || _); [discriminate|]. injection E as <-.
     eexists. split; [reflexivity|]. apply (uneven_post c r false); [constructor; simpl; auto; unfold rim; simpl; congruence|]. unfold kept, same_hands. simpl. rewrite H6. auto 10.
   - rewrite <- F4. destruct (collated u); [discriminate|]. injection E as <-. eexists. split; [reflexivity|]. apply uneven_post; [constructor; simpl; auto; unfold rim; simpl; congruence|]. destruct b; exact K.
   - exfalso. eapply NG. reflexivity.
@@ -296,6 +296,8 @@ Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W cfg.
+(** No window is bounded in bytes. *)
+Hypothesis unbounded : forall r, r < W -> c_bounded (cfg r) r = false.
 Notation reachable := (System.reachable W cfg depth input).
 Notation step := (System.step W cfg depth input).
 
@@ -359,9 +361,9 @@ Qed.
 
 Definition got_or_same (e e' : event) : Prop := (exists x x', e = Got x /\ e' = Got x') \/ (e = e' /\ forall x, e <> Got x).
 
-Lemma event_followed : forall stood split s t i e a, resembles stood split s t -> reachable t -> i < W -> may input s i e ->
+Lemma event_followed : forall stood split s t i e a, resembles stood split s t -> reachable t -> i < W -> may cfg input s i e ->
   transition (cfg i) i (depth i) (rank_of s i) e = Some a ->
-  exists e' w, may input t i e' /\ transition (cfg i) i (depth i) (rank_of t i) e' = Some w /\ got_or_same e e' /\
+  exists e' w, may cfg input t i e' /\ transition (cfg i) i (depth i) (rank_of t i) e' = Some w /\ got_or_same e e' /\
     let g := match e with Got _ => S (got s i) | _ => got s i end in
     looks (stood i) (after split g) a w /\ (forall n, split = Some n -> stood i = true -> breaks (n <? got s i) (rank_of s i) (rank_of t i) -> breaks (n <? g) a w).
 Proof.
@@ -373,7 +375,7 @@ Proof.
     pose proof (rs_log _ _ _ _ Rs _ x x' M2 M3) as An.
     assert (Same : same_answer x x' -> after split (got s i) = false -> exists w, transition (cfg i) i (depth i) (rank_of t i) (Got x') = Some w /\ even (stood i) a w).
     { intros [<-|[g [g' [-> [-> [B B']]]]]] Af; rewrite Af in L; simpl in L; [eapply even_event; [apply (configs_ok _ _ ok i H)|exact L|exact E]|exact (even_bad _ _ _ _ _ _ _ _ a L B B' E)]. }
-    assert (Mt : may input t i (Got x')) by (split; [exact M1|rewrite <- (rs_got _ _ _ _ Rs i H); exact M3]).
+    assert (Mt : may cfg input t i (Got x')) by (split; [exact M1|rewrite <- (rs_got _ _ _ _ Rs i H); exact M3]).
     destruct split as [n|]; simpl in An.
     + destruct (rs_split _ _ _ _ Rs n eq_refl) as [_ [Ge _]]. specialize (Ge i H). replace (got s i <? n) with false in An by (symmetry; apply Nat.ltb_ge; exact Ge).
       assert (Af : n <? S (got s i) = true) by (apply Nat.ltb_lt; lia). destruct (got s i =? n) eqn:Gn.
@@ -387,22 +389,23 @@ Proof.
         destruct (uneven_answer _ _ _ _ _ _ _ _ a U K An E) as [w [Ew [Uw [Kw P]]]]. exists (Got x'), w. split; [exact Mt|]. split; [exact Ew|]. split; [left; eauto|].
         unfold after, looks. rewrite Af. split; [split; assumption|]. intros m Em St Br. injection Em as <-. rewrite Af. right. exact P.
     + destruct (Same An eq_refl) as [w [Ew Ev]]. exists (Got x'), w. split; [exact Mt|]. split; [exact Ew|]. split; [left; eauto|]. split; [exact Ev|discriminate].
-  - assert (G : match e with Got _ => S (got s i) | _ => got s i end = got s i) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity). cbv zeta. rewrite G.
+  - assert (NF : forall xs en, e <> SamplesRead xs en true) by (intros xs en ->; destruct M as [_ [_ [_ M]]]; destruct (M eq_refl) as [B _]; rewrite (unbounded i H) in B; discriminate).
+    assert (G : match e with Got _ => S (got s i) | _ => got s i end = got s i) by (destruct e; try reflexivity; exfalso; eapply NG; reflexivity). cbv zeta. rewrite G.
     assert (Ie : is_ending (rank_of s i) = is_ending (rank_of t i)) by (unfold is_ending; rewrite E1; reflexivity).
-    assert (Mt : may input t i e).
-    { destruct e as [xs en| |x| | |cause|]; simpl in *; rewrite <- ?E4, <- ?E1, <- ?E3, <- ?E5, <- ?Ie, <- ?(rs_running _ _ _ _ Rs i H); try exact M; [|exfalso; eapply NG; reflexivity].
+    assert (Mt : may cfg input t i e).
+    { destruct e as [xs en full| |x| | |cause|]; simpl in *; rewrite <- ?E4, <- ?E1, <- ?E3, <- ?E5, <- ?Ie, <- ?(rs_running _ _ _ _ Rs i H); try exact M; [|exfalso; eapply NG; reflexivity].
       destruct (stood i).
       - destruct K as [[_ Q] _]. rewrite Q in E. discriminate.
       - destruct K as [_ [_ [_ [_ [_ Rd]]]]]. rewrite <- Rd. exact M. }
     assert (X : exists w, transition (cfg i) i (depth i) (rank_of t i) e = Some w /\ looks (stood i) (after split (got s i)) a w).
     { unfold looks in *. destruct (after split (got s i)).
-      - destruct L as [U _]. destruct (uneven_event _ _ _ _ _ _ _ a U K NG E) as [w [Ew [Uw Kw]]]. eauto.
+      - destruct L as [U _]. destruct (uneven_event _ _ _ _ _ _ _ a U K NG NF E) as [w [Ew [Uw Kw]]]. eauto.
       - eapply even_event; [apply (configs_ok _ _ ok i H)|exact L|exact E]. }
     destruct X as [w [Ew Lw]]. exists e, w. split; [exact Mt|]. split; [exact Ew|]. split; [right; auto|]. split; [exact Lw|]. intros n En St Br.
     rewrite St in K. destruct K as [_ [_ Nf]]. eapply breaks_stays; eauto.
 Qed.
 
-Lemma move_followed : forall stood split s t i e a, resembles stood split s t -> reachable t -> i < W -> may input s i e ->
+Lemma move_followed : forall stood split s t i e a, resembles stood split s t -> reachable t -> i < W -> may cfg input s i e ->
   transition (cfg i) i (depth i) (rank_of s i) e = Some a ->
   exists l t', step t l t' /\ resembles stood split (mkSys (update (rank_of s) i a)
       (match e with Got _ => update (got s) i (S (got s i)) | _ => got s end)

@@ -160,7 +160,7 @@ Lemma finish_fair : forall u, at_phase u = DRAIN -> fair (finish_when_drained u)
 Proof. intros u P. unfold fair. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; [rewrite P|]; discriminate. Qed.
 
 (** What is neither an answer nor a read. *)
-Lemma own_part : forall r d u e t, (forall x, e <> Got x) -> (forall xs en, e <> SamplesRead xs en) -> transition c r d u e = Some t ->
+Lemma own_part : forall r d u e t, (forall x, e <> Got x) -> (forall xs en full, e <> SamplesRead xs en full) -> transition c r d u e = Some t ->
   part t = part u /\ steps_of t = steps_of u /\ (fair u -> fair t).
 Proof.
   intros r d u e t NG NR E.
@@ -168,7 +168,7 @@ Proof.
   { intros w P1 P2 P3. destruct (part_post r w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros F. apply post_fair, P3, F. }
   assert (F : forall w, part w = part u -> steps_of w = steps_of u -> at_phase w = DRAIN -> part (finish_when_drained w) = part u /\ steps_of (finish_when_drained w) = steps_of u /\ (fair u -> fair (finish_when_drained w))).
   { intros w P1 P2 P3. destruct (part_finish w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros _. apply finish_fair, P3. }
-  destruct e as [xs en| |x| | |cause|]; simpl in E.
+  destruct e as [xs en full| |x| | |cause|]; simpl in E.
   - exfalso. eapply NR. reflexivity.
   - destruct (collated u); [discriminate|]. injection E as <-. apply P; auto.
   - exfalso. eapply NG. reflexivity.
@@ -252,11 +252,12 @@ Variable input : nat -> list sample.
 Hypothesis ok : setting_ok W (fun _ => c).
 Notation cfg := (fun _ : nat => c).
 
-(** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. *)
+(** A source that is eager says with its last sample that it has ended; another when it is asked for more than it has. None says that
+    a window is full. *)
 Definition ends_alike (s : sys) (l : label) : Prop :=
   match l with
-  | LRank r (SamplesRead xs en) =>
-      en = (if eager r then read (rank_of s r) + length xs =? length (input r) else length xs <? wanted (rank_of s r))
+  | LRank r (SamplesRead xs en full) =>
+      full = false /\ en = (if eager r then read (rank_of s r) + length xs =? length (input r) else length xs <? wanted (rank_of s r))
   | _ => True
   end.
 
@@ -295,9 +296,9 @@ Qed.
 Lemma basis_entry : forall s i p, basis s -> nth_error (log s) i = Some p -> entry_ok p.
 Proof. intros s i p I H. apply nth_error_In in H. pose proof (bs_log s I) as F. rewrite Forall_forall in F. auto. Qed.
 
-Lemma basis_admissible : forall s r e, basis s -> r < W -> may input s r e -> admissible c c (input r) (rank_of s r) e.
+Lemma basis_admissible : forall s r e, basis s -> r < W -> may cfg input s r e -> admissible c c (input r) (rank_of s r) e.
 Proof.
-  intros s r e I H M. destruct e as [xs en| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
+  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
   destruct (sync_answer s r _ (bs_sync s I r H) P E) as [_ [_ [ms [L M]]]]. split; [reflexivity|].
   apply (ready_offer W cfg ms a r (rank_of s r) (basis_entry s _ _ I L) M).
 Qed.
@@ -353,11 +354,11 @@ Proof.
     destruct (basis_pending s q I Hq (P q Hq)) as [Sq _]. rewrite Sq in Kq. rewrite <- Kq in U. exact (ready_measured _ _ _ _ _ _ _ (configs_ok _ _ ok q Hq) K Op (ag_ready _ _ A p Hp Ra) U).
 Qed.
 
-Lemma read_keeps_image : forall s r xs en t, basis s -> r < W -> may input s r (SamplesRead xs en) -> ends_alike s (LRank r (SamplesRead xs en)) ->
-  transition c r (depth r) (rank_of s r) (SamplesRead xs en) = Some t ->
+Lemma read_keeps_image : forall s r xs en full t, basis s -> r < W -> may cfg input s r (SamplesRead xs en full) -> ends_alike s (LRank r (SamplesRead xs en full)) ->
+  transition c r (depth r) (rank_of s r) (SamplesRead xs en full) = Some t ->
   forall h v, image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) h v t.
 Proof.
-  intros s r xs en t I H [M1 [M2 _]] Al E h v [I1 I2 I3 I4 IL I5 IB]. set (u := rank_of s r) in *. simpl in E, Al. fold u in Al.
+  intros s r xs en full t I H [M1 [M2 _]] [-> Al] E h v [I1 I2 I3 I4 IL I5 IB]. set (u := rank_of s r) in *. simpl in E. fold u in Al. rewrite andb_true_r, !orb_false_r in E.
   destruct (wanted u =? 0) eqn:W0; [discriminate|]. destruct (wanted u <? length xs) eqn:Wl; [discriminate|]. simpl in E. destruct (is_nil xs && negb en) eqn:Nl; [discriminate|]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
   constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5|].
@@ -397,7 +398,7 @@ Definition plain (h h' : hist) : Prop := alive h' \/ ((exists l, h_kind h' = NCl
 Definition log_says (s : sys) : Prop := forall i ms x, nth_error (log s) i = Some (ms, x) -> plain (history (firstn i (results s))) (history (firstn (S i) (results s))) ->
   forall r m, nth_error ms r = Some m -> message_of c r (eager r) (input r) (history (firstn i (results s))) (view_at r (firstn i (results s))) m.
 
-Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
+Lemma answer_keeps_image : forall s r x t, basis s -> log_says s -> r < W -> may cfg input s r (Got x) -> transition c r (depth r) (rank_of s r) (Got x) = Some t ->
   let h := history (seen s r) in let v := view_at r (seen s r) in
   image c (eager r) (input r) h v (rank_of s r) -> image c (eager r) (input r) (h_step c h x) (next_view c (eager r) (input r) h v x) t.
 Proof.
@@ -469,7 +470,7 @@ Lemma step_keeps_images : forall s l t, basis s -> log_says s -> step s l t -> e
 Proof.
   intros s l t I Lg St Al Im r H. destruct St as [s i e t Hi M E|s x P Rd|s i Hi Ru Tk].
   - specialize (Im r H). unfold seen. simpl. change (results (mkSys _ _ _ (log s) _)) with (results s). destruct (Nat.eq_dec r i) as [->|NE].
-    + rewrite update_same. destruct e as [xs en| |x| | |cause|].
+    + rewrite update_same. destruct e as [xs en full| |x| | |cause|].
       * eapply read_keeps_image; eauto.
       * destruct (own_part c i (depth i) _ Collated t ltac:(discriminate) ltac:(discriminate) E) as [P1 [P2 P3]]. eapply image_part; eauto.
       * rewrite update_same. pose proof M as [_ Ex]. rewrite (firstn_snoc _ _ _ _ Ex), history_snoc, view_snoc. apply (answer_keeps_image s i x t I Lg Hi M E Im).

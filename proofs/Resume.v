@@ -249,7 +249,7 @@ Lemma remembered_step : forall past d s t l s', remembers past s t -> System.ste
 Proof.
   intros past d s t l s' [Rr Rg Rp Ru Rl] St Al. assert (Res : results t = map snd past ++ results s) by (unfold results; rewrite Rl; apply map_app).
   destruct St as [s i e v H M E|s x P Rd|s i H Run Tk].
-  - assert (M' : may input t i e).
+  - assert (M' : may (fun _ => c) input t i e).
     { destruct e; simpl in *; rewrite ?(Rr i H), ?(Rp i H), ?(Ru i H); try exact M. rewrite (Rg i H), Res, nth_error_app2 by (rewrite map_length; lia).
       rewrite map_length. replace (length past + got s i - length past) with (got s i) by lia. exact M. }
     assert (E' : transition c i (d i) (rank_of t i) e = Some v) by (rewrite (Rr i H); exact E).

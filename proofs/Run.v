@@ -3,9 +3,9 @@ Require Import List Arith Lia Bool.
 From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Ending Coupled Termination Loss.
 Import ListNotations.
 
-(** What happens next. [CRead r n en] gives rank [r] its next [n] samples; [CLose] says that a peer is lost. *)
+(** What happens next. [CRead r n en full] gives rank [r] its next [n] samples; [CLose] says that a peer is lost. *)
 Inductive choice :=
-| CRead (r n : nat) (en : bool) | CCollate (r : nat) | CAnswer (r : nat) | CTake (r : nat) | CLeave (r : nat)
+| CRead (r n : nat) (en full : bool) | CCollate (r : nat) | CAnswer (r : nat) | CTake (r : nat) | CLeave (r : nat)
 | CFail (r cause : nat) | CUrge (r : nat) | CExchange | CTrained (r : nat) | CLose (r : nat) (peer : option nat) (cause : nat).
 
 Definition all_ranks (W : nat) (f : nat -> bool) : bool := forallb f (seq 0 W).
@@ -23,13 +23,16 @@ Variable input : nat -> list sample.
 Notation step := (System.step W cfg depth input).
 Notation lossy_step := (Loss.lossy_step W cfg depth input).
 
+Definition is_done (u : state) : bool := match at_phase u with DONE => true | _ => false end.
+
 (** The event of rank [r], if it may happen there. *)
 Definition event_of (s : sys) (c : choice) : option (nat * event) :=
   match c with
-  | CRead r n en =>
+  | CRead r n en full =>
       let left := skipn (read (rank_of s r)) (input r) in
-      if (n <=? length left) && (negb en || (read (rank_of s r) + n =? length (input r))) && (negb (n =? 0) || en)
-      then Some (r, SamplesRead (firstn n left) en) else None
+      if (n <=? length left) && (negb en || (read (rank_of s r) + n =? length (input r))) &&
+         (negb (n =? 0) || en || full) && (negb full || (c_bounded (cfg r) r && negb (is_done (rank_of s r))))
+      then Some (r, SamplesRead (firstn n left) en full) else None
   | CCollate r => Some (r, Collated)
   | CAnswer r => if pending s r then None else match nth_error (results s) (got s r) with Some x => Some (r, Got x) | None => None end
   | CTake r => if running s r then None else Some (r, StepTaken)
@@ -71,13 +74,14 @@ Definition perform (s : sys) (c : choice) : option sys :=
 
 Definition is_loss (c : choice) : bool := match c with CLose _ _ _ => true | _ => false end.
 
-Lemma event_of_may : forall s c r e, event_of s c = Some (r, e) -> may input s r e.
+Lemma event_of_may : forall s c r e, event_of s c = Some (r, e) -> may cfg input s r e.
 Proof.
-  intros s c r e E. destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; simpl in E; try discriminate.
-  - destruct (_ && _) eqn:C; [|discriminate]. injection E as <- <-. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
-    apply Nat.leb_le in C1. simpl. rewrite firstn_length, (Nat.min_l _ _ C1). split; [reflexivity|]. split.
+  intros s c r e E. destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; simpl in E; try discriminate.
+  - destruct (_ && _) eqn:C; [|discriminate]. injection E as <- <-. apply andb_true_iff in C as [C C4]. apply andb_true_iff in C as [C C3]. apply andb_true_iff in C as [C1 C2].
+    apply Nat.leb_le in C1. simpl. rewrite firstn_length, (Nat.min_l _ _ C1). split; [reflexivity|]. split; [|split].
     + intros ->. simpl in C2. apply Nat.eqb_eq, C2.
-    + apply orb_true_iff in C3 as [C3|C3]; [left|auto]. intros X. apply (f_equal (@length _)) in X. rewrite firstn_length, (Nat.min_l _ _ C1) in X. simpl in X. subst n. discriminate.
+    + apply orb_true_iff in C3 as [C3|C3]; [|auto]. apply orb_true_iff in C3 as [C3|C3]; [left|auto]. intros X. apply (f_equal (@length _)) in X. rewrite firstn_length, (Nat.min_l _ _ C1) in X. simpl in X. subst n. discriminate.
+    + intros ->. simpl in C4. apply andb_true_iff in C4 as [C4 C5]. split; [exact C4|]. apply negb_true_iff in C5. unfold is_done in C5. intros X. rewrite X in C5. discriminate.
   - injection E as <- <-. exact Logic.I.
   - destruct (pending s i) eqn:P; [discriminate|]. destruct (nth_error _ _) eqn:X; [|discriminate]. injection E as <- <-. simpl. auto.
   - destruct (running s i) eqn:P; [discriminate|]. injection E as <- <-. exact P.
@@ -86,15 +90,16 @@ Proof.
   - destruct (_ || _) eqn:C; [discriminate|]. injection E as <- <-. apply orb_false_iff in C as [C1 C2]. simpl. auto.
 Qed.
 
-Lemma may_event_of : forall s r e, may input s r e -> exists c, event_of s c = Some (r, e) /\ is_loss c = false /\ forall t, rank_moves s r e = Some t -> perform s c = Some t.
+Lemma may_event_of : forall s r e, may cfg input s r e -> exists c, event_of s c = Some (r, e) /\ is_loss c = false /\ forall t, rank_moves s r e = Some t -> perform s c = Some t.
 Proof.
-  intros s r e M. destruct e as [xs en| |x| | |cause|]; simpl in M.
-  - exists (CRead r (length xs) en). destruct M as [M1 [M2 M3]].
+  intros s r e M. destruct e as [xs en full| |x| | |cause|]; simpl in M.
+  - exists (CRead r (length xs) en full). destruct M as [M1 [M2 [M3 M4]]].
     assert (L : length xs <= length (skipn (read (rank_of s r)) (input r))) by (rewrite M1, firstn_length; lia).
-    assert (E : event_of s (CRead r (length xs) en) = Some (r, SamplesRead xs en)).
+    assert (E : event_of s (CRead r (length xs) en full) = Some (r, SamplesRead xs en full)).
     { simpl. replace (length xs <=? _) with true by (symmetry; apply Nat.leb_le, L).
       replace (negb en || _) with true by (symmetry; destruct en; [simpl; apply Nat.eqb_eq; auto|reflexivity]).
-      replace (negb _ || en) with true by (symmetry; destruct en; [apply orb_true_r|]; destruct xs; [destruct M3; congruence|reflexivity]). simpl. rewrite <- M1. reflexivity. }
+      replace (negb _ || en || full) with true by (symmetry; destruct en, full, xs; simpl; try reflexivity; destruct M3 as [M3|[M3|M3]]; congruence).
+      replace (negb full || _) with true by (symmetry; destruct full; [destruct (M4 eq_refl) as [-> Nd]; unfold is_done; destruct (at_phase (rank_of s r)); try reflexivity; exfalso; apply Nd; reflexivity|reflexivity]). simpl. rewrite <- M1. reflexivity. }
     repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
   - exists (CCollate r). repeat split. auto.
   - exists (CAnswer r). destruct M as [M1 M2]. assert (E : event_of s (CAnswer r) = Some (r, Got x)) by (simpl; rewrite M1, M2; reflexivity).
@@ -109,7 +114,7 @@ Proof.
     repeat split; [exact E|]. intros t T. unfold perform. rewrite E. exact T.
 Qed.
 
-Lemma rank_moves_step : forall s r e t, may input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
+Lemma rank_moves_step : forall s r e t, may cfg input s r e -> rank_moves s r e = Some t -> step s (LRank r e) t.
 Proof.
   intros s r e t M E. unfold rank_moves in E. destruct (r <? W) eqn:L; [|discriminate]. apply Nat.ltb_lt in L.
   destruct (transition _ _ _ _ _) as [v|] eqn:T; [|discriminate]. injection E as <-. apply StepRank; assumption.

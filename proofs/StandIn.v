@@ -39,7 +39,7 @@ Fixpoint run (c : config) (r d : nat) (es : list event) (u : state) : option sta
   | e :: later => match transition c r d u e with Some t => run c r d later t | None => None end
   end.
 
-Definition is_read (e : event) : bool := match e with SamplesRead _ _ => true | _ => false end.
+Definition is_read (e : event) : bool := match e with SamplesRead _ _ _ => true | _ => false end.
 
 (** ** Two that look alike *)
 
@@ -142,7 +142,7 @@ Qed.
 Lemma event_alike : forall c r d u v e, config_ok c -> twins u v -> is_read e = false ->
   match transition c r d u e, transition c r d v e with Some a, Some b => twins a b | None, None => True | _, _ => False end.
 Proof.
-  intros c r d u v e OK T NR. destruct e as [xs en| |x| | |cause|]; try discriminate; [|apply answer_alike; assumption| | | |];
+  intros c r d u v e OK T NR. destruct e as [xs en full| |x| | |cause|]; try discriminate; [|apply answer_alike; assumption| | | |];
     destruct T as [F Fa Fi]; pose proof F as F0; unfold face in F0; injection F0 as F1 F2 F3 F4 F5 F6 F7 F8 F9 F10 F11 F12 F13 F14 F15 F16;
     assert (Fv : at_phase v <> FILL) by congruence; simpl.
   - rewrite <- F4. destruct (collated u); [exact I|]. rewrite !post_elsewhere by (simpl; assumption). constructor; [same_face|exact Fa|exact Fi].

@@ -194,12 +194,14 @@ Variable input : nat -> list sample.
 Definition start : sys := mkSys (fun r => initial (cfg r) r) (fun _ => 0) (fun _ => false) [] (fun _ => false).
 
 (** When an event may happen to rank [r]. The cases that would change nothing are left out. An urge may come at any time,
-    early or for nothing. *)
+    early or for nothing. Where windows are bounded in bytes, one may be full whenever it holds a sample: how many bytes samples have is
+    not said. A rank that is done is told no more of it. *)
 Definition may (s : sys) (r : nat) (e : event) : Prop :=
   match e with
-  | SamplesRead xs en =>
+  | SamplesRead xs en full =>
       xs = firstn (length xs) (skipn (read (rank_of s r)) (input r)) /\
-      (en = true -> read (rank_of s r) + length xs = length (input r)) /\ (xs <> [] \/ en = true)
+      (en = true -> read (rank_of s r) + length xs = length (input r)) /\
+      (xs <> [] \/ en = true \/ full = true) /\ (full = true -> c_bounded (cfg r) r = true /\ at_phase (rank_of s r) <> DONE)
   | Collated => True
   | Got x => pending s r = false /\ nth_error (results s) (got s r) = Some x
   | StepTaken => running s r = false
@@ -314,7 +316,7 @@ Qed.
 
 Lemma transition_steady : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> steady s t.
 Proof.
-  intros c r d s e t NG E. destruct e as [xs en| |x| | |cause|]; simpl in E.
+  intros c r d s e t NG E. destruct e as [xs en full| |x| | |cause|]; simpl in E.
   - destruct (_ || _); [discriminate|]. injection E as <-. apply post_steady; reflexivity.
   - destruct (collated s); [discriminate|]. injection E as <-. apply post_steady; reflexivity.
   - exfalso. eapply NG. reflexivity.
@@ -403,7 +405,7 @@ Qed.
 
 Lemma may_admissible : forall s r e, invariant s -> r < W -> may s r e -> admissible (cfg r) (cfg 0) (input r) (rank_of s r) e.
 Proof.
-  intros s r e I H M. destruct e as [xs en| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
+  intros s r e I H M. destruct e as [xs en full| |x| | |cause|]; simpl in *; auto; [tauto|]. destruct x as [a| |]; auto. destruct M as [P E].
   destruct (sync_message s r _ I H P E) as [Wa [G [ms [L M]]]]. pose proof (log_entry _ _ _ I L) as EO. split.
   - intros B. eapply good_agreement; eauto.
   - eapply ready_offer; eauto.

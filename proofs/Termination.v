@@ -141,26 +141,32 @@ Qed.
 
 Definition exchanges : nat := 2 * total + 2.
 
+(** Where windows are bounded in bytes, a rank may also be told, once for each window, that there is no room for more. *)
+Definition spare (s : sys) (r : nat) : nat :=
+  if c_bounded (cfg r) r then (exchanges - got s r) + b2n (0 <? wanted (rank_of s r)) else 0.
+
 Definition measure (s : sys) : nat :=
   (exchanges - length (log s)) +
-  sum_over W (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r)).
+  sum_over W (fun r => rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
 
 (** A rank's own measure falls with whatever it does for itself. *)
-Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+Lemma own_measure_falls : forall s r e t, reachable s -> r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
   read t <= length (input r) -> round t <= total -> length (taken t) <= total ->
   match e with
   | Got _ => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r)
   | StepTaken => rank_measure total (input r) t + 2 <= rank_measure total (input r) (rank_of s r)
+  | SamplesRead _ _ true => rank_measure total (input r) t <= rank_measure total (input r) (rank_of s r) /\ wanted t = 0 /\ wanted (rank_of s r) <> 0
   | _ => rank_measure total (input r) t + 1 <= rank_measure total (input r) (rank_of s r)
   end.
 Proof.
   intros s r e t R H M E B1 B2 B3. pose proof (invariant_of W cfg depth input ok s R) as I. pose proof (g_core _ _ _ _ _ I r H) as K.
-  set (u := rank_of s r) in *. destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl in E.
-  - destruct (wanted u =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en); [discriminate|]. injection E as <-. apply Nat.eqb_neq in Wa.
-    match goal with |- rank_measure _ _ (post ?c ?r ?v) + 1 <= _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post; assert (Bv : read (post c r v) = read v) by (pose proof (vital_post c r v) as Z; unfold vital in Z; congruence) end.
-    rewrite Bv in B1. simpl in B1. unfold rank_measure. simpl. destruct M as [_ [_ M]].
+  set (u := rank_of s r) in *. destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl in E.
+  - destruct (wanted u =? 0) eqn:Wa; [discriminate|]. destruct (_ <? _) eqn:W2; [discriminate|]. simpl in E. destruct (is_nil xs && negb en && negb full); [discriminate|]. destruct (full && negb (may_be_full xs en u)) eqn:Fu; [discriminate|]. injection E as <-. apply Nat.eqb_neq in Wa.
+    match goal with B : read (post ?c ?r ?v) <= _ |- _ => rewrite (measure_vital _ _ (post c r v) v) by apply vital_post; assert (Wp : wanted (post c r v) = wanted v) by (destruct (post_eq c r v) as [[-> _]|[_ [_ ->]]]; reflexivity); assert (Bv : read (post c r v) = read v) by (pose proof (vital_post c r v) as Z; unfold vital in Z; congruence) end.
+    rewrite Bv in B1. rewrite Wp. simpl in B1. unfold rank_measure. simpl. destruct M as [_ [_ [M _]]].
     assert (En : ended u = false) by (destruct (ended u) eqn:En; [destruct (k_ended _ _ _ _ _ _ K En); contradiction|reflexivity]). rewrite En.
-    destruct M as [M|M]; [destruct xs as [|x xs]; [easy|]; simpl in *; destruct en; simpl; lia|rewrite M; simpl; lia].
+    destruct full; [rewrite orb_true_r; simpl; split; [destruct en; simpl; lia|auto]|].
+    destruct M as [M|[M|M]]; [destruct xs as [|x xs]; [easy|]; simpl in *; destruct en; simpl; lia|rewrite M; simpl; lia|discriminate].
   - destruct (collated u) eqn:C; [discriminate|]. injection E as <-. rewrite (measure_vital _ _ (post _ _ _) (set_collated true u)) by apply vital_post.
     assert (Bv : round (post (cfg r) r (set_collated true u)) = round u) by (pose proof (vital_post (cfg r) r (set_collated true u)) as Z; unfold vital in Z; simpl in Z; congruence).
     rewrite Bv in B2. unfold rank_measure. simpl. rewrite C. simpl. lia.
@@ -191,6 +197,16 @@ Qed.
 Lemma got_within : forall s r, reachable s -> r < W -> got s r <= length (log s).
 Proof. intros s r R H. destruct (g_sync _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as [[_ [G _]]|[[_ [G _]]|[_ [G _]]]]; lia. Qed.
 
+Lemma nothing_more_is_wanted : forall c r d s e t, (forall x, e <> Got x) -> transition c r d s e = Some t -> b2n (0 <? wanted t) <= b2n (0 <? wanted s).
+Proof.
+  intros c r d s e t NG E. pose proof (sa_window _ _ (transition_same _ _ _ _ _ _ NG E)) as X. destruct (wanted s) as [|n]; [destruct (X eq_refl) as [_ ->]; reflexivity|].
+  destruct (0 <? wanted t); simpl; lia.
+Qed.
+
+Lemma spare_falls : forall s r e t g, (forall x, e <> Got x) -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
+  (if c_bounded (cfg r) r then (exchanges - g) + b2n (0 <? wanted t) else 0) <= if c_bounded (cfg r) r then (exchanges - g) + b2n (0 <? wanted (rank_of s r)) else 0.
+Proof. intros s r e t g NG E. destruct (c_bounded (cfg r) r); [|lia]. pose proof (nothing_more_is_wanted _ _ _ _ _ _ NG E). lia. Qed.
+
 (** TERM: the measure falls on every transition. *)
 Theorem every_transition_lowers_the_measure : forall s l t, reachable s -> step s l t -> measure t < measure s.
 Proof.
@@ -201,16 +217,20 @@ Proof.
       destruct (steps_rounds_and_exchanges_are_bounded s' r R' H) as [Z2 [Z3 _]]. unfold s' in Z1, Z2, Z3. simpl in Z1, Z2, Z3. rewrite update_same in Z1, Z2, Z3.
       unfold steps_of in Z2. rewrite app_length in Z2. lia. }
     destruct Bd as [B1 [B2 B3]]. pose proof (own_measure_falls s r e t R H M E B1 B2 B3) as F.
-    unfold measure. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H| |].
-    + rewrite update_same. destruct e; try (simpl in F; lia).
-      * rewrite update_same. destruct (got_current W cfg depth input s r r0 (invariant_of W cfg depth input ok s R) H M) as [G _].
-        destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. lia.
-      * rewrite update_same. simpl in M. rewrite M. simpl. lia.
-    + intros j Hj. destruct (Nat.eq_dec j r) as [->|NE].
-      * rewrite update_same. destruct e; try (simpl in F; lia); rewrite update_same; [lia|simpl in M; rewrite M; simpl; lia].
-      * rewrite update_other by assumption. destruct e; try lia; rewrite update_other by assumption; lia.
-  - unfold measure. simpl. destruct (steps_rounds_and_exchanges_are_bounded _ 0 R' ltac:(pose proof (some_rank _ _ ok); lia)) as [_ [_ L]]. simpl in L. rewrite app_length in *. simpl in *. unfold exchanges in *. lia.
-  - unfold measure. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|rewrite update_same, Ru; simpl; lia|].
+    assert (Own : rank_measure total (input r) (rank_of s' r) + (exchanges - got s' r) + b2n (running s' r) + spare s' r <
+                  rank_measure total (input r) (rank_of s r) + (exchanges - got s r) + b2n (running s r) + spare s r).
+    { unfold s', spare. cbn [rank_of got running]. rewrite !update_same. destruct e as [xs en full| |x| | |cause|].
+      3:{ rewrite !update_same. simpl in F. destruct (got_current W cfg depth input s r x (invariant_of W cfg depth input ok s R) H M) as [G _].
+          destruct (steps_rounds_and_exchanges_are_bounded s r R H) as [_ [_ L]]. unfold exchanges. destruct (c_bounded (cfg r) r), (0 <? wanted t), (0 <? wanted (rank_of s r)); simpl; lia. }
+      all: pose proof (fun NG => spare_falls s r _ t (got s r) NG E) as Sp; specialize (Sp ltac:(intros; discriminate)); try (simpl in F; lia).
+      - destruct full; simpl in F; [|lia]. destruct M as [_ [_ [_ M]]]. destruct (M eq_refl) as [-> _]. destruct F as [F [-> Wn]].
+        destruct (wanted (rank_of s r)); [contradiction|]. simpl. lia.
+      - rewrite update_same. simpl in M, F. rewrite M. simpl. lia. }
+    unfold measure. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|exact Own|].
+    intros j Hj. destruct (Nat.eq_dec j r) as [->|NE]; [lia|]. unfold s', spare. cbn [rank_of got running].
+    destruct e; rewrite !update_other by assumption; reflexivity.
+  - unfold measure, spare. simpl. destruct (steps_rounds_and_exchanges_are_bounded _ 0 R' ltac:(pose proof (some_rank _ _ ok); lia)) as [_ [_ L]]. simpl in L. rewrite app_length in *. simpl in *. unfold exchanges in *. lia.
+  - unfold measure, spare. simpl. apply Nat.add_lt_mono_l. apply sum_over_lt with (i := r); [exact H|rewrite update_same, Ru; simpl; lia|].
     intros j Hj. destruct (Nat.eq_dec j r) as [->|NE]; [rewrite update_same, Ru; simpl; lia|rewrite update_other by assumption; lia].
 Qed.
 
@@ -219,18 +239,21 @@ Inductive path : sys -> nat -> sys -> Prop :=
 | path_here : forall s, path s 0 s
 | path_on : forall s l t n u, step s l t -> path t n u -> path s (S n) u.
 
-Definition bound : nat := exchanges + W * (6 * total + 7) + total.
+Definition bound : nat := exchanges + W * (6 * total + 7) + total + sum_over W (fun r => if c_bounded (cfg r) r then exchanges + 1 else 0).
 
 Lemma sum_over_const : forall n c f, sum_over n (fun r => c + f r) = n * c + sum_over n f.
 Proof. intros n c f. unfold sum_over. rewrite <- (seq_length n 0) at 2. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
 
+Lemma sum_over_add : forall n f g, sum_over n (fun r => f r + g r) = sum_over n f + sum_over n g.
+Proof. intros n f g. unfold sum_over. induction (seq 0 n) as [|i l IH]; simpl; [reflexivity|]. lia. Qed.
+
 Lemma start_measure : measure (start cfg) <= bound.
 Proof.
   unfold measure, bound. simpl length. rewrite Nat.sub_0_r.
-  assert (E : sum_over W (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r)) <=
-    sum_over W (fun r => (6 * total + 7) + length (input r))).
-  { apply sum_over_le. intros i Hi. unfold rank_measure, exchanges. simpl. lia. }
-  rewrite sum_over_const in E. fold total in E. lia.
+  assert (E : sum_over W (fun r => rank_measure total (input r) (rank_of (start cfg) r) + (exchanges - got (start cfg) r) + b2n (running (start cfg) r) + spare (start cfg) r) <=
+    sum_over W (fun r => (6 * total + 7) + (length (input r) + if c_bounded (cfg r) r then exchanges + 1 else 0))).
+  { apply sum_over_le. intros i Hi. unfold spare, rank_measure, exchanges. simpl. destruct (c_bounded (cfg i) i), (c_window (cfg i) 0); simpl; lia. }
+  rewrite sum_over_const, (sum_over_add W (fun r => length (input r))) in E. fold total in E. lia.
 Qed.
 
 (** TERM: no schedule is longer than [bound], which is linear in samples times ranks. *)

@@ -11,7 +11,7 @@ Inductive heard := Accepts (b : option nat) | Happens (x : occurrence).
 
 (** The configuration of a rank that accepts [f k] in round [k]. *)
 Definition accepting (c : config) (f : nat -> option nat) : config :=
-  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f).
+  mkConfig (c_group c) (c_align c) (c_window c) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (fun _ => f) (c_bounded c).
 
 Section Told.
 Variable c : config.
@@ -78,7 +78,7 @@ Lemma handle_with : forall f g s x, step_with f g s (handle (accepting c f) rank
 Proof.
   intros f g s [e|peer cause].
   2:{ apply same_with. unfold lose. destruct (is_ending s) eqn:E; [reflexivity|]. apply ahead_of; [reflexivity|right; discriminate]. }
-  destruct e as [xs en| |[a|cs|rs]| | |cause|]; simpl.
+  destruct e as [xs en full| |[a|cs|rs]| | |cause|]; simpl.
   - destruct (_ || _ || _); [exact I|]. apply post_with. reflexivity.
   - destruct (collated s); [exact I|]. apply post_with. reflexivity.
   - destruct (at_phase s) eqn:P; try exact I. unfold agree. destruct (is_bad a); [apply same_with, ahead_of; [reflexivity|right; discriminate]|].

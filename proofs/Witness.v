@@ -8,19 +8,21 @@ Import ListNotations.
 Definition of_lengths (lengths : list nat) : list sample := map (fun '(i, n) => mkSample i i n n []) (combine (seq 0 (length lengths)) lengths).
 (** Fullest first. *)
 Definition fullest (_ i j : nat) : bool := i <=? j.
+(** No window is bounded in bytes. *)
+Definition unbounded (_ : nat) : bool := false.
 (** The whole budget, at first and always. *)
 Definition whole_budget (_ : nat) : nat := 6.
 Definition always (_ _ : nat) : nat := 6.
-Definition join : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest).
-Definition quota (q : nat) : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 (ByPlaces fullest).
+Definition join : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) unbounded.
+Definition quota (q : nat) : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 true (Some q) odb_rule 0 (ByPlaces fullest) unbounded.
 Definition deep (r : nat) : nat := S r.
 Definition shards (r : nat) : list sample := of_lengths (nth r [[1; 5; 2; 4; 3; 3; 1]; [2; 2; 6]] []).
 
-Definition one_after_another (r : nat) : list choice := [CRead r 1 false; CRead r 0 true; CCollate r; CAnswer r; CTake r; CTrained r].
+Definition one_after_another (r : nat) : list choice := [CRead r 1 false false; CRead r 0 true false; CCollate r; CAnswer r; CTake r; CTrained r].
 Definition usual : list choice := one_after_another 0 ++ one_after_another 1 ++ [CExchange].
 
 (** Where rank 1 has another configuration. *)
-Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 1 (ByPlaces fullest) else join.
+Definition odd (r : nat) : config := if r =? 1 then shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 1 (ByPlaces fullest) unbounded else join.
 
 Theorem the_assumptions_can_be_met : forall q,
   setting_ok 2 (fun _ => join) /\ setting_ok 2 (fun _ => quota q) /\ setting_ok 2 odd /\ c_print (odd 0) <> c_print (odd 1) /\
@@ -28,9 +30,9 @@ Theorem the_assumptions_can_be_met : forall q,
   (forall r, r < 2 -> NoDup (map pos (shards r))) /\ (forall k, c_window (quota q) k <= c_window (quota q) (S k)).
 Proof.
   intros q.
-  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest))).
+  assert (Y : forall b o p, config_ok (shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)).
   { intros b o p. apply the_shipped_configuration_meets_every_assumption; [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds]. }
-  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest))) by (intros b o p; constructor; auto).
+  assert (X : forall b o p, setting_ok 2 (fun _ => shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 b o odb_rule p (ByPlaces fullest) unbounded)) by (intros b o p; constructor; auto).
   split; [apply X|]. split; [apply X|]. split.
   { constructor; [lia|intros [|[|r]] _; apply Y|]. intros [|[|r]] [|[|k]]; simpl; intros; try lia; try reflexivity; discriminate. }
   split; [discriminate|]. split; [intros r _; unfold deep; lia|]. split; [|split].
@@ -70,7 +72,7 @@ Theorem a_run_completes : exists s, reachable 2 (fun _ => join) deep shards s /\
 Proof. exists (run (fun _ => join) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity]. Qed.
 
 (** The same in the order sampler. *)
-Definition in_turn : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 Sampler.
+Definition in_turn : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 Sampler unbounded.
 
 Theorem a_run_in_the_order_sampler_completes : setting_ok 2 (fun _ => in_turn) /\ (forall r, r < 2 -> rising (shards r)) /\
   exists s, reachable 2 (fun _ => in_turn) deep shards s /\
@@ -82,6 +84,22 @@ Proof.
       [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
   - intros [|[|r]] H; [| |lia]; repeat (constructor; [|repeat (constructor; [simpl; lia|]); constructor]); constructor.
   - exists (run (fun _ => in_turn) 0 [] []). split; [apply run_reachable; reflexivity|vm_compute; reflexivity].
+Qed.
+
+(** Where windows are bounded in bytes, and each is full with its first new sample, or at once when it has carried one. *)
+Definition narrow : config := shipped Padded tokens_cost 6 [] whole_budget always 3 1 2 false None odb_rule 0 (ByPlaces fullest) (fun _ => true).
+Definition sparing (r : nat) : list choice := CRead r 0 false true :: CRead r 1 false true :: one_after_another r.
+
+Theorem a_run_with_windows_bounded_in_bytes_completes : setting_ok 2 (fun _ => narrow) /\ c_bounded narrow 0 = true /\
+  exists s, reachable 2 (fun _ => narrow) deep shards s /\
+  ends s = [(DONE, Some Complete, [(0, [1]); (1, [5]); (2, [2]); (3, [4]); (4, [3]); (5, [3]); (6, [1])]);
+            (DONE, Some Complete, [(0, [2]); (1, [2]); (2, [6]); (3, []); (4, []); (5, []); (6, [])])].
+Proof.
+  split; [|split; [reflexivity|]].
+  - constructor; [lia| |auto]. intros r _. apply the_shipped_configuration_meets_every_assumption;
+      [apply the_shipped_costs_meet_every_assumption|lia|apply the_default_rule_lies_within_the_bounds].
+  - exists (go_on 2 (fun _ => narrow) deep shards 400 (sparing 0 ++ sparing 1 ++ [CExchange]) (start (fun _ => narrow))).
+    split; [apply go_on_reachable; [reflexivity|apply reach_start]|vm_compute; reflexivity].
 Qed.
 
 (** The second step reaches a quota of 4 samples; a quota of 8 is not reached, since rank 1 runs dry. *)
@@ -117,7 +135,7 @@ Proof. exists (run (fun _ => join) 33 [CLose 1 (Some 0) 9] [CLose 0 None 8]). sp
 
 (** A run for REPLAY and RESUME, whose sources say with their last sample that they have ended. *)
 Definition is_alike (s : sys) (c : choice) : bool :=
-  match c with CRead r n en => Bool.eqb en (read (rank_of s r) + length (firstn n (skipn (read (rank_of s r)) (shards r))) =? length (shards r)) | _ => true end.
+  match c with CRead r n en full => negb full && Bool.eqb en (read (rank_of s r) + length (firstn n (skipn (read (rank_of s r)) (shards r))) =? length (shards r)) | _ => true end.
 
 Fixpoint replay (cs : list choice) (s : sys) : option sys :=
   match cs with
@@ -140,20 +158,20 @@ Lemma replay_keeps : forall keeps, kept keeps -> forall cs s t, replay cs s = So
 Proof.
   intros keeps Kp. induction cs as [|c cs IH]; intros s t E R; simpl in E; [injection E as <-; exact R|]. destruct (is_loss c || negb (is_alike s c)) eqn:A; [discriminate|].
   destruct (perform 2 (fun _ => join) deep shards s c) as [u|] eqn:P; [|discriminate]. apply (IH u t E). apply orb_false_iff in A as [L A]. apply negb_false_iff in A.
-  assert (X : forall r e, event_of shards s c = Some (r, e) -> ends_alike (fun _ => true) shards s (LRank r e)).
-  { intros r e Ev. destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate.
-    - destruct (_ && _); [|discriminate]. injection Ev as <- <-. apply Bool.eqb_prop in A. exact A.
+  assert (X : forall r e, event_of (fun _ => join) shards s c = Some (r, e) -> ends_alike (fun _ => true) shards s (LRank r e)).
+  { intros r e Ev. destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; simpl in Ev; try discriminate.
+    - destruct (_ && _); [|discriminate]. injection Ev as <- <-. unfold is_alike in A. apply andb_prop in A as [A1 A2]. apply negb_true_iff in A1. apply Bool.eqb_prop in A2. split; assumption.
     - injection Ev as <- <-. exact I.
     - destruct (pending s i); [discriminate|]. destruct (nth_error _ _); [|discriminate]. injection Ev as <- <-. exact I.
     - destruct (running s i); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (stopped _); [discriminate|]. destruct (at_phase _); try discriminate; injection Ev as <- <-; exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I.
     - destruct (_ || _); [discriminate|]. injection Ev as <- <-. exact I. }
-  assert (Move : forall r e, event_of shards s c = Some (r, e) -> rank_moves 2 (fun _ => join) deep s r e = Some u -> keeps u).
+  assert (Move : forall r e, event_of (fun _ => join) shards s c = Some (r, e) -> rank_moves 2 (fun _ => join) deep s r e = Some u -> keeps u).
   { intros r e Ev Mv. eapply Kp; [exact R|eapply rank_moves_step; [eapply event_of_may; exact Ev|exact Mv]|apply X, Ev]. }
   destruct (perform_step 2 (fun _ => join) deep shards s c u L P) as [l St].
-  destruct c as [i n en|i|i|i|i|i k|i| |i|i p k]; try discriminate;
-    try (unfold perform in P; destruct (event_of shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
+  destruct c as [i n en full|i|i|i|i|i k|i| |i|i p k]; try discriminate;
+    try (unfold perform in P; destruct (event_of (fun _ => join) shards s _) as [[r e]|] eqn:Ev; [apply (Move r e eq_refl P)|discriminate]).
   - clear St. unfold perform in P. destruct (all_ranks _ _) eqn:Al; [|discriminate]. destruct (reduce _) as [x|] eqn:Rd; [|discriminate]. injection P as <-.
     eapply Kp; [exact R|apply StepExchange; [|exact Rd]|exact I]. intros r H. apply (proj1 (all_ranks_spec _ _) Al r H).
   - clear St. unfold perform in P. destruct (_ && _) eqn:C; [|discriminate]. injection P as <-. apply andb_true_iff in C as [C Al]. apply andb_true_iff in C as [C1 C2]. apply Nat.ltb_lt in C1.
@@ -171,7 +189,7 @@ Notation job := (Resume.job 2 join (fun _ => true) shards).
 
 (** Both ranks have begun round 1, of which rank 0 has read a sample more. *)
 Definition saved : sys :=
-  match replay [CRead 0 1 false; CRead 1 1 false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false] (start (fun _ => join)) with
+  match replay [CRead 0 1 false false; CRead 1 1 false false; CExchange; CAnswer 0; CAnswer 1; CExchange; CAnswer 0; CAnswer 1; CRead 0 1 false false] (start (fun _ => join)) with
   | Some s => s
   | None => start (fun _ => join)
   end.
@@ -187,7 +205,7 @@ Proof.
   exists saved. split; [constructor; [apply saved_replays|lia|split; [left|]; vm_compute; reflexivity]|]. split; vm_compute; reflexivity.
 Qed.
 
-Definition alike (r : nat) : list choice := [CRead r 1 false; CRead r 1 true; CCollate r; CAnswer r; CTake r; CTrained r].
+Definition alike (r : nat) : list choice := [CRead r 1 false false; CRead r 1 true false; CCollate r; CAnswer r; CTake r; CTrained r].
 
 (** The job is loaded where both have saved round 1, and goes on to the steps of [a_run_completes]. *)
 Theorem a_job_is_loaded_and_completes : exists s, job deep s /\ length (log s) = 5 /\

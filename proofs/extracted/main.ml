@@ -35,7 +35,7 @@ let rule () = match word () with
   | name -> failwith ("no rule " ^ name)
 
 let event = function
-  | "read" -> let is_ended = bool () in SamplesRead (list sample, is_ended)
+  | "read" -> let is_ended = bool () in let is_full = bool () in SamplesRead (list sample, is_ended, is_full)
   | "collated" -> Collated
   | "agreed" -> Got (Agreed (offer ()))
   | "counted" -> Got (Counted (list counts))
@@ -128,10 +128,10 @@ let config () =
   let layout = layout () in let cost = cost () in
   let budget = int () in let limits = list int in let size = int () in let ramp = int () in let max_age = int () in
   let is_quota = bool () in let quota = option () in let rule = rule () in let print = int () in
-  let order = order () in let rank = int () in let depth = int () in
+  let order = order () in let rank = int () in let depth = int () in let is_bounded = bool () in
   let tokens () = match int () with -1 -> budget | n -> n in
   let first = tokens () in let accepted = tokens () in
-  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order in
+  let c = shipped layout cost budget limits (fun _ -> first) (fun _ _ -> accepted) size ramp max_age is_quota quota rule print order (fun _ -> is_bounded) in
   (c, rank, depth, offered budget, offered budget accepted)
 
 (* Every event of one rank. [show] prints what the case asks for of a state, and of the one before it. *)
@@ -163,7 +163,7 @@ let show_heirs c rank accepted _ t =
    completes as soon as it can. *)
 
 let choice () = match word () with
-  | "read" -> let r = int () in let n = int () in CRead (r, n, bool ())
+  | "read" -> let r = int () in let n = int () in let is_ended = bool () in CRead (r, n, is_ended, bool ())
   | "collate" -> CCollate (int ())
   | "answer" -> CAnswer (int ())
   | "take" -> CTake (int ())

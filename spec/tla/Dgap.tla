@@ -35,6 +35,8 @@ vars == <<rank, answer, owed, failures, stops, losses, ops>>
 MaxStandIns == 0
 \* How many samples a window may hold when it is bounded in bytes (R2.3), each having one; 0: it is not bounded.
 WindowBytes == 0
+\* Whether all ranks draw from one common order (R14), which has as many places as all shards together, counted from 0.
+IsDrawn == FALSE
 
 Ranks == 1..Len(Shard)
 \* The budgets that each rank comes to accept, in turn, each at any moment (R15). A configuration may say `Accepted <- B_1_0`.
@@ -115,14 +117,36 @@ Align(s, T) ==
         cut == IF n > T THEN SubSeq(sizes, 1, T) ELSE Split(sizes, T)
     IN cut \o Repeat(0, T - Len(cut))
 
+(* ---- R14: shared shards. Samples are all of length 1, so what is carried counts as it is. --------------------------- *)
+
+Total == Sum(Shard)
+\* R14.3: of what is left each gets what it wants, or all the same room but for one place, by rank.
+Shares(wants, left) ==
+    LET short(v) == [q \in Ranks |-> Max({0, wants[q] - v})]
+        v == Min({u \in 0..Max({wants[q] : q \in Ranks}) : Sum(short(u)) <= left})
+        spare == left - Sum(short(v))
+        before(q) == Cardinality({p \in Ranks : p < q /\ wants[p] >= v})
+    IN IF Sum(wants) <= left THEN wants
+       ELSE [q \in Ranks |-> short(v)[q] + IF wants[q] >= v /\ before(q) < spare THEN 1 ELSE 0]
+\* The rank's part of what is drawn next: the places after those of lower ranks, and the read of them.
+AfterDraw(r, s, wants) ==
+    LET shares == Shares(wants, Total - s.draw[3])
+        lower == IF Variant = "alike_draws" /\ s.draw[3] > 0 THEN 0 ELSE Sum(SubSeq(shares, 1, r - 1))
+        first == s.draw[3] + lower
+        end == s.draw[3] + Sum(shares)
+    IN [s EXCEPT !.draw = <<first, shares[r], end>>, !.places = @ \o [i \in 1..shares[r] |-> first + i - 1],
+                 !.ended = end = Total, !.wanted = shares[r], !.reading = shares[r]]
+\* How many samples the rank's source has, as far as the rank knows.
+Readable(r, s) == IF IsDrawn THEN Len(s.places) ELSE Shard[r]
+
 (* ---- R5: a rank alone. Each operator takes and gives a record. ----------------------------------------------------- *)
 
-Fresh(r) ==
+Idling(r) ==
     [phase |-> "fill", round |-> 0, read |-> 0, ended |-> FALSE, wanted |-> WindowSize(0), held |-> 0, marks |-> <<>>,
      aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
      reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
-     lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], stood |-> None, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
+     lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], draw |-> <<0, 0, 0>>, places |-> <<>>, stood |-> None, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
     LET isReady == s.collated /\ s.wanted = 0
@@ -130,6 +154,10 @@ PostWhenReady(r, s) ==
         mustEnd == s.failed \/ s.stopped
     IN IF s.phase # "fill" \/ (~mayPost /\ ~mustEnd) THEN s
        ELSE [s EXCEPT !.phase = "offer", !.post = Offer(r, s, isReady)]
+
+\* With shared shards all want a whole window at first, and one that gets nothing offers at once.
+Fresh(r) ==
+    IF IsDrawn THEN PostWhenReady(r, AfterDraw(r, Idling(r), [q \in Ranks |-> WindowSize(0)])) ELSE Idling(r)
 
 \* R6.6. Steps are numbered without a gap, so the outbox begins at taken + queued.
 DeliverNow(r, s) ==
@@ -147,15 +175,15 @@ Outcome(kind, who) == [kind |-> kind, rank |-> who]
 
 AfterReadOf(r, s, n, isEnded, isFull) ==
     LET left == IF isEnded \/ isFull THEN 0 ELSE s.reading - n
-    IN PostWhenReady(r, [s EXCEPT !.read = @ + n, !.held = @ + n, !.ended = isEnded, !.reading = left,
+    IN PostWhenReady(r, [s EXCEPT !.read = @ + n, !.held = @ + n, !.ended = IF IsDrawn THEN @ ELSE isEnded, !.reading = left,
                                   !.wanted = IF isEnded \/ isFull THEN 0 ELSE @ - n])
 
 AfterRead(r, s) ==
     LET asked == IF IsSingleReads THEN Min({1, s.reading}) ELSE s.reading
-        there == Min({asked, Shard[r] - s.read})
+        there == Min({asked, Readable(r, s) - s.read})
         n == IF WindowBytes = 0 THEN there ELSE Min({there, Max({WindowBytes - s.held, IF s.held = 0 THEN 1 ELSE 0})})
         isFull == n < there
-    IN AfterReadOf(r, s, n, IF IsEagerEnd THEN s.read + n = Shard[r] ELSE ~isFull /\ n < asked, isFull)
+    IN AfterReadOf(r, s, n, IF IsEagerEnd THEN s.read + n = Readable(r, s) ELSE ~isFull /\ n < asked, isFull)
 
 \* Only in variants: windows cut by time. What is not read yet is read for the next window.
 AfterEarlyPost(r, s) == [s EXCEPT !.phase = "offer", !.wanted = 0, !.reading = 0, !.post = Offer(r, s, TRUE)]
@@ -177,7 +205,9 @@ AfterAgreed(r, before, a, aligned) ==
     LET s == [before EXCEPT !.post = NoPost]
         released == IF Variant = "release_early" THEN s ELSE Release(s)
         carried == s.held - Sum(aligned)
-        wanted == IF s.ended THEN 0 ELSE Max({0, WindowSize(s.round + 1) - carried})
+        room == IF s.ended THEN 0 ELSE Max({0, WindowSize(s.round + 1) - carried})
+        wanted == IF IsDrawn THEN 0 ELSE room
+        counts == IF IsDrawn THEN [kind |-> "counts", sizes |-> aligned, want |-> room] ELSE [kind |-> "counts", sizes |-> aligned]
         marks == Append(s.marks, s.read)
         n == Len(marks)
     IN CASE a.failed # None -> [s EXCEPT !.phase = "report", !.post = [kind |-> "report", failed |-> s.failed]]
@@ -191,7 +221,7 @@ AfterAgreed(r, before, a, aligned) ==
                     !.agreed = IF Variant = "own_budget" THEN s.accepted ELSE a.budget,
                     !.slots = IF Variant = "idle_uses_slot" THEN @ - Len(aligned) ELSE @,
                     !.marks = IF n > Age THEN SubSeq(marks, n - Age + 1, n) ELSE marks,
-                    !.post = [kind |-> "counts", sizes |-> aligned]])
+                    !.post = counts])
 
 RECURSIVE StepsToQuota(_, _)
 StepsToQuota(total, sizes) ==
@@ -202,7 +232,8 @@ StepsToQuota(total, sizes) ==
 AfterCounted(r, before, a) ==
     LET n == IF Quota > 0 THEN StepsToQuota(before.global, a.sizes) ELSE Len(a.sizes)
         plan == SubSeq(before.aligned, 1, n)
-    IN PostWhenReady(r, [before EXCEPT !.post = NoPost, !.phase = "fill", !.round = @ + 1, !.aligned = <<>>,
+        s == IF IsDrawn /\ ~before.ended THEN AfterDraw(r, before, a.wants) ELSE before
+    IN PostWhenReady(r, [s EXCEPT !.post = NoPost, !.phase = "fill", !.round = @ + 1, !.aligned = <<>>,
             !.held = @ + Sum(before.aligned) - Sum(plan), !.plan = plan,
             !.collated = Variant = "ready_stand_in" /\ before.stood # None,
             !.collating = IF before.stood = None THEN before.round ELSE None, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
@@ -232,7 +263,7 @@ AfterFailure(r, s, cause) ==
 \* A collation goes on where the batches had come: then its answer was not handled yet. Else there is none any more.
 Idle(sizes) == Repeat(0, Len(sizes))
 AfterStandIn(r, s, isCollatedYet) ==
-    LET empty == [s EXCEPT !.stood = s.planned, !.read = Shard[r], !.ended = TRUE, !.wanted = 0, !.reading = 0, !.held = 0,
+    LET empty == [s EXCEPT !.stood = s.planned, !.read = Readable(r, s), !.ended = TRUE, !.wanted = 0, !.reading = 0, !.held = 0,
                            !.marks = <<>>, !.aligned = Idle(@), !.plan = Idle(@), !.outbox = Idle(@), !.queue = Idle(@),
                            !.collating = IF isCollatedYet THEN @ ELSE None]
     IN IF Variant = "silent_stand_in" THEN PostWhenReady(r, empty)
@@ -262,8 +293,10 @@ Answers(ranks, given) ==
                    ELSE Agreements(Posts(ranks), given)
               [] kind = "counts" ->
                    IF Cardinality({Len(sizes(r)) : r \in Ranks}) > 1 THEN {[kind |-> "mixed"]}
-                   ELSE {[kind |-> "counts", sizes |-> [i \in 1..Len(sizes(1)) |->
-                            Sum([r \in Ranks |-> sizes(r)[i]])]]}
+                   ELSE LET sums == [i \in 1..Len(sizes(1)) |-> Sum([r \in Ranks |-> sizes(r)[i]])]
+                        IN {IF IsDrawn
+                            THEN [kind |-> "counts", sizes |-> sums, wants |-> [r \in Ranks |-> ranks[r].post.want]]
+                            ELSE [kind |-> "counts", sizes |-> sums]}
               [] kind = "report" -> {[kind |-> "report", first |-> Min({r \in Ranks : ranks[r].post.failed})]}
 
 IsShared == Variant = "shared_communicator"
@@ -431,13 +464,14 @@ Numbered == \A r \in Ranks : rank[r].planned = rank[r].taken + Len(Steps(rank[r]
 \* A stand-in has no samples: what its machine held is lost.
 Conserve == \A r \in Ranks : rank[r].stood = None => rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
 Cover ==
-    \A r \in Ranks : Mode = "join" /\ rank[r].outcome.kind = "complete" => rank[r].read = Shard[r] /\ rank[r].held = 0
+    \A r \in Ranks : Mode = "join" /\ rank[r].outcome.kind = "complete" =>
+        rank[r].ended /\ rank[r].read = Readable(r, rank[r]) /\ rank[r].held = 0
 QuotaEnd ==
     Mode = "quota" =>
         /\ \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] > 0
         /\ (\A r \in Ranks : rank[r].outcome.kind = "complete") =>
                \/ Quota > 0 /\ rank[1].global >= Quota
-               \/ \E r \in Ranks : rank[r].read = Shard[r] /\ rank[r].held = 0
+               \/ \E r \in Ranks : rank[r].ended /\ rank[r].read = Readable(r, rank[r]) /\ rank[r].held = 0
 ReleaseTogether == \A r, o \in Ranks : Released(rank[r]) <= Ready(rank[o])
 Abort ==
     LET told == {rank[r].outcome : r \in Ranks} \ {NoOutcome, Outcome("lost", None)}
@@ -453,6 +487,14 @@ BudgetsAgree ==
         /\ rank[r].phase \in {"fill", "offer", "count"} /\ rank[o].phase \in {"fill", "offer", "count"}
         /\ GroupedRound(rank[r]) = GroupedRound(rank[o])
         => rank[r].agreed = rank[o].agreed
+\* DEAL: no place is drawn twice, by one rank or by two, and by the end of join mode each is; how far all have drawn is known alike.
+Drawn == UNION {{rank[r].places[i] : i \in 1..Len(rank[r].places)} : r \in Ranks}
+Deal ==
+    IsDrawn =>
+        /\ Cardinality(Drawn) = Sum([r \in Ranks |-> Len(rank[r].places)]) /\ Drawn \subseteq 0..Total - 1
+        /\ \A r, o \in Ranks : rank[r].stood = None /\ rank[o].stood = None /\ rank[r].round = rank[o].round =>
+               rank[r].draw[3] = rank[o].draw[3] /\ rank[r].ended = rank[o].ended
+        /\ (Mode = "join" /\ \E r \in Ranks : rank[r].outcome.kind = "complete") => Drawn = 0..Total - 1
 \* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
 StopLimit ==
     \A r, o \in Ranks : rank[r].outcome.kind = "stopped" /\ rank[o].left /\ Entered(rank[o]) = Least =>
@@ -465,12 +507,11 @@ AgeStep ==
 AgeHolds == [][AgeStep]_vars
 
 Weight(phase) == CASE phase = "fill" -> 4 [] phase = "offer" -> 3 [] phase \in {"count", "report"} -> 1 [] OTHER -> 0
-Total == Sum(Shard)
 Flag(b) == IF b THEN 1 ELSE 0
 RankMeasure(r) ==
     LET s == rank[r]
-    IN (IF Weight(s.phase) > 0 THEN 5 * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
-       + (Total - s.taken) + (Shard[r] - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
+    IN (IF Weight(s.phase) > 0 THEN (IF IsDrawn THEN 6 ELSE 5) * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
+       + (Total - s.taken) + ((IF IsDrawn THEN Total ELSE Shard[r]) - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
        + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone) + Flag(s.stood = None)
        + Len(s.coming)
 Measure == Sum([r \in Ranks |-> RankMeasure(r)])

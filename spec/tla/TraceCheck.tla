@@ -34,7 +34,7 @@ IsSameAgreement(a) ==
 Outcomes(r, s) ==
     CASE e.kind = "start" -> IF s = Fresh(r) THEN {s} ELSE {}
       [] e.kind = "samples_read" ->
-             IF s.reading >= e.n /\ s.read + e.n <= Shard[r] /\ (e.ended => s.read + e.n = Shard[r])
+             IF s.reading >= e.n /\ s.read + e.n <= Readable(r, s) /\ (e.ended => s.read + e.n = Readable(r, s))
                 /\ (e.full => ~e.ended /\ e.n < s.reading /\ s.held + e.n > 0)
              THEN {AfterReadOf(r, s, e.n, e.ended, e.full)} ELSE {}
       [] e.kind = "collated" -> IF s.collating = e.round THEN {AfterCollate(r, s)} ELSE {}

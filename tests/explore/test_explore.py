@@ -72,7 +72,7 @@ def test_search_covers_what_a_plain_search_covers(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(SMALL))
 def test_every_property_holds_in_every_interleaving(name: str) -> None:
-    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER,
+    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER, DEAL,
     WEIGHT.
     """
     result = explore(SMALL[name])
@@ -83,7 +83,7 @@ def test_every_property_holds_in_every_interleaving(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FULL if name not in SMALL])
 def test_every_property_holds_in_every_interleaving_of_large_worlds(name: str) -> None:
-    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER,
+    """Checks: ALIGN, CONSERVE, COVER, ONCE, QUOTA, FREE, TERM, ABORT, RELEASE, STOP, BUDGET, AGE, ORDER, DEAL,
     WEIGHT.
     """
     result = explore(FULL[name])

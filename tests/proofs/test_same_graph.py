@@ -63,6 +63,10 @@ WORLDS = {
     "neighbours": Bounds(
         lengths=((1, 4, 1, 2), (3, 1)), order=StepOrder.SAMPLER, budget_tokens=4, window_samples=3, max_age_rounds=1
     ),
+    "bytes": Bounds(lengths=((1, 3, 2, 1), (2, 1)), window_samples=3, window_bytes=3, failures=1, stops=1),
+    "bytes in parts": Bounds(
+        lengths=((1, 1, 3, 1), (2, 2)), window_samples=3, window_bytes=2, is_single_reads=True, losses=1
+    ),
     "costs": Bounds(lengths=((1, 4, 2), (2, 3)), cost=make_own_cost(Stairs(2)), budget_tokens=6, window_samples=3),
     "parts": Bounds(
         lengths=((1, 3, 2), (1, 1)), rule=RULES["paper"], ramp_rounds=1, is_single_reads=True, is_eager_end=True
@@ -127,7 +131,10 @@ class Pair:
 
         Raises: AssertionError where the two differ.
         """
-        ranks = (f"{write_config(c)} {write_samples(self.bounds.compute_shard(c.rank))}" for c in self.configs)
+        ranks = (
+            f"{write_config(c, is_bounded=self.bounds.window_bytes > 0)} {write_samples(self.bounds.compute_shard(c.rank))}"
+            for c in self.configs
+        )
         self.write(f"system {len(self.configs)} {' '.join(ranks)}")
         todo = [self.space.begin()]
         self.meet(todo[0], self.read())
@@ -203,6 +210,17 @@ class Pair:
             case Counted(counts):
                 return "counted " + show_list(map(show_counts, counts))
 
+    def count_fitting(self, rank: int, state: State, there: int) -> int:
+        """How many of the next samples the window has room for, a token having a byte. Spec: R2.3."""
+        next_ones = self.bounds.compute_shard(rank)[state.read_samples :][:there]
+        held = sum(sample.length for sample in state.window)
+        is_empty = not state.window
+        for count, sample in enumerate(next_ones):
+            held += sample.length
+            if held > (self.bounds.window_bytes or held) and not (is_empty and count == 0):
+                return count
+        return there
+
     def write_choice(self, world: World, action: Action) -> str:
         rank = self.space.get_ranks(world)[action.rank]
         i, state = action.rank, rank.state
@@ -210,9 +228,11 @@ class Pair:
             case Act.READ:
                 asked = min(1, state.wanted_samples) if self.bounds.is_single_reads else state.wanted_samples
                 left = len(self.bounds.compute_shard(i)) - state.read_samples
-                count = min(asked, left)
-                is_ended = count == left if self.bounds.is_eager_end else count < asked
-                return f"read {i} {count} {int(is_ended)}"
+                there = min(asked, left)
+                count = self.count_fitting(i, state, there)
+                is_full = count < there
+                is_ended = count == left if self.bounds.is_eager_end else not is_full and count < asked
+                return f"read {i} {count} {int(is_ended)} {int(is_full)}"
             case Act.FAIL_READ:
                 return f"fail {i} {10 + state.read_samples}"
             case Act.FAIL_COLLATE:

@@ -95,7 +95,8 @@ Budgets = tuple[int, int]
 """Under which budget a rank begins, and which it accepts: NONE where that is the configuration's."""
 
 
-def write_config(config: Config, budgets: Budgets = (NONE, NONE)) -> str:
+def write_config(config: Config, budgets: Budgets = (NONE, NONE), *, is_bounded: bool = False) -> str:
+    """A configuration, under which budgets its rank begins, and whether its windows are bounded in bytes."""
     return _words(
         config.layout,
         write_cost(config.cost),
@@ -112,6 +113,7 @@ def write_config(config: Config, budgets: Budgets = (NONE, NONE)) -> str:
         config.order_seed,
         config.rank,
         config.depth_steps,
+        int(is_bounded),
         *map(_option, budgets),
     )
 
@@ -119,7 +121,7 @@ def write_config(config: Config, budgets: Budgets = (NONE, NONE)) -> str:
 def write_event(event: Event, prints: dict[str, int]) -> str:
     match event:
         case SamplesRead():
-            return _words("read", int(event.is_ended), write_samples(event.samples))
+            return _words("read", int(event.is_ended), int(event.is_full), write_samples(event.samples))
         case Collated():
             return "collated"
         case Agreed():

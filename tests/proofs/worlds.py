@@ -52,7 +52,8 @@ LEAST = {
     "quota cut inside a round": 7, "quota met exactly": 12, "report with an outbox": 4, "round 20": 35, "round 100": 5,
     "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 tokens": 35,
     "split": 65, "split by cost": 60, "split packed": 30,
-    "carried packed": 35, "carried in sampler order": 40, "split in sampler order": 30, "lined up otherwise than by tokens": 70,
+    "a window that is full": 40, "full at once": 9, "carried in sampler order": 40, "split in sampler order": 30,
+    "carried packed": 35, "lined up otherwise than by tokens": 70,
     "begins under a budget of its own": 120, "the budget falls": 110, "the budget rises": 60, "limits shrink": 50,
     "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
     "two failures": 2, "two stops": 3,
@@ -108,6 +109,8 @@ class Rates:
     """Consumers of lower ranks do not leave, and nothing fails there."""
     accept: float = 0.0
     """A rank says that it accepts another budget."""
+    full: float = 0.0
+    """A read says that the window is full, whether it may or not."""
 
 
 class World:
@@ -118,6 +121,7 @@ class World:
     ) -> None:
         self.rng = rng
         self.budget_rng = random.Random(f"budgets: {configs[0].order_seed}")
+        self.full_rng = random.Random(f"full: {configs[0].order_seed}")
         self.rates = rates
         self.core = core
         self.is_broken = False
@@ -271,7 +275,10 @@ class World:
                 most = min(len(left), state.wanted_samples)
                 count = most if rng.random() < 0.7 else rng.randint(0, most)
                 is_ended = count == len(left) and (count < state.wanted_samples or rng.random() < 0.3)
-                self.handle(index, SamplesRead(left[:count], is_ended))
+                is_full = self.full_rng.random() < self.rates.full
+                self._reach("a window that is full", is_full and not is_ended and 0 < count < state.wanted_samples)
+                self._reach("full at once", is_full and not is_ended and not count and bool(state.window))
+                self.handle(index, SamplesRead(left[:count], is_ended, is_full))
                 return
             if what == "collate" and not state.is_collated:
                 self.handle(index, Collated(state.round - 1))
@@ -311,6 +318,11 @@ def _draw_order(seed: int, otherwise: StepOrder) -> StepOrder:
 def _draw_accepting(seed: int) -> float:
     """How often a rank accepts another budget: never, rarely or often, likewise."""
     return random.Random(f"{seed}: budgets").choice((0.0, 0.0, 0.005, 0.05))
+
+
+def _draw_full(seed: int) -> float:
+    """How often a window is full of bytes: never, or often, likewise."""
+    return random.Random(f"{seed}: full").choice((0.0, 0.0, 0.3))
 
 
 def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
@@ -358,6 +370,7 @@ def make_world(seed: int, core: Core, layouts: type[Layout] = Layout) -> World:
         lose=usual * rng.choice((0.0, 0.0, 0.005)),
         illegal=rng.choice((0.0, 0.02)),
         accept=_draw_accepting(seed),
+        full=_draw_full(seed),
         first_rank=16 if shape == "wide" and rng.random() < 0.7 else 0,
     )
     world = World(configs, shards, rates, rng, core)
@@ -389,7 +402,13 @@ def make_long_world(seed: int, samples: int) -> World:
     )
     rare = rng.choice((0.0, 1e-5))
     rates = Rates(
-        stop=rare, fail=rare, urge=rng.choice((0.0, 1e-3)), lose=rare, illegal=1e-3, accept=_draw_accepting(seed)
+        stop=rare,
+        fail=rare,
+        urge=rng.choice((0.0, 1e-3)),
+        lose=rare,
+        illegal=1e-3,
+        accept=_draw_accepting(seed),
+        full=_draw_full(seed),
     )
     shards = [[rng.randint(1, max(2, budget // rng.choice((1, 4)))) for _ in range(size)] for size in sizes]
     return World([replace(config, rank=rank) for rank in range(world_size)], shards, rates, rng, Core())

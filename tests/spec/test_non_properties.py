@@ -243,3 +243,17 @@ def test_an_empty_epoch_still_takes_a_round() -> None:
     world = run([[], []], make_config())
     assert world.is_over
     assert [sum(isinstance(event, Agreed) for event, _ in node.events) for node in world.nodes] == [1, 1]
+
+
+def test_age_ends_with_windows_that_are_bounded_in_bytes_and_a_quota() -> None:
+    """NP26. Checks: AGE. Each window of rank 1 holds one long sample, so rank 0 emits one of its four in each round."""
+    config = make_config(mode=Mode.QUOTA, budget_tokens=1, max_age_rounds=1, window_samples=4)
+    shards = make_shards([[1] * 12, [4] * 6])
+    rounds = {
+        sample.position: step.round
+        for step in World(config, shards, window_bytes=4).run().nodes[0].taken
+        for sample in step.group
+    }
+    assert rounds[2] == 2  # held in round 0, and not planned in round 1
+    assert max(rounds.values()) > 2
+    assert World(replace(config, mode=Mode.JOIN), shards, window_bytes=4).run().nodes[0].taken[2].round == 1

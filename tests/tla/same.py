@@ -20,7 +20,7 @@ TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
     "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "
-    "urged limit outcome reading collating post causes left inside told lost gone agreed accepted coming"
+    "urged limit outcome reading collating post causes left inside told lost gone agreed accepted coming draw places"
 )
 ACTIONS = {
     "Read": Act.READ, "Collate": Act.COLLATE, "Answer": Act.ANSWER, "Take": Act.TAKE, "Urge": Act.URGE, "Lose": Act.LOSE,
@@ -84,8 +84,9 @@ def _label_post(posted: Post | None, budget_tokens: int) -> object:
             )  # fmt: skip
         case PostReport(report):
             return _record(kind="report", failed=bool(report.cause))
-        case PostCounts(counts):
-            return _record(kind="counts", sizes=tuple(count.samples for count in counts))
+        case PostCounts(counts, wanted):
+            wants = {} if wanted is None else {"want": wanted}
+            return _record(kind="counts", sizes=tuple(count.samples for count in counts), **wants)
         case _:
             assert_never(posted)
 
@@ -103,8 +104,9 @@ def _label_answer(config: Config, answered: Answer | None) -> object:
                 groups=answer.groups_max, due=answer.due_max, budget=min(config.budget_tokens, answer.budget_min),
                 target=compute_round_target(config, answer) if is_plain else TLA_NONE,
             )  # fmt: skip
-        case Counted(counts):
-            return _record(kind="counts", sizes=tuple(count.samples for count in counts))
+        case Counted(counts, wants):
+            asked = {"wants": wants} if wants else {}
+            return _record(kind="counts", sizes=tuple(count.samples for count in counts), **asked)
         case Reported(reports):
             return _record(kind="report", first=min(report.rank for report in reports if report.cause) + 1)
         case _:
@@ -136,6 +138,8 @@ def _label_rank(rank: Rank) -> Label:
         "causes": tuple(map(_label_cause, rank.causes)), "left": rank.is_left, "inside": rank.is_inside, "told": rank.is_urged,
         "lost": rank.is_lost, "gone": rank.is_gone, "agreed": min(budget_tokens, state.agreed_tokens),
         "accepted": min(budget_tokens, state.accepted_tokens), "coming": rank.coming,
+        "draw": (state.draw.first, state.draw.count, state.draw.end),
+        "places": tuple(sample.id for sample in rank.drawn),
     }  # fmt: skip
     return tuple(values[name] for name in _RANK_FIELDS.split())
 

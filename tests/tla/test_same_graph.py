@@ -46,6 +46,7 @@ def _read_bounds(path: Path) -> Bounds:
         stops=int(value["MaxStops"]),
         losses=int(value["MaxLosses"]),
         is_single_reads=value["IsSingleReads"] == "TRUE",
+        is_shared="IsDrawn" in value,
         is_eager_end=value["IsEagerEnd"] == "TRUE",
         window_bytes={"One": 1, "Two": 2}[value["WindowBytes"]] if "WindowBytes" in value else 0,
         accepted=tuple((budget,) if budget else () for budget in accepted),

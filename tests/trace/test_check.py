@@ -15,14 +15,15 @@ from odb_sim.cli.main import main
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
+from odb_ref.core.machine import Machine
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.check.groups import compute_fewest_groups
-from odb_ref.trace.format import TraceError
+from odb_ref.trace.format import TraceError, TraceWriter
 from odb_ref.trace.reading import read_trace
 from tests.helpers.effort import few
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import Fault, make_configs, run_by_arrival
+from tests.helpers.world import Fault, World, make_config, make_configs, make_shards, run_by_arrival
 
 SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(30 - 9 * rank)] for rank in range(3)]
 
@@ -147,6 +148,20 @@ def test_ranks_with_different_limits_end_in_a_mismatch_that_the_checker_accepts(
     job = check_traces([path]).jobs[0]
     assert job.violations == ()
     assert job.outcome == "mismatch by rank 1: limits is [9, 7], rank 0 has None"
+
+
+def test_where_a_quota_meets_windows_bounded_in_bytes_samples_may_wait(tmp_path: Path) -> None:
+    """NP26. Spec: R2.3, R3.3. Each window of rank 1 holds one long sample, so the target is below what is due on rank 0."""
+    config = make_config(world_size=2, mode=Mode.QUOTA, budget_tokens=1, max_age_rounds=1, window_samples=4)
+    trace = tmp_path / "trace"
+    with TraceWriter(trace, config, driver="test") as writer:
+        World(
+            config,
+            make_shards([[1] * 12, [4] * 6]),
+            window_bytes=4,
+            make_machine=lambda own: Machine(own, writer.record),
+        ).run()
+    assert check_traces([trace]).violations == ()
 
 
 def test_a_compressed_trace_is_read(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class RankChecker:
         self.read_samples = 0
         self.seen_samples = 0
         """Samples read or carried into a resumed epoch: all that this trace can emit."""
-        self.is_ended = self._is_full = False
+        self.is_ended = self._is_full = self._is_cut_short = False
         self._wanted_samples = 0
         self.held: dict[int, list[int]] = {}
         """Samples read and in no step yet, by position, oldest first."""
@@ -306,6 +306,7 @@ class RankChecker:
         self._expect(is_right, Property.EXCHANGE, "is told another agreement than the combination of all offers")
         self._agreement = agreement
         self._budget.agree(agreement)
+        self._is_cut_short |= self.settings.is_quota and agreement.due_max > agreement.samples_min  # NP26
         self._marks[self._first_round + number] = self.read_samples
         self._marks.pop(self._first_round + number - self.settings.max_age_rounds - 2, None)
         self._judge(self._fingerprint.judge(agreement))
@@ -381,9 +382,8 @@ class RankChecker:
                 self._violate(Property.CONSERVE, f"position {position} was never read", step.number, number)
         rows = (self._posted_counts, self._counted)
         posted, told = (of_round[offset] if offset < len(of_round) else None for of_round in rows)
-        for property_, what in judge_step(
-            step, group, self._budget.in_force, due_before=due_before, counts=(posted, told)
-        ):
+        oldest = 0 if self._is_cut_short else due_before
+        for property_, what in judge_step(step, group, self._budget.in_force, due_before=oldest, counts=(posted, told)):
             self._violate(property_, what, step.number, number)
         if self.settings.is_quota:
             self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
