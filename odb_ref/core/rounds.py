@@ -18,7 +18,7 @@ from odb_ref.core.types import Group, Mode, compute_real_tokens
 Transition = tuple[State, tuple[Effect, ...]]
 
 _FILL: Final = Phase.FILL
-"""To look a member up takes a good part of what a take takes, after each of which this is asked."""
+"""Looked up once: that costs a good part of what a step that is taken costs, after each of which this is asked."""
 
 
 def post_when_ready(config: Config, state: State) -> Transition:

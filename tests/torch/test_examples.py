@@ -62,7 +62,7 @@ def test_a_rank_without_an_image_runs_the_vision_tower_too(tmp_path: Path) -> No
     assert len(set(steps)) == len(set(runs)) == 1
     assert 0 < int(runs[0]) < int(steps[0])
     assert max(map(int, dummies)) > 0
-    with pytest.raises(AssertionError, match="Timed out|Connection closed by peer"):
+    with pytest.raises(AssertionError, match=r"Timed out|Connection closed by peer"):
         run_example(tmp_path, "train_images.py", "--no-dummies", "--timeout", "5", ranks=2)
 
 
