@@ -92,8 +92,8 @@ DEEP = (
     _mutant(
         "only the longest sample makes a group due",
         "batching.alignment",
-        "any([sample.position < due_before for sample in group])",
-        "bool(group) and group[0].position < due_before",
+        "for sample in group:",
+        "for sample in group[:1]:",
         "AGE",
     ),
     _mutant(
