@@ -1,6 +1,6 @@
 (** Shared shards in the protocol (R14): the machine of [Machine.v] with another reading rule, and the system of its ranks.
 
-    A rank of shared shards asks for nothing when it has agreed; with its counts it says how many samples it wants, and with the sums
+    A rank of shared shards asks for nothing once it has agreed; with its counts it says how many samples it wants, and with the sums
     it learns what all want, draws its share of the common order and reads it. A run of such ranks is followed by one of ranks
     that have what they drew for their input and may find any window full (R2.3): so what is proved of every run of [System.v] holds
     of shared shards. *)
@@ -146,8 +146,8 @@ Qed.
 
 Lemma alike_others : forall ms ns, Forall2 alike_msg ms ns -> (forall o, ~ In (MOffer o) ms) -> ns = ms.
 Proof.
-  induction 1 as [|m n ms ns H F IH]; intros N; [reflexivity|]. rewrite IH by (intros o Ho; apply (N o); right; exact Ho).
-  destruct H as [->|[o [p [-> _]]]]; [reflexivity|]. exfalso. apply (N o). left. reflexivity.
+  induction 1 as [|m n ms ns H F IH]; intros Hn; [reflexivity|]. rewrite IH by (intros o Ho; apply (Hn o); right; exact Ho).
+  destruct H as [->|[o [p [-> _]]]]; [reflexivity|]. exfalso. apply (Hn o). left. reflexivity.
 Qed.
 
 Lemma alike_reduce : forall ms ns x, Forall2 alike_msg ms ns -> reduce ms = Some x -> exists y, reduce ns = Some y /\ alike_result x y.

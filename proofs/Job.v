@@ -109,7 +109,7 @@ Lemma rank_followed : forall input s s' t r u x x' w e m w' e' m', near input s 
   alike_posts (posted u) m' -> tied (length (input r)) u w' e' ->
   following input s' (with_rank t r (dress w' e' m' u) x').
 Proof.
-  intros input s s' t r u x x' w e m w' e' m' N Hr Lk B Bg Bo A T. destruct N as [N1 N2 N3 N4 [N5 N6] N7].
+  intros input s s' t r u x x' w e m w' e' m' Hn Hr Lk B Bg Bo A T. destruct Hn as [N1 N2 N3 N4 [N5 N6] N7].
   assert (G : forall q, got (with_rank t r (dress w' e' m' u) x') q = got (base s') q).
   { intros q. rewrite B. unfold with_rank. cbn [got]. destruct x, x'; simpl in Lk; try contradiction; auto; unfold update; destruct (q =? r); auto; rewrite N1; reflexivity. }
   assert (P : forall q, pending (with_rank t r (dress w' e' m' u) x') q = pending (base s') q).
@@ -135,7 +135,7 @@ Qed.
 
 (** What is drawn when not all is drawn is what was wanted. *)
 Lemma not_the_last : forall ws left, sum (deal ws left) <> left -> deal ws left = ws.
-Proof. intros ws left N. apply deal_full. rewrite deal_sum in N. lia. Qed.
+Proof. intros ws left Hn. apply deal_full. rewrite deal_sum in Hn. lia. Qed.
 
 Lemma nth_repeat_below : forall (x n i : nat), i < n -> nth i (repeat x n) 0 = x.
 Proof. intros x. induction n as [|n IH]; intros [|i] L; simpl; try lia. apply IH. lia. Qed.
@@ -146,8 +146,8 @@ Proof. induction l as [|x l IH]; intros [|i]; simpl; try lia. specialize (IH i).
 Lemma nth_told : forall input s t r x, following input s t -> r < W -> nth_error (results (base s)) (got (base s) r) = Some x ->
   exists y, nth_error (results t) (got t r) = Some y /\ alike_result x y.
 Proof.
-  intros input s t r x F Hr E. destruct (F r Hr) as [w [e [m [N _]]]]. rewrite (n_got _ _ _ _ _ _ _ N).
-  pose proof (n_log _ _ _ _ _ _ _ N) as L. revert E. generalize (got (base s) r). induction L as [|a b la lb H L IH]; intros [|k] E; simpl in *; try discriminate.
+  intros input s t r x F Hr E. destruct (F r Hr) as [w [e [m [Hn _]]]]. rewrite (n_got _ _ _ _ _ _ _ Hn).
+  pose proof (n_log _ _ _ _ _ _ _ Hn) as L. revert E. generalize (got (base s) r). induction L as [|a b la lb H L IH]; intros [|k] E; simpl in *; try discriminate.
   - injection E as <-. eauto.
   - apply IH, E.
 Qed.
@@ -192,8 +192,8 @@ Lemma rank_step_followed : forall input s t r e u, reachable input t -> followin
   (at_phase u = COUNT -> (exists a, e = Got (Agreed a) /\ at_phase (rank_of (base s) r) = OFFER) \/
      ((forall a, e <> Got a) /\ at_phase (rank_of (base s) r) = COUNT /\ window u = window (rank_of (base s) r))).
 Proof.
-  intros input s t r e u R F X B Hr Bg M E. destruct (F r Hr) as [w [en [m [N T]]]]. unfold at_rank in T. rewrite Bg in T.
-  destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ N) as [Nr Na]. rewrite Nr in I1. change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
+  intros input s t r e u R F X B Hr Bg M E. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T.
+  destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr in I1. change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
   set (v := rank_of (base s) r) in *.
   destruct (is_plain e) eqn:Pl.
   - assert (Tr : transition (cfg r) r (depth r) v e = Some u) by (destruct e as [| |[a|cs|rs]| | | |]; try discriminate; exact E).
@@ -201,13 +201,13 @@ Proof.
     assert (My : may (own input) input t r e).
     { destruct (dress_views w en m v) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 _]]]]]]]].
       destruct e as [| |[a|cs|rs]| | |cause|]; try discriminate; unfold may_shared, may in M |- *; fold v in M; try rewrite Nr;
-        try (first [exact Logic.I|rewrite (n_running _ _ _ _ _ _ _ N); exact M|rewrite V5, V1; exact M|rewrite V8, V7; exact M|exact M]).
-      destruct M as [M1 M2]. split; [rewrite (n_pending _ _ _ _ _ _ _ N); exact M1|]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]].
+        try (first [exact Logic.I|rewrite (n_running _ _ _ _ _ _ _ Hn); exact M|rewrite V5, V1; exact M|rewrite V8, V7; exact M|exact M]).
+      destruct M as [M1 M2]. split; [rewrite (n_pending _ _ _ _ _ _ _ Hn); exact M1|]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]].
       destruct Y2 as [->|[? [? [Y2 _]]]]; [exact Y1|discriminate]. }
     pose proof (keeps_tied _ _ _ _ _ T T3) as T4. split.
     + intros s' Bs Bb. exists (with_rank t r (dress w en m' u) e). split.
       * eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1].
-      * apply (rank_followed input s s' t r u e e w en m w en m' N Hr); [destruct e; exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T4].
+      * apply (rank_followed input s s' t r u e e w en m w en m' Hn Hr); [destruct e; exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T4].
     + destruct T3 as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. repeat split. intros P. right. destruct K6 as [K6|[_ [_ K6]]]; [|contradiction].
       assert (Pv : at_phase v = COUNT) by congruence. split; [|auto]. intros a ->. destruct a; try discriminate.
       simpl in Tr. rewrite Pv in Tr. discriminate.
@@ -221,12 +221,12 @@ Proof.
         -- eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr| |rewrite Nr; exact T1].
            unfold may. rewrite Nr. change (read (dress w en m v)) with (read v). change (at_phase (dress w en m v)) with (at_phase v).
            split; [rewrite (Fi _ Lx); exact M|]. split; [exact T4|]. split; [left; exact T6|]. intros H. split; [reflexivity|exact (T5 H)].
-        -- apply (rank_followed input s s' t r u (SamplesRead xs en0 full0) _ w en m w' e' m' N Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
+        -- apply (rank_followed input s s' t r u (SamplesRead xs en0 full0) _ w en m w' e' m' Hn Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
       * split; [exact T7|]. split; [exact T8|]. split; [exact T9|]. intros P. contradiction.
     + destruct M as [M1 M2]. destruct (nth_told input s t r _ F Hr M2) as [y [Y1 Y2]].
       assert (Yb : exists b, y = Agreed b /\ alike_offer a b).
       { destruct Y2 as [->|[a' [b [Y2 [-> Y3]]]]]; [exists a; split; [reflexivity|left; reflexivity]|injection Y2 as <-; eauto]. }
-      destruct Yb as [b [-> Al]]. assert (My : may (own input) input t r (Got (Agreed b))) by (split; [rewrite (n_pending _ _ _ _ _ _ _ N); exact M1|exact Y1]).
+      destruct Yb as [b [-> Al]]. assert (My : may (own input) input t r (Got (Agreed b))) by (split; [rewrite (n_pending _ _ _ _ _ _ _ Hn); exact M1|exact Y1]).
       assert (Pv : at_phase v = OFFER). { simpl in E. destruct (at_phase v); try discriminate. reflexivity. }
       destruct (agreed_followed _ (big input) (cfg r) r (depth r) v w en m a b u T Na Al) as [w' [e' [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 T8]]]]]]]]]]; [|exact E|apply big_above, Hr|exact I1|].
       { intros _ Ra. exact (ready_is_read input t r b v w en m R Hr My Pv Nr Ra). }
@@ -234,7 +234,7 @@ Proof.
       { eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1]. }
       split.
       * intros s' Bs Bb. eexists. split; [exact R'|].
-        apply (rank_followed input s s' t r u (Got (Agreed a)) _ w en m w' e' m' N Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|].
+        apply (rank_followed input s s' t r u (Got (Agreed a)) _ w en m w' e' m' Hn Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|].
         apply T8. destruct (followed_invariant input _ r R' Hr) as [_ [L _]]. unfold with_rank in L. cbn [rank_of] in L. rewrite update_same in L. exact L.
       * rewrite T3, T4, T5, T6. repeat split. intros _. left. eauto.
 Qed.
@@ -249,8 +249,8 @@ Lemma counted_step_followed : forall input s t r cs ws u, reachable input t -> f
   ended u = (far =? total) /\ read u + wanted u = length (places s r) + nth r ds 0 /\ round u = S (round (rank_of (base s) r)) /\ at_phase u <> COUNT /\
   (ended (rank_of (base s) r) = true -> nth r ds 0 = 0 /\ far = total).
 Proof.
-  intros input s t r cs ws u R F B Hr Bg M To ds far E Li. destruct (F r Hr) as [w [en [m [N T]]]]. unfold at_rank in T. rewrite Bg in T.
-  destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ N) as [Nr Na]. rewrite Nr in I1.
+  intros input s t r cs ws u R F B Hr Bg M To ds far E Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T.
+  destruct (followed_invariant input t r R Hr) as [I1 _]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr in I1.
   change (read (dress w en m (rank_of (base s) r))) with (read (rank_of (base s) r)) in I1.
   pose proof (b_rank _ B r Hr) as Bk. pose proof (b_read _ _ Bk Bg) as Rd. pose proof (b_ended _ _ Bk Bg) as En. pose proof (b_want _ _ Bk) as Wa.
   assert (Ut : upto s r <= total) by (rewrite (b_upto _ _ Bk Bg); apply no_more_is_drawn_than_there_is; exact deal_sum).
@@ -273,7 +273,7 @@ Proof.
       + apply (rank_followed input s s' t1 r u (Got (Counted cs)) _ w1 e1 m w1 e1 m' N1 Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
     - rewrite T4, T5, T6, T7. repeat split; [lia|exact T9]. }
   destruct (ended v) eqn:Ev.
-  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true R N) as [G1 [G2 [G3 [G4 G5]]]].
+  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true R Hn) as [G1 [G2 [G3 [G4 G5]]]].
     + rewrite Z1, Z2. simpl. rewrite Nat.eqb_refl. auto.
     + auto 10.
   - destruct T as [-> Op]. destruct (nth r ds 0 =? 0) eqn:Zs.
@@ -287,7 +287,7 @@ Proof.
         split; [reflexivity|]. split; [intros H; apply Nat.eqb_eq in H; specialize (Li H); simpl; lia|].
         split; [destruct la; auto|]. intros _. split; [reflexivity|rewrite Pv; discriminate]. }
       destruct (Go _ 0 la (System.reach_step _ _ _ _ _ _ _ R St)) as [G1 [G2 [G3 [G4 G5]]]].
-      * destruct N as [N1 N2 N3 N4 N5 N6]. constructor; unfold with_rank; cbn [got pending running rank_of].
+      * destruct Hn as [N1 N2 N3 N4 N5 N6]. constructor; unfold with_rank; cbn [got pending running rank_of].
         -- exact N1.
         -- rewrite Nr. change (has_posted (dress w false m v) (dress 0 la m v)) with (has_posted v v). unfold has_posted. rewrite Pv, andb_false_r. exact N2.
         -- exact N3.
@@ -296,7 +296,7 @@ Proof.
         -- intros q Hq Nq. rewrite update_other by exact Nq. exact (N6 q Hq Nq).
       * auto.
       * repeat split; auto; discriminate.
-    + destruct (Go t w false R N) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
+    + destruct (Go t w false R Hn) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
 Qed.
 
 Lemma begin_followed : forall input s t r, reachable input t -> following input s t -> books s -> r < W -> begun s r = false ->
@@ -307,8 +307,8 @@ Lemma begin_followed : forall input s t r, reachable input t -> following input 
   (forall s', base s' = with_rank (base s) r u Urged -> begun s' = update (begun s) r true -> exists t', reachable input t' /\ following input s' t') /\
   ended u = (far =? total) /\ read u + wanted u = nth r ds 0 /\ round u = 0 /\ at_phase u <> COUNT.
 Proof.
-  intros input s t r R F B Hr Bg ds far u Li. destruct (F r Hr) as [w [en [m [N T]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
-  destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [Fr [_ [_ [Up _]]]]. destruct (n_rank _ _ _ _ _ _ _ N) as [Nr Na].
+  intros input s t r R F B Hr Bg ds far u Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
+  destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [Fr [_ [_ [Up _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na].
   assert (Eu : u = post (cfg r) r (draws (nth r ds 0) (far =? total) (initial (cfg r) r))) by (unfold u; rewrite Fr; reflexivity).
   clearbody u. rewrite Fr in Nr, Na.
   assert (m = None) as -> by (destruct Na as [Na|[? [? [Na _]]]]; [exact Na|discriminate]).
@@ -339,7 +339,7 @@ Proof.
   - assert (Pu : u = draws sh la v).
     { rewrite Eu. unfold post. simpl. unfold must_end, is_ready. simpl. replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). reflexivity. }
     split; [|rewrite Pu; simpl; repeat split; auto; discriminate].
-    intros s' Bs Be. exists t. split; [exact R|]. destruct (Bb s' Be) as [B1 B2]. destruct N as [N1 N2 N3 N4 N5 N6].
+    intros s' Bs Be. exists t. split; [exact R|]. destruct (Bb s' Be) as [B1 B2]. destruct Hn as [N1 N2 N3 N4 N5 N6].
     assert (Each : forall q, q < W -> exists w e m, rank_of t q = dress w e m (rank_of (base s') q) /\ alike_posts (posted (rank_of (base s') q)) m /\ at_rank input s' q w e).
     { intros q Hq. unfold at_rank. rewrite Bs. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
       - rewrite update_same, B1. exists (big input), false, None. rewrite Nr, Pu. split; [reflexivity|]. split; [left; reflexivity|]. unfold tied, is_open. simpl.
@@ -370,7 +370,7 @@ Proof. induction 1 as [|x y l k H F IH]; simpl; [reflexivity|]. rewrite IH. refl
 
 Lemma results_length : forall input s t r, following input s t -> r < W -> length (log t) = length (log (base s)).
 Proof.
-  intros input s t r F Hr. destruct (F r Hr) as [w [e [m [N _]]]]. pose proof (n_log _ _ _ _ _ _ _ N) as L. apply Forall2_same_length in L.
+  intros input s t r F Hr. destruct (F r Hr) as [w [e [m [Hn _]]]]. pose proof (n_log _ _ _ _ _ _ _ Hn) as L. apply Forall2_same_length in L.
   unfold results in L. rewrite !map_length in L. symmetry. exact L.
 Qed.
 
@@ -378,15 +378,15 @@ Lemma answer_is_last : forall input s t r x, reachable input t -> following inpu
   nth_error (results (base s)) (got (base s) r) = Some x -> S (got (base s) r) = length (log (base s)).
 Proof.
   intros input s t r x R F Hr P E. destruct (nth_told input s t r x F Hr E) as [y [Y _]]. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]].
-  destruct (F r Hr) as [w [e [m [N _]]]]. rewrite <- (n_pending _ _ _ _ _ _ _ N) in P. destruct (sync_answer t r y Sy P Y) as [_ [L _]].
-  rewrite (n_got _ _ _ _ _ _ _ N), (results_length input s t r F Hr) in L. exact L.
+  destruct (F r Hr) as [w [e [m [Hn _]]]]. rewrite <- (n_pending _ _ _ _ _ _ _ Hn) in P. destruct (sync_answer t r y Sy P Y) as [_ [L _]].
+  rewrite (n_got _ _ _ _ _ _ _ Hn), (results_length input s t r F Hr) in L. exact L.
 Qed.
 
 Lemma got_within : forall input s t r, reachable input t -> following input s t -> r < W -> got (base s) r <= length (log (base s)) /\
   (pending (base s) r = true -> got (base s) r = length (log (base s))).
 Proof.
-  intros input s t r R F Hr. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]]. destruct (F r Hr) as [w [e [m [N _]]]].
-  rewrite <- (results_length input s t r F Hr), <- (n_got _ _ _ _ _ _ _ N), <- (n_pending _ _ _ _ _ _ _ N).
+  intros input s t r R F Hr. destruct (followed_invariant input t r R Hr) as [_ [_ Sy]]. destruct (F r Hr) as [w [e [m [Hn _]]]].
+  rewrite <- (results_length input s t r F Hr), <- (n_got _ _ _ _ _ _ _ Hn), <- (n_pending _ _ _ _ _ _ _ Hn).
   destruct Sy as [[A [B _]]|[[A [B _]]|[A [B _]]]]; split; try lia; congruence.
 Qed.
 
@@ -465,7 +465,7 @@ Proof.
       destruct (Nat.eq_dec q r) as [->|Nq]; [rewrite update_same, A1 in E2|rewrite update_other in E2 by exact Nq]; exact E2.
   - pose proof (Br r Hr) as Bk0. set (v := rank_of (base s) r) in *.
     assert (Wv : at_phase v = COUNT /\ wanted v = 0).
-    { destruct (F r Hr) as [w [e [m [N T]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. assert (Pv : at_phase v = COUNT).
+    { destruct (F r Hr) as [w [e [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. fold v in T. assert (Pv : at_phase v = COUNT).
       { simpl in E. change (at_phase (draws (nth r ds 0) (far =? total) v)) with (at_phase v) in E. destruct (at_phase v); try discriminate. reflexivity. }
       unfold tied in T. rewrite Pv in T. tauto. }
     destruct Wv as [Pv Wv]. destruct (counted_followed (read v) 0 (cfg r) r (depth r) v (if nth r ds 0 =? 0 then 0 else 1) (if nth r ds 0 =? 0 then far =? total else false)
@@ -549,7 +549,7 @@ Proof.
   - destruct (counted_step_followed input s t r cs ws u R F B Hr Bg M To E) as [G _]; [|apply G; reflexivity].
     intros Al. apply (Whole r ds Hr); cbn [begun base places upto]; rewrite ?update_same; auto.
   - assert (Each : forall q, q < W -> alike_msg (message (rank_of (base s) q)) (message (rank_of t q)) /\ pending t q = pending (base s) q).
-    { intros q Hq. destruct (F q Hq) as [w [e [m [N _]]]]. split; [|exact (n_pending _ _ _ _ _ _ _ N q)]. destruct (n_rank _ _ _ _ _ _ _ N) as [Nr Na]. rewrite Nr.
+    { intros q Hq. destruct (F q Hq) as [w [e [m [Hn _]]]]. split; [|exact (n_pending _ _ _ _ _ _ _ Hn q)]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr.
       unfold message. change (posted (dress w e m (rank_of (base s) q))) with m. destruct Na as [->|[o [p [-> [-> A]]]]]; [left; reflexivity|right; eauto]. }
     assert (Ms : Forall2 alike_msg (messages W (base s)) (messages W t)).
     { unfold messages. assert (L : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert L. generalize (seq 0 W). induction l as [|q l IH]; intros L; simpl; constructor.
@@ -557,11 +557,11 @@ Proof.
       - apply IH. intros z I. apply L. right. exact I. }
     destruct (alike_reduce _ _ _ Ms Re) as [y [Ry Ay]]. eexists. split.
     + eapply System.reach_step; [exact R|]. apply StepExchange; [|exact Ry]. intros q Hq. destruct (Each q Hq) as [_ ->]. apply P, Hq.
-    + intros q Hq. destruct (F q Hq) as [w [e [m [N T]]]]. exists w, e, m. split; [|exact T]. destruct N as [N1 N2 N3 N4 N5 N6]. constructor; auto.
+    + intros q Hq. destruct (F q Hq) as [w [e [m [Hn T]]]]. exists w, e, m. split; [|exact T]. destruct Hn as [N1 N2 N3 N4 N5 N6]. constructor; auto.
       unfold results in *. cbn [base log]. rewrite !map_app. apply Forall2_app; [exact N4|]. constructor; [exact Ay|constructor].
-  - destruct (F r Hr) as [w [e [m [N T]]]]. eexists. split.
-    + eapply System.reach_step; [exact R|]. apply (StepTrained W (own input) depth input t r Hr); [rewrite (n_running _ _ _ _ _ _ _ N); exact Ru|].
-      intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' _]]]]. destruct (n_rank _ _ _ _ _ _ _ N) as [-> _]. destruct (n_rank _ _ _ _ _ _ _ N') as [-> _]. exact (Tk q Hq).
+  - destruct (F r Hr) as [w [e [m [Hn T]]]]. eexists. split.
+    + eapply System.reach_step; [exact R|]. apply (StepTrained W (own input) depth input t r Hr); [rewrite (n_running _ _ _ _ _ _ _ Hn); exact Ru|].
+      intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [-> _]. destruct (n_rank _ _ _ _ _ _ _ N') as [-> _]. exact (Tk q Hq).
     + intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' T']]]]. exists w', e', m'. split; [|exact T']. destruct N' as [N1 N2 N3 N4 N5 N6]. constructor; auto.
       intros z. cbn [running base]. unfold update. destruct (z =? r); auto.
 Qed.
@@ -586,7 +586,7 @@ Theorem a_run_of_shared_shards_follows_one_of_shards_of_ones_own : forall s, sha
   exists t, reachable (fun r => content (places s r)) t /\ forall r, r < W -> same_but_for_reading (rank_of (base s) r) (rank_of t r).
 Proof.
   intros s R. destruct (shared_runs s R) as [_ H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. exists t. split; [exact Rt|].
-  intros r Hr. destruct (F r Hr) as [w [e [m [N _]]]]. exists w, e, m. apply (n_rank _ _ _ _ _ _ _ N).
+  intros r Hr. destruct (F r Hr) as [w [e [m [Hn _]]]]. exists w, e, m. apply (n_rank _ _ _ _ _ _ _ Hn).
 Qed.
 
 (** ALIGN. *)
@@ -720,7 +720,7 @@ Theorem a_complete_job_has_planned_each_place_once : forall s, shared_reachable 
 Proof.
   intros s R Jm Nq Cp. destruct (shared_runs s R) as [B H]. destruct (H _ (content_of_places s)) as [t [Rt F]]. set (input := fun r => content (places s r)) in *.
   assert (Each : forall r, r < W -> drawn total deal (rounds_of s r) = total /\ begun s r = true /\ Permutation (planned_places s r) (places s r)).
-  { intros r Hr. destruct (F r Hr) as [w [e [m [N T]]]]. destruct (n_rank _ _ _ _ _ _ _ N) as [Nr _]. destruct (Cp r Hr) as [En O].
+  { intros r Hr. destruct (F r Hr) as [w [e [m [Hn T]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr _]. destruct (Cp r Hr) as [En O].
     assert (En' : is_ending (rank_of t r) = true) by (rewrite Nr; exact En). assert (O' : ended_as (rank_of t r) = Some Complete) by (rewrite Nr; exact O).
     pose proof (a_complete_rank_has_planned_its_whole_input W (own input) depth input (own_ok input) t r Rt Hr Jm Nq En' O') as P.
     destruct (reachable_second W (own input) depth input (own_ok input) t Rt) as [I S]. destruct (ended_outcome W (own input) depth input (own_ok input) t r Rt Hr En') as [o [l [Hk O2]]].
