@@ -38,13 +38,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, TypedDict, cast
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -52,11 +52,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-from odb_ref.integrations.fallback import check_strategy
+from odb_ref.integrations.accelerate import check_strategy
 from odb_ref.integrations.hf_data import take_share
 from odb_ref.integrations.hf_gathering import gathering
 from odb_ref.integrations.hf_guard import SteppingTrainer
-from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps
+from odb_ref.integrations.hf_steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 
@@ -133,7 +133,6 @@ class ODBTrainer(SteppingTrainer):
         return self._steps
 
     def _check_settings(self) -> None:
-        args = self.args
         check_strategy(self.accelerator)
         self.check_guard()
         if not self.loss_is_scaled_for_ga or self.accelerator.gradient_accumulation_steps != 1:
@@ -141,24 +140,11 @@ class ODBTrainer(SteppingTrainer):
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
                 "does not divide by the steps of an accumulation window"
             )
-        if args.n_gpu > 1:
-            raise UsageError("ODBTrainer does not run under DataParallel: start one process for each device (torchrun)")
         if self.get_sp_size() * self.get_cp_size() * self.get_tp_size() > 1:
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
-        if args.auto_find_batch_size:
-            raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
-        if args.dataloader_drop_last:
-            warnings.warn(
-                "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
-                "where the first rank runs dry: ODBOptions(loader={'mode': 'quota'})",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        if args.train_sampling_strategy not in ("random", "sequential"):
-            raise UsageError(
-                f"train_sampling_strategy={args.train_sampling_strategy!r} orders samples for fixed batches: "
-                "use 'random' or 'sequential'"
-            )
+        check_arguments(self.args)
+        if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
+            check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps
@@ -261,6 +247,11 @@ class ODBTrainer(SteppingTrainer):
                 return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
         if not isinstance(info, StepInfo) or not self.takes_step_info:
             return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        if not model.training:
+            raise UsageError(
+                "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as it "
+                "is, or say ODBOptions(evaluation={...})"
+            )
         if num_items_in_batch is not None:
             raise UsageError(
                 "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import Final, Self
+
+from transformers import TrainingArguments
 
 from odb_ref.integrations.progress import Intervals
 from odb_ref.integrations.steps import read_windows
@@ -84,6 +87,41 @@ class ODBOptions:
             options["intervals"] = Intervals(**intervals)
         loader = {name: value for name, value in settings.items() if name not in own}
         return cls(loader=loader, **options)  # type: ignore[arg-type]
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Looks for arguments of the Trainer that fixed batches have a use for, and these do not.
+
+    Raises: UsageError that says what to set instead.
+    """
+    if args.n_gpu > 1:
+        raise UsageError("ODBTrainer does not run under DataParallel: start one process for each device (torchrun)")
+    if args.auto_find_batch_size:
+        raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
+    if args.dataloader_drop_last:
+        warnings.warn(
+            "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
+            "where the first rank runs dry: ODBOptions(loader={'mode': 'quota'})",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    if args.train_sampling_strategy not in ("random", "sequential"):
+        raise UsageError(
+            f"train_sampling_strategy={args.train_sampling_strategy!r} orders samples for fixed batches: "
+            "use 'random' or 'sequential'"
+        )
+
+
+def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODBOptions) -> None:
+    """Looks whether DeepSpeed's own schedule would go by a number of updates that nobody knows beforehand.
+
+    Raises: UsageError when it would: its rate may be 0 long before training ends.
+    """
+    if "scheduler" in config and args.max_steps <= 0 and odb.follows_samples:
+        raise UsageError(
+            "the schedule of DeepSpeed's configuration goes by updates, and an epoch's are estimated: leave scheduler out of "
+            "it and say lr_scheduler_type=, which follows the samples; or set max_steps, or ODBOptions(follows_samples=False)"
+        )
 
 
 class TrainerSteps:

@@ -36,7 +36,7 @@ class EvaluationLoader:
     """Each sample once in each evaluation, in the same number of steps on every rank; ``options`` are those of
     `ODBDataLoader`.
 
-    Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
+    Raises: UsageError as `ODBDataLoader`, when an option is not the caller's to choose, and where nobody asks `get_step_info`.
     """
 
     def __init__(self, dataset: Dataset[object], *, token_budget: int, **options: object) -> None:
@@ -47,9 +47,11 @@ class EvaluationLoader:
             raise UsageError("EvaluationLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
         self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
         self._newest: deque[tuple[int, StepInfo]] = deque(maxlen=_KEPT)
+        self._is_asked = False
 
     def __iter__(self) -> Iterator[object]:
         self._newest.clear()
+        self._is_asked = False
         return self._read()
 
     def _read(self) -> Iterator[object]:
@@ -57,12 +59,18 @@ class EvaluationLoader:
             # Its counts are checked as training's are; its loss is not a part of a gradient.
             self._newest.append((index, replace(info, loss_scale=float(not info.is_idle))))
             yield batch
+            if index and not self._is_asked:  # Lightning reads one batch ahead, so the step before was run
+                raise UsageError(
+                    "batches are read, and get_step_info(self, batch_idx) is called for none: what an idle rank replays would "
+                    "count again, and means go by batches (to train: LightningLoader)"
+                )
 
     def get_info(self, batch_idx: int) -> StepInfo:
         """Returns what belongs to a batch that is being evaluated.
 
         Raises: UsageError when there is no such batch.
         """
+        self._is_asked = True
         for index, info in self._newest:
             if index == batch_idx:
                 return info

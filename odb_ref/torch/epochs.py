@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self
+from typing import Generic, NoReturn, Self
 
 import torch.distributed as dist
 from torch.utils.data import Dataset
@@ -102,7 +102,17 @@ class Epochs(Generic[Batch]):
             return self._len_bound
         raise TypeError(
             "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
-            "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress"
+            "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress. (Is it passed where a data "
+            "set is wanted?)"
+        )
+
+    @property
+    def batch_sampler(self) -> NoReturn:
+        """Says what to pass in its place to a framework that takes this for a loader of torch's, to be made anew."""
+        raise AttributeError(
+            "an ODBDataLoader has no batch_sampler: it forms batches as samples are read, shares samples out by itself, and "
+            "goes on from load_state_dict. Lightning: pass LightningLoader to train, EvaluationLoader to evaluate; "
+            "Accelerate: iterate over it as it is"
         )
 
     def estimate_steps(self, samples: int = 512) -> int:

@@ -129,6 +129,8 @@ class StepInfo:
     global_costs: tuple[int, ...] = ()
     """What the step uses of each further resource on all ranks: 0 where no rank has any, the same on every rank. A part of the
     model with collectives of its own (a vision tower) is to run where this is above 0, on every rank."""
+    weighting: Weighting = Weighting()
+    """What ``loss_scale`` goes by."""
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 

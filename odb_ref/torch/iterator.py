@@ -159,6 +159,7 @@ class EpochIterator(Generic[Batch]):
             emitted_samples=emitted,
             progress=emitted / total if total else None,
             world_size=self._world_size,
+            weighting=self._weighting,
             quarantined_samples=self._trainer_side.bad_samples.count,
         )
 

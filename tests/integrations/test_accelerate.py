@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from tests.integrations import require
 require("accelerate")
 
 import torch  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
+from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402
 from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
@@ -39,8 +42,8 @@ from tests.torch.ranks import run_ranks  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def train(accelerator: Any, rank: int, steps: int) -> Any:
-    """Two epochs."""
+def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = False) -> Any:
+    """Two epochs; the optimizer is told in every step, as Accelerate's guides have it, or at a window's end."""
     options = OPTIONS | {"shard": "given", "accumulation_steps": steps, "collate_fn": collate}
     model = Model()
     updates: list[list[int]] = [[]]
@@ -54,10 +57,14 @@ def train(accelerator: Any, rank: int, steps: int) -> Any:
                 info = pop_step_info(batch)
                 with accumulate(accelerator, wrapped, info):
                     accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
+                    if is_told_always:
+                        optimizer.step()
+                        optimizer.zero_grad()
                 updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
                 if info.is_window_end:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    if not is_told_always:
+                        optimizer.step()
+                        optimizer.zero_grad()
                     updates.append([])
     assert updates.pop() == []
     return updates, get_weights(model)
@@ -66,14 +73,14 @@ def train(accelerator: Any, rank: int, steps: int) -> Any:
 def train_all(rank: int) -> Any:
     set_environment(rank, len(SIZES))
     accelerator = Accelerator(cpu=True)
-    return [train(accelerator, rank, 1), train(accelerator, rank, 2)]
+    return [train(accelerator, rank, 1), train(accelerator, rank, 2), train(accelerator, rank, 2, is_told_always=True)]
 
 
 def test_the_weights_are_those_of_one_process_on_the_union() -> None:
     """Checks: WEIGHT, COVER, ALIGN. Uneven shards, masked labels, a batch without a label, windows of 1 and 2, two epochs."""
     results = run_ranks(len(SIZES), train_all, timeout_s=60)
     assert not any(result.error for result in results), results
-    for steps, runs in zip((1, 2), zip(*(result.value for result in results), strict=True), strict=True):
+    for steps, runs in zip((1, 2, 2), zip(*(result.value for result in results), strict=True), strict=True):
         assert [len(updates) for updates, _ in runs] == [2 * -(-STEPS // steps)] * len(SIZES)
         check_coverage(runs, epochs=2)
         check_weights(runs, Model())
@@ -133,19 +140,66 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
         assert own[-1][0] == 2.0
 
 
-def divide(rank: int) -> str:
+def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
+    """What is warned of, and the scheduler's steps beside the updates."""
+    set_environment(rank, world_size)
+    accelerator, model = Accelerator(cpu=True, **settings), Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    wrapped, optimizer, prepared = accelerator.prepare(model, optimizer, scheduler)
+    options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
+    updates = 0
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader,
+    ):
+        warnings.simplefilter("always")
+        for batch, info in loader.steps():
+            with accumulate(accelerator, wrapped, info):
+                accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
+            if info.is_window_end:
+                optimizer.step()
+                prepared.step()
+                optimizer.zero_grad()
+                updates += 1
+    return [str(item.message) for item in caught], scheduler.last_epoch, updates
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_schedule_that_goes_by_processes_is_said(world_size: int) -> None:
+    """A rate that falls as many times too fast as there are ranks, and below 0 where it is linear."""
+    shared_out = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
+    for settings, is_said in (
+        ({}, world_size > 1),
+        (shared_out, False),
+        ({"step_scheduler_with_optimizer": False}, False),
+    ):
+        results = run_ranks(world_size, schedule, world_size, settings, timeout_s=60)
+        assert not any(result.error for result in results), results
+        for said, steps, updates in (result.value for result in results):
+            assert steps == updates * (world_size if is_said else 1)
+            assert [text for text in said if "DataLoaderConfiguration(split_batches=True)" in text] == said
+            assert len(said) == is_said
+
+
+def divide(rank: int) -> list[str]:
     set_environment(rank, 1)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     with ODBDataLoader(make_shard(0), token_budget=BUDGET_TOKENS, collate_fn=collate) as loader:
         info = pop_step_info(next(iter(loader)))
-    with pytest.raises(UsageError) as caught:
-        accumulate(accelerator, Model(), info)
-    return str(caught.value)
+        divided = replace(info, weighting=replace(info.weighting, is_divided_by_steps=True))
+    said = []
+    for kind, one in ((accelerator, info), (SimpleNamespace(gradient_accumulation_steps=1), divided)):
+        with pytest.raises(UsageError) as caught:
+            accumulate(kind, Model(), one)  # type: ignore[arg-type]
+        said.append(str(caught.value))
+    return said
 
 
-def test_an_accelerator_that_divides_as_well_is_refused() -> None:
+def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
     (result,) = run_ranks(1, divide, timeout_s=30)
-    assert "normalised twice: leave it at 1" in result.value, result
+    assert "normalised twice: leave it at 1" in result.value[0], result
+    assert "trainer_divides_loss=True is not for Accelerate" in result.value[1], result
 
 
 def make_registered(accelerator: Any) -> ODBDataLoader:

@@ -52,3 +52,33 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path, kind: str, rank
     found = run("resume_deepspeed.py", tmp_path, ranks, ODB_KIND=kind)
     for stage in "123":
         resuming.check([rank[stage] for rank in found], 1 if kind == "trainer" else 2)
+
+
+REFUSED = {
+    "plain: other steps in the configuration": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",
+    "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",
+    "plain: the loader as training_data": "passed where a data set is wanted",
+    "accelerate: steps in the configuration": "leave it at 1 and pass accumulation_steps to the ODBDataLoader",
+    "accelerate: told to expect a division": "trainer_divides_loss=True is not for Accelerate",
+    "accelerate: an automatic batch size": "set an integer value in `train_micro_batch_size_per_gpu`",
+    "trainer: other steps in the configuration": "ds gradient_accumulation_steps=4 vs hf gradient_accumulation_steps=2",
+    "trainer: a batch size of the whole job": "ds train_batch_size=7 vs hf",
+    "trainer: other clipping": "ds gradient_clipping=1.0 vs hf max_grad_norm=0",
+    "trainer: a schedule in the configuration": "leave scheduler out of it and say lr_scheduler_type=",
+}
+REFUSED_ON_SEVERAL = {
+    "plain: other ranks": "averages gradients over 2 ranks, and the loader's weights are for 1",
+    "accelerate: a schedule in the configuration": "schedule go 2 times as fast as updates are made",
+}
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(1, 1), (2, 2), (3, 2)])
+def test_a_newcomers_mistake_is_right_or_refused_on_every_rank(tmp_path: Path, stage: int, ranks: int) -> None:
+    """Checks: WEIGHT, COVER. Nothing is silently wrong: weights and schedules are as they should be, or somebody says what to
+    do."""
+    wanted = REFUSED | (REFUSED_ON_SEVERAL if ranks > 1 else {})
+    for found in run("mistakes_deepspeed.py", tmp_path, ranks, ODB_STAGE=str(stage)):
+        assert len(found) == 28
+        for case, said in found.items():
+            assert said == "right" or wanted.get(case, "nothing") in said, (case, said)
+            assert (said == "right") == (case not in wanted), (case, said)

@@ -274,6 +274,83 @@ def test_lightning_evaluates_each_sample_once(tmp_path: Path, world_size: int) -
         check(list(runs))
 
 
+class Careless(Judged):
+    """Asks nobody what belongs to a batch."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss", self.model(batch["input_ids"], batch["labels"])["loss"], batch_size=len(batch["numbers"]))
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch["numbers"]
+
+
+def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, str]:
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    set_environment(rank, world_size)
+    found = {}
+    for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
+        for entry in ("validate", "test", "predict", "fit"):
+            with kind(Samples(ALL), **READ) as loader, LightningLoader(Samples(ALL), **READ) as training:
+                trainer = pl.Trainer(
+                    default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, max_epochs=1,
+                    strategy=DDPStrategy(process_group_backend="gloo"), enable_progress_bar=False,
+                    enable_model_summary=False, enable_checkpointing=False, callbacks=[training.callback],
+                )  # fmt: skip
+                loaders = (training, [training if kind is LightningLoader else loader]) if entry == "fit" else (loader,)
+                try:
+                    getattr(trainer, entry)(Careless(), *loaders)
+                    found[f"{kind.__name__} {entry}"] = "nothing"
+                except (UsageError, AttributeError) as error:
+                    found[f"{kind.__name__} {entry}"] = str(error)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_lightning_evaluates_on_an_evaluation_loader_that_is_asked_and_on_nothing_else(
+    tmp_path: Path, world_size: int
+) -> None:
+    """On every rank alike, before anything is counted twice; by whatever entry."""
+    results = run_ranks(world_size, evaluate_carelessly, world_size, tmp_path, timeout_s=120)
+    assert not any(result.error for result in results), results
+    for result in results:
+        for case, said in result.value.items():
+            kind = case.split()[0]
+            wanted = {
+                "ODBDataLoader": "pass LightningLoader to train, EvaluationLoader to evaluate",
+                "EvaluationLoader": "get_step_info(self, batch_idx) is called for none",
+                "LightningLoader": "EvaluationLoader is for what is not training",
+            }[kind]
+            assert wanted in said, (case, said)
+        assert len(result.value) == 12
+
+
+def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
+    class Unscaled(Judged):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.model(batch["input_ids"], batch["labels"])["loss"]
+
+    settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **settings)
+    with (
+        EvaluationLoader(Samples(ALL), **READ) as loader,
+        pytest.raises(UsageError, match="to train: LightningLoader"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        trainer.fit(Unscaled(), loader)
+
+
+def test_the_trainer_does_not_evaluate_on_the_loader_of_training(tmp_path: Path) -> None:
+    odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=OPTIONS)
+    trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
+    trainer.get_eval_dataloader = lambda *_: trainer.get_train_dataloader()
+    with pytest.raises(UsageError, match="reads the loader of training"):
+        trainer.evaluate()
+
+
 def test_what_is_of_training_is_refused() -> None:
     for option in ({"loss_scaling": "none"}, {"accumulation_steps": 2}, {"on_idle": "none"}):
         with pytest.raises(UsageError, match="EvaluationLoader"):

@@ -17,8 +17,9 @@ from odb_ref.core.types import StepCounts  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
-from odb_ref.torch.reading.measure import SupervisedCounter  # noqa: E402
-from odb_ref.torch.reading.serialization import LARGE_BYTES, pack  # noqa: E402
+from odb_ref.torch.reading.collator import BatchOrder, Collator, OnIdle  # noqa: E402
+from odb_ref.torch.reading.measure import Measured, SupervisedCounter  # noqa: E402
+from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack  # noqa: E402
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK, LoaderOptions, ReadPlan, Source  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
@@ -302,3 +303,17 @@ def test_quick_samples_come_in_larger_chunks_unless_they_draw_together(
     assert [place for place, _ in items] == list(range(count))
     assert sizes[0] == CHUNK_SAMPLES
     assert max(sizes) == largest
+
+
+@pytest.mark.parametrize("size", [3, LARGE_BYTES])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_what_a_collate_fn_does_to_a_sample_no_idle_step_sees(size: int, is_packed: bool) -> None:
+    sample = {"input_ids": torch.ones(size, dtype=torch.uint8)}
+    collator = Collator(OnIdle.REPLAY, None, print)
+    collator.put(0, Measured(3, 3, pack(sample) if is_packed else sample, 0))
+    for places in ((0,), (), ()):
+        task = collator.take(BatchOrder(0, places))
+        assert task is not None
+        found: Any = unpack(task.samples[0])
+        assert found["input_ids"].sum() == size
+        found["input_ids"] += 1

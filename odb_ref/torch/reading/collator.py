@@ -15,7 +15,7 @@ from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
-from odb_ref.torch.reading.serialization import Packed, unpack
+from odb_ref.torch.reading.serialization import unpack
 
 _IDLE_ADVICE: Final = "pass idle_sample= or on_idle='none'"
 
@@ -97,8 +97,7 @@ class Collator:
     def put(self, place: int, item: Measured) -> None:
         """Adds the sample at a place of the sampler's order."""
         if self._on_idle is OnIdle.REPLAY and self._is_cheaper(item):
-            # A copy, because a collate_fn may take a sample apart; a packed one is made anew each time.
-            sample = item.sample if isinstance(item.sample, Packed) else _copy(item.sample)
+            sample = _copy(item.sample)  # a collate_fn may take a sample apart, or change its tensors
             if sample is not None:
                 self._cheapest = Measured(item.length, item.supervised, sample, item.nbytes)
         with self._lock:
@@ -140,8 +139,7 @@ class Collator:
 
     def _make_idle_sample(self) -> object:
         if self._cheapest is not None:
-            sample = self._cheapest.sample
-            return sample if isinstance(sample, Packed) else copy.deepcopy(sample)
+            return copy.deepcopy(self._cheapest.sample)
         if self._get_idle_sample is None:
             raise UsageError(f"this rank has no sample that it could replay in idle steps: {_IDLE_ADVICE}")
         try:

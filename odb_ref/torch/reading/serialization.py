@@ -151,9 +151,12 @@ class Packed:
     large: tuple[torch.Tensor, ...]
 
     def unpack(self) -> object:
-        """Returns the sample, made anew."""
+        """Returns the sample, made anew but for its large tensors."""
         sample: object = _Unpacker(self.data, self.large).load() if self.large else pickle.loads(self.data)
         return sample
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Packed:
+        return Packed(self.data, tuple(tensor.clone() for tensor in self.large))
 
     def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[Shape, ...], Content]]:
         tensors = [tensor.contiguous() for tensor in self.large]

@@ -19,6 +19,7 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from transformers import TrainingArguments
 
 from odb_ref.integrations.accelerate import accumulate
+from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import ODBOptions
 from odb_ref.torch import JobState, ODBDataLoader, pop_step_info
 from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Model, Samples, collate, make_shard
@@ -68,14 +69,13 @@ def train_plain(stage: int, folder: Path, is_resumed: bool) -> dict[str, Any]:
     model, optimizer = make_parts()
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, 2))
     log = Log(AT if is_resumed else 0)
-    with make_loader(trainer_divides_loss=True) as loader:
+    with make_loader() as loader:
         if is_resumed:
             _, client = engine.load_checkpoint(str(folder), tag="middle")
             JobState(loader).load_state_dict(client["loader"])
         for batch, info in loader.steps():
-            engine.set_gradient_accumulation_boundary(info.is_window_end)
             loss = engine(batch["input_ids"], batch["labels"])["loss"]
-            engine.backward(info.scale(loss))
+            backward(engine, loss, info)
             engine.step()
             if log.note(batch, info, loss) and not is_resumed:
                 state = {"loader": JobState(loader).state_dict()}

@@ -26,6 +26,7 @@ from accelerate.utils import DistributedType
 from transformers import TrainingArguments
 
 from odb_ref.integrations.accelerate import accumulate
+from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info
 from tests.integrations.common import (
@@ -61,16 +62,16 @@ def get_whole(model: Any) -> list[float]:
 
 
 def train_plain(rank: int, stage: int, steps: int) -> Any:
-    """DeepSpeed divides each loss by its accumulation steps, and is told where a window ends."""
+    """Whoever is to divide: with windows the loader's weights expect it of DeepSpeed, without it of nobody."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
     options = OPTIONS | {"shard": "given", "collate_fn": collate, "accumulation_steps": steps}
+    options["trainer_divides_loss"] = steps > 1
     updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, trainer_divides_loss=True, **options) as loader:
+    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
         for batch, info in loader.steps():
-            engine.set_gradient_accumulation_boundary(info.is_window_end)
-            engine.backward(info.scale(engine(batch["input_ids"], batch["labels"])["loss"]))
+            backward(engine, engine(batch["input_ids"], batch["labels"])["loss"], info)
             engine.step()
             updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
             if info.is_window_end:

@@ -211,9 +211,15 @@ def main() -> None:
     stage = os.environ["ODB_STAGE"]
     if stage == "refused":
         found: Any = []
-        for settings in ({"stage": "sft", "packing": True}, {"stage": "pt"}, {"stage": "rm"}):
+        for attempt in (
+            lambda: run_exp({"stage": "sft", "packing": True}),
+            lambda: run_exp({"stage": "pt"}),
+            lambda: run_exp({"stage": "rm"}),
+            lambda: train(own, "dpo", pref_bco_weight=0.1),
+        ):
             try:
-                run_exp(settings)
+                attempt()
+                found.append("nothing")
             except UsageError as error:
                 found.append(str(error))
     else:

@@ -1,0 +1,64 @@
+"""DeepSpeed's own loop: `backward` in place of the engine's.
+
+::
+
+    loader = ODBDataLoader(dataset, token_budget=16_384, accumulation_steps=4, collate_fn=collate)
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    for batch, info in loader.steps():
+        backward(engine, engine(**batch).loss, info)  # the mean over this batch's supervised tokens
+        engine.step()
+
+An engine divides each loss by the ``gradient_accumulation_steps`` of its configuration, and counts to that number to know when
+to step. It would carry the rest of an epoch that does not fill a window into the next one. `backward` tells it where a window
+ends, and has it divide nothing. ``train_batch_size`` and ``train_micro_batch_size_per_gpu`` mean nothing to these batches:
+DeepSpeed wants them to fit together, and reckons its own throughput by them.
+
+DeepSpeed is not imported here. Under Accelerate: `odb_ref.integrations.accelerate.accumulate`; under the Trainer:
+`odb_ref.integrations.hf.ODBTrainer`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from odb_ref.torch import StepInfo, UsageError
+
+
+class Engine(Protocol):
+    """What is asked of a ``DeepSpeedEngine``."""
+
+    dp_world_size: int
+
+    def gradient_accumulation_steps(self) -> int:
+        """Returns what its configuration says."""
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool, /) -> None:
+        """Has the next backward pass end a window, or not."""
+
+    def backward(self, loss: Tensor, *, scale_wrt_gas: bool) -> Tensor | None:
+        """Runs the backward pass."""
+
+
+def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None = None) -> None:
+    """Runs the backward pass of a step, its loss weighed once, whoever was told to divide; then call ``engine.step()``.
+
+    ``logits`` are for `StepInfo.scale`. Preserves: WEIGHT.
+
+    Raises: UsageError when the engine's windows, or its ranks, are not the loader's.
+    """
+    steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
+    if steps not in (1, wanted):
+        raise UsageError(
+            f"DeepSpeed has gradient_accumulation_steps={steps}, and ODBDataLoader accumulation_steps={wanted}: say the same "
+            "number in both"
+        )
+    if engine.dp_world_size != info.world_size:
+        raise UsageError(
+            f"DeepSpeed averages gradients over {engine.dp_world_size} ranks, and the loader's weights are for "
+            f"{info.world_size}: pass ODBDataLoader(process_group=...), the engine's data-parallel group"
+        )
+    divisor = wanted if info.weighting.is_divided_by_steps else 1
+    engine.set_gradient_accumulation_boundary(info.is_window_end)
+    engine.backward(info.scale(loss, logits) / divisor, scale_wrt_gas=False)
