@@ -2,6 +2,7 @@
 
 One rank, every invariant checked, samples made beforehand: grouping, alignment and the state machine, without reading,
 collating, transport or simulated time. Processor time, so that a busy machine disturbs it less; it still does.
+A rank that is alone never carries or splits a group: among others it is slower.
 """
 
 from __future__ import annotations
