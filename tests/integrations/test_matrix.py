@@ -75,7 +75,7 @@ class Log:
     def note(self, batch: Any, info: Any, loss: Any) -> bool:
         """Whether the checkpoint is due, on all ranks alike."""
         self.numbers += [] if info.is_idle else batch["numbers"].tolist()
-        self.loss += float(loss)
+        self.loss += loss.item()
         if info.is_window_end:
             self.updates.append(self.numbers)
             self.losses.append(self.loss)
@@ -259,7 +259,7 @@ def compute_losses(updates: list[list[int]], momentum: float) -> list[float]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
