@@ -6,6 +6,7 @@
     python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
     python -m tests.bench --only model    # the simulator's model of a loader beside real loaders, 1 to 4 workers
     python -m tests.bench --only quality  # how full the batches are, beside the peer, fixed batches and oracles
+    python -m tests.bench --only core     # grouping, alignment and state machine of one rank, checks on
     python -m tests.bench --only training # packed rows beside padded and fixed batches and the peer, two ranks, real text
     python -m tests.bench --only plan     # known lengths beside verl and TRL, which need an environment of their own
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 
-from tests.bench import cases, failures, inside, model, plan, process, quality, speed, training
+from tests.bench import cases, core, failures, inside, model, plan, process, quality, speed, training
 
 PARTS = ("loader", "exchange", "inside")
 """What is measured unless something else is asked for."""
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
     parser.add_argument(
         "--only",
-        choices=[*PARTS, "process", "failures", "model", "plan", "quality", "training"],
+        choices=[*PARTS, "core", "process", "failures", "model", "plan", "quality", "training"],
         action="append",
         help="(repeatable)",
     )
@@ -120,6 +121,10 @@ def run_benchmarks(
         curve = inside.measure_curve() if is_full else {}
         speed.say("")
         figures["inside"] = inside.print_inside(explorer, simulator, curve)
+    if "core" in parts:
+        figures["core"] = core.measure_core(repetitions, speed.say)
+        speed.say("")
+        core.print_core(figures["core"])
     status = 0
     if "process" in parts:
         figures["process"] = process.measure_process((256, 1024, 8192), speed.say)

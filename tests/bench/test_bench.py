@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.bench import cases, model, speed
+from odb_ref.core.types import Sample
+from tests.bench import cases, core, model, speed
 from tests.bench.launch import Rank, launch
 from tests.bench.report import Spread, compute_ratios, format_number
 
@@ -122,3 +123,14 @@ def test_the_model_is_told_what_the_sleeps_came_to() -> None:
     read_s = model.BATCH_SAMPLES * model.SAMPLE_S + model.COLLATE_S
     tokens_s = model.PER_TOKEN_S * int(workload.tokens[model.BATCH_SAMPLES :].sum()) / 9
     assert rates == pytest.approx([read_s + tokens_s, read_s + tokens_s + model.BATCH_SAMPLES * 0.01, 1.0])
+
+
+def test_the_core_by_itself_emits_every_sample_once_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = tuple(Sample(place, place, length, length) for place, length in enumerate([900, 40, 3000, 7] * 50))
+    seconds, steps = core.run_epoch(shard)
+    assert seconds > 0
+    assert 17 <= steps < 200  # 197,350 tokens of 12,288 a step
+    told = core._answer
+    monkeypatch.setattr(core, "_answer", lambda effect, shard, read: told(effect, shard[:-1], read))
+    with pytest.raises(RuntimeError, match="199 samples came of 200"):
+        core.run_epoch(shard)

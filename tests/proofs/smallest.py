@@ -219,15 +219,23 @@ def _iterate_settings(case: Case) -> Iterator[Case]:
         *(("ramp_rounds", 0), ("quota_samples", 1)),
     ):
         value = getattr(config, name)
-        for smaller in sorted({least, (value or 0) // 2, (value or 0) - 1}):
-            if value is not None and least <= smaller < value:
-                changed = replace(config, **{name: smaller})
-                first, accepted = case.budgets
-                budgets = (
-                    compute_offered(first, changed.budget_tokens),
-                    compute_offered(accepted, changed.budget_tokens),
-                )
-                yield replace(case, config=changed, budgets=budgets)
+        for smaller in _list_smaller(value or 0, least):
+            changed = replace(config, **{name: smaller})
+            first, accepted = case.budgets
+            budgets = (
+                compute_offered(first, changed.budget_tokens),
+                compute_offered(accepted, changed.budget_tokens),
+            )
+            yield replace(case, config=changed, budgets=budgets)
+
+
+def _list_smaller(value: int, least: int) -> list[int]:
+    """Returns what to try in the place of a number: the least there is, then ever nearer to it, halving what is between.
+
+    One less at a time alone would take an hour where a budget is large and cannot be halved.
+    """
+    nearer = {value - (value >> k) for k in range(1, value.bit_length())}
+    return sorted(smaller for smaller in {least} | nearer if least <= smaller < value)
 
 
 def _drop_costs(event: Event) -> Event:
@@ -243,9 +251,8 @@ def _iterate_events(event: Event) -> Iterator[Event]:
                 before, after = event.samples[:i], event.samples[i + 1 :]
                 if len(event.samples) > 1 or event.is_ended:
                     yield replace(event, samples=(*before, *after))
-                for length in sorted({1, sample.length // 2, sample.length - 1}):
-                    if 1 <= length < sample.length:
-                        yield replace(event, samples=(*before, _shorten(sample, length), *after))
+                for length in _list_smaller(sample.length, 1):
+                    yield replace(event, samples=(*before, _shorten(sample, length), *after))
         case Counted():
             yield Counted(tuple(StepCounts(1, 1, 1) for _ in event.counts))
         case _:

@@ -1,0 +1,513 @@
+(** Shared shards in the protocol (R14): the machine of [Machine.v] with another reading rule, and the system of its ranks.
+
+    A rank of shared shards asks for nothing once it has agreed; with its counts it says how many samples it wants, and with the sums
+    it learns what all want, draws its share of the common order and reads it. A run of such ranks is followed by one of ranks
+    that have what they drew for their input and may find any window full (R2.3): so what is proved of every run of [System.v] holds
+    of shared shards. *)
+Require Import List Arith Lia Bool Permutation.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Shards.
+Import ListNotations.
+
+(** ** One rank *)
+
+(** What a rank knows once it has drawn: how much it is to read, and whether the order has ended. *)
+Definition draws (share : nat) (is_last : bool) (u : state) : state := set_ended is_last (set_wanted share u).
+
+(** After the agreement it asks for nothing. *)
+Definition asks_nothing (u : state) : state := match at_phase u with COUNT => set_wanted 0 u | _ => u end.
+
+(** An answer says nothing of the end, and leaves nothing out. What follows on [Counted] begins with a draw, and is in [shared_step]. *)
+Definition handle_shared (c : config) (rank depth : nat) (u : state) (e : event) : option state :=
+  match e with
+  | SamplesRead xs _ _ =>
+      if (wanted u =? 0) || (wanted u <? length xs) || is_nil xs then None
+      else Some (post c rank (set_read (read u + length xs) (set_wanted (wanted u - length xs) (set_window (window u ++ xs) u))))
+  | Got (Agreed a) => option_map asks_nothing (transition c rank depth u e)
+  | Got (Counted _) => None
+  | _ => transition c rank depth u e
+  end.
+
+(** ** The system *)
+
+(** [places] are those that a rank has drawn, [upto] how far it knows the order to be drawn, [wants] what it has said last, and
+    [told] what each exchange of counts has brought of the wants of all. *)
+Record shared_sys := mkShared {
+  base : sys;
+  begun : nat -> bool;
+  places : nat -> list nat;
+  upto : nat -> nat;
+  wants : nat -> nat;
+  told : list (option (list nat)) }.
+
+Section Shared.
+Variables (W total : nat).
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable order : nat -> sample.
+Variable deal : list nat -> nat -> list nat.
+Variable wish : nat -> nat -> list sample -> list sample -> nat.
+
+(** To the rank what it has drawn is its input, with positions of its own. *)
+Fixpoint content_from (q : nat) (l : list nat) : list sample :=
+  match l with
+  | [] => []
+  | p :: l' => mkSample (sid (order p)) q (len (order p)) (sup (order p)) (costs (order p)) :: content_from (S q) l'
+  end.
+Definition content (l : list nat) : list sample := content_from 0 l.
+
+Definition first_wants : list nat := repeat (c_window (cfg 0) 0) W.
+Definition dealt (s : shared_sys) (r : nat) (ws : list nat) : list nat := deal ws (total - upto s r).
+
+Definition shared_start : shared_sys := mkShared (start cfg) (fun _ => false) (fun _ => []) (fun _ => 0) (fun _ => 0) [].
+
+(** When an event may happen to a rank that has begun. *)
+Definition may_shared (s : shared_sys) (r : nat) (e : event) : Prop :=
+  match e with
+  | SamplesRead xs _ _ => xs = firstn (length xs) (skipn (read (rank_of (base s) r)) (content (places s r)))
+  | _ => may cfg (fun _ => []) (base s) r e
+  end.
+
+Definition wish_of (r : nat) (u t : state) : nat := if ended u then 0 else wish r (S (round u)) (window u) (window t).
+
+Definition is_counted (x : result) : bool := match x with Counted _ => true | _ => false end.
+
+Definition with_rank (s : sys) (r : nat) (t : state) (e : event) : sys :=
+  mkSys (update (rank_of s) r t) (match e with Got _ => update (got s) r (S (got s r)) | _ => got s end)
+    (if has_posted (rank_of s r) t then update (pending s) r true else pending s) (log s)
+    (match e with StepTaken => update (running s) r true | _ => running s end).
+
+Inductive shared_step : shared_sys -> shared_sys -> Prop :=
+| SharedBegins : forall s r t, r < W -> begun s r = false ->
+    let ds := dealt s r first_wants in
+    let far := upto s r + sum ds in
+    t = post (cfg r) r (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) ->
+    shared_step s (mkShared (with_rank (base s) r t Urged) (update (begun s) r true)
+      (update (places s) r (places s r ++ draw (upto s r) ds r)) (update (upto s) r far) (wants s) (told s))
+| SharedRank : forall s r e t, r < W -> begun s r = true -> may_shared s r e ->
+    handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some t ->
+    shared_step s (mkShared (with_rank (base s) r t e) (begun s) (places s) (upto s)
+      (match e with Got (Agreed _) => update (wants s) r (wish_of r (rank_of (base s) r) t) | _ => wants s end) (told s))
+| SharedCounted : forall s r cs ws t, r < W -> begun s r = true -> may_shared s r (Got (Counted cs)) ->
+    nth_error (told s) (got (base s) r) = Some (Some ws) ->
+    let ds := dealt s r ws in
+    let far := upto s r + sum ds in
+    transition (cfg r) r (depth r) (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some t ->
+    shared_step s (mkShared (with_rank (base s) r t (Got (Counted cs))) (begun s)
+      (update (places s) r (places s r ++ draw (upto s r) ds r)) (update (upto s) r far) (wants s) (told s))
+| SharedExchange : forall s x, (forall r, r < W -> pending (base s) r = true) -> reduce (messages W (base s)) = Some x ->
+    shared_step s (mkShared (mkSys (rank_of (base s)) (got (base s)) (fun _ => false) (log (base s) ++ [(messages W (base s), x)])
+      (running (base s))) (begun s) (places s) (upto s) (wants s)
+      (told s ++ [if is_counted x then Some (map (wants s) (seq 0 W)) else None]))
+| SharedTrained : forall s r, r < W -> running (base s) r = true ->
+    (forall q, q < W -> length (taken (rank_of (base s) r)) <= length (taken (rank_of (base s) q))) ->
+    shared_step s (mkShared (mkSys (rank_of (base s)) (got (base s)) (pending (base s)) (log (base s)) (update (running (base s)) r false))
+      (begun s) (places s) (upto s) (wants s) (told s)).
+
+Inductive shared_reachable : shared_sys -> Prop :=
+| shared_here : shared_reachable shared_start
+| shared_on : forall s t, shared_reachable s -> shared_step s t -> shared_reachable t.
+
+End Shared.
+
+(** ** Messages that are alike *)
+
+Definition regroup (g : option nat) (o : offer) : offer :=
+  mkOffer (o_round_min o) (o_round_max o) (o_print_min o) (o_print_max o) (o_ready o) (o_failed o) (o_stop_step o) (o_stop_rank o)
+    (o_samples_min o) (o_samples_max o) g (o_groups_max o) (o_due_max o) (o_budget o).
+
+(** A rank of shared shards knows the end of the order before it has read it. It says so in an offer that ends the epoch, in which
+    nobody asks for it. *)
+Definition is_last_offer (o : offer) : Prop := o_failed o <> None \/ o_stop_rank o <> None.
+Definition alike_offer (o p : offer) : Prop := p = o \/ (is_last_offer o /\ exists g, p = regroup g o).
+Definition alike_msg (m n : msg) : Prop := n = m \/ exists o p, m = MOffer o /\ n = MOffer p /\ alike_offer o p.
+Definition alike_posts (a b : option msg) : Prop :=
+  b = a \/ exists o p, a = Some (MOffer o) /\ b = Some (MOffer p) /\ alike_offer o p.
+Definition alike_result (x y : result) : Prop := y = x \/ exists a b, x = Agreed a /\ y = Agreed b /\ alike_offer a b.
+
+Lemma alike_combine : forall o p o' p', alike_offer o p -> alike_offer o' p' -> alike_offer (combine_offers o o') (combine_offers p p').
+Proof.
+  intros o p o' p' [->|[L [g ->]]] [->|[L' [g' ->]]]; [left; reflexivity|right|right|right]; (split; [|eexists; reflexivity]);
+  unfold is_last_offer in *; simpl; [destruct L' as [L|L]|destruct L as [L|L]|destruct L as [L|L]]; [left|right|left|right|left|right]; apply min_opt_none; auto.
+Qed.
+
+Lemma alike_fold : forall os ps, Forall2 alike_offer os ps -> forall o p, alike_offer o p ->
+  alike_offer (fold_left combine_offers os o) (fold_left combine_offers ps p).
+Proof. induction 1 as [|a b os ps H F IH]; simpl; intros o p A; [exact A|]. apply IH, alike_combine; assumption. Qed.
+
+Lemma alike_offers_of : forall ms ns, Forall2 alike_msg ms ns -> forall os, offers_of ms = Some os ->
+  exists ps, offers_of ns = Some ps /\ Forall2 alike_offer os ps.
+Proof.
+  induction 1 as [|m n ms ns H F IH]; intros os E; simpl in E; [injection E as <-; exists []; auto|].
+  destruct m as [o| |]; try discriminate. destruct (offers_of ms) as [x|]; [|discriminate]. injection E as <-.
+  destruct (IH x eq_refl) as [ps [E P]]. destruct H as [->|[o' [p [E1 [-> A]]]]]; simpl; rewrite E.
+  - exists (o :: ps). split; [reflexivity|]. constructor; [left; reflexivity|exact P].
+  - injection E1 as <-. exists (p :: ps). split; [reflexivity|]. constructor; assumption.
+Qed.
+
+Lemma alike_others : forall ms ns, Forall2 alike_msg ms ns -> (forall o, ~ In (MOffer o) ms) -> ns = ms.
+Proof.
+  induction 1 as [|m n ms ns H F IH]; intros Hn; [reflexivity|]. rewrite IH by (intros o Ho; apply (Hn o); right; exact Ho).
+  destruct H as [->|[o [p [-> _]]]]; [reflexivity|]. exfalso. apply (Hn o). left. reflexivity.
+Qed.
+
+Lemma alike_reduce : forall ms ns x, Forall2 alike_msg ms ns -> reduce ms = Some x -> exists y, reduce ns = Some y /\ alike_result x y.
+Proof.
+  intros ms ns x F R. destruct x as [a|cs|rs].
+  - destruct (reduce_agreed _ _ R) as [os [E _]]. destruct ms as [|[o| |] ms]; simpl in R; try discriminate;
+      [|destruct (counts_of _ _); discriminate|destruct (reports_of _); discriminate].
+    destruct (offers_of ms) as [x|] eqn:O; [|discriminate]. injection R as <-. inversion F as [|? n ? ns' H F']; subst.
+    destruct (alike_offers_of _ _ F' _ O) as [ps [E2 P]]. destruct H as [->|[o' [p [E1 [-> A]]]]]; simpl; rewrite E2.
+    + eexists. split; [reflexivity|]. right. do 2 eexists. repeat split. apply alike_fold; [exact P|left; reflexivity].
+    + injection E1 as <-. eexists. split; [reflexivity|]. right. do 2 eexists. repeat split. apply alike_fold; assumption.
+  - destruct (reduce_counted _ _ R) as [l [E _]]. assert (ns = ms) as ->; [|exists (Counted cs); split; [exact R|left; reflexivity]].
+    apply alike_others; [exact F|]. intros o I. rewrite E in I. apply in_map_iff in I as [z [Z _]]. discriminate.
+  - destruct (reduce_reported _ _ R) as [E _]. assert (ns = ms) as ->; [|exists (Reported rs); split; [exact R|left; reflexivity]].
+    apply alike_others; [exact F|]. intros o I. rewrite E in I. apply in_map_iff in I as [z [Z _]]. discriminate.
+Qed.
+
+(** ** One rank, followed *)
+
+(** The configuration of one that follows: windows larger than its input, any of which may be full. *)
+Definition wide (big : nat) (c : config) : config :=
+  mkConfig (c_group c) (c_align c) (fun _ => big) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (fun _ => true).
+
+Lemma wide_ok : forall big c, 1 <= big -> config_ok c -> config_ok (wide big c).
+Proof. intros big c B K. destruct K. constructor; simpl; auto. Qed.
+
+Definition dress (w : nat) (e : bool) (m : option msg) (u : state) : state := set_posted m (set_wanted w (set_ended e u)).
+
+(** Reading is under way, of an input of [n] samples. *)
+Definition is_open (n : nat) (u : state) (w : nat) (e : bool) : Prop := e = false /\ n < read u + w.
+
+(** How the reads of the two hang together. *)
+Definition tied (n : nat) (u : state) (w : nat) (e : bool) : Prop :=
+  match at_phase u with
+  | COUNT => wanted u = 0 /\ if ended u then w = 0 /\ e = true else is_open n u w e
+  | DONE => if wanted u =? 0 then e = true -> ended u = true else is_open n u w e
+  | _ => if wanted u =? 0 then w = 0 /\ e = ended u else is_open n u w e
+  end.
+
+Definition keeps (u t : state) : Prop :=
+  ended t = ended u /\ wanted t = wanted u /\ read t = read u /\ window t = window u /\ round t = round u /\
+  (at_phase t = at_phase u \/ (at_phase u <> COUNT /\ at_phase u <> DONE /\ at_phase t <> COUNT)).
+
+Lemma keeps_tied : forall n u t w e, tied n u w e -> keeps u t -> tied n t w e.
+Proof.
+  intros n u t w e T [E [Wa [R [_ [_ P]]]]]. unfold tied, is_open in *. rewrite E, Wa, R. destruct P as [P|[P1 [P2 P3]]]; [rewrite P; exact T|].
+  destruct (at_phase u); try easy; destruct (at_phase t); try easy; destruct (wanted u =? 0); auto; intros ->; destruct T as [_ T]; auto.
+Qed.
+
+Lemma post_followed : forall n big c r u w e m, tied n u w e -> read u <= n -> alike_posts (posted u) m ->
+  exists m', post (wide big c) r (dress w e m u) = dress w e m' (post c r u) /\ alike_posts (posted (post c r u)) m' /\ keeps u (post c r u).
+Proof.
+  intros n big c r u w e m T R A. unfold post. change (at_phase (dress w e m u)) with (at_phase u).
+  destruct (at_phase u) eqn:P; try (exists m; repeat split; auto; fail).
+  change (must_end (dress w e m u)) with (must_end u). change (outbox (dress w e m u)) with (outbox u). change (urged (dress w e m u)) with (urged u).
+  assert (Rd : is_ready (dress w e m u) = is_ready u /\ (wanted u = 0 -> e = ended u)).
+  { unfold is_ready. change (collated (dress w e m u)) with (collated u). change (wanted (dress w e m u)) with w. unfold tied, is_open in T. rewrite P in T.
+    destruct (wanted u =? 0) eqn:Z; [destruct T as [-> ->]; auto|]. apply Nat.eqb_neq in Z. destruct T as [_ T].
+    replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; lia). split; [reflexivity|contradiction]. }
+  destruct Rd as [Rd En]. rewrite Rd. destruct (_ || _) eqn:G; [|exists m; repeat split; auto; fail].
+  set (gs := c_group c (budget u) (window u)).
+  assert (Co : compute_offer (wide big c) r (dress w e m u) gs = regroup (if e then None else Some (length gs)) (compute_offer c r u gs)).
+  { unfold compute_offer. rewrite Rd. reflexivity. }
+  exists (Some (MOffer (compute_offer (wide big c) r (dress w e m u) gs))). split; [reflexivity|]. split.
+  - right. do 2 eexists. split; [reflexivity|]. split; [reflexivity|]. rewrite Co.
+    destruct (wanted u =? 0) eqn:Z; [apply Nat.eqb_eq in Z; left; rewrite (En Z); reflexivity|]. right. split; [|eauto].
+    assert (F : is_ready u = false) by (unfold is_ready; rewrite Z; apply andb_false_r). rewrite F in G. rewrite orb_false_r in G.
+    unfold must_end in G. apply orb_true_iff in G as [G|G]; unfold is_last_offer; simpl; rewrite G; [left|right]; discriminate.
+  - unfold keeps. simpl. rewrite P. repeat split. right. repeat split; discriminate.
+Qed.
+
+Lemma deliver_dress : forall d w e m u, deliver d (dress w e m u) = dress w e m (deliver d u).
+Proof.
+  intros. unfold deliver. change (queue (dress w e m u)) with (queue u). change (limit (dress w e m u)) with (limit u). change (outbox (dress w e m u)) with (outbox u).
+  destruct (take_room _ _ _). reflexivity.
+Qed.
+
+Lemma deliver_keeps : forall d u, keeps u (deliver d u) /\ posted (deliver d u) = posted u.
+Proof. intros. destruct (deliver_eq d u) as [a [b [_ [-> _]]]]. unfold keeps. simpl. repeat split; auto. Qed.
+
+Lemma finish_dress : forall w e m u, finish_when_drained (dress w e m u) = dress w e m (finish_when_drained u).
+Proof.
+  intros. unfold finish_when_drained. change (limit (dress w e m u)) with (limit u). change (outbox (dress w e m u)) with (outbox u).
+  destruct (outbox u); [reflexivity|]. destruct (below _ _); reflexivity.
+Qed.
+
+Lemma finish_keeps : forall u, at_phase u = DRAIN -> keeps u (finish_when_drained u) /\ posted (finish_when_drained u) = posted u.
+Proof.
+  intros u P. destruct (finish_eq u) as [p [-> [E|E]]]; try rewrite P in E; subst p; unfold keeps; simpl; rewrite P; (split; [|reflexivity]); repeat split; auto; right; repeat split; discriminate.
+Qed.
+
+Lemma keeps_trans : forall u v t, keeps u v -> keeps v t -> keeps u t.
+Proof.
+  intros u v t [A1 [A2 [A3 [A4 [A5 A6]]]]] [B1 [B2 [B3 [B4 [B5 B6]]]]]. unfold keeps. rewrite B1, B2, B3, B4, B5, A1, A2, A3, A4, A5. repeat split.
+  destruct A6 as [A6|[A6 [A7 A8]]], B6 as [B6|[B6 [B7 B8]]].
+  - left. congruence.
+  - right. rewrite <- A6. auto.
+  - right. rewrite B6. auto.
+  - right. auto.
+Qed.
+
+Lemma drain_dress : forall d o l w e m u, drain d o l (dress w e m u) = dress w e m (drain d o l u).
+Proof.
+  intros. unfold drain. change (limit (dress w e m u)) with (limit u).
+  match goal with |- finish_when_drained (deliver d (set_phase ?p (set_outcome ?q (set_limit ?x (dress w e m u))))) = _ =>
+    change (set_phase p (set_outcome q (set_limit x (dress w e m u)))) with (dress w e m (set_phase p (set_outcome q (set_limit x u)))) end.
+  rewrite deliver_dress, finish_dress. reflexivity.
+Qed.
+
+Lemma drain_keeps : forall d o l u, at_phase u <> COUNT -> at_phase u <> DONE -> keeps u (drain d o l u) /\ posted (drain d o l u) = posted u.
+Proof.
+  intros d o l u P1 P2. unfold drain. match goal with |- context[deliver d ?v] => set (v0 := v) end.
+  destruct (deliver_keeps d v0) as [K1 Q1].
+  assert (P : at_phase (deliver d v0) = DRAIN) by (destruct (deliver_same d v0) as [-> _]; reflexivity).
+  destruct (finish_keeps _ P) as [K2 Q2]. split; [|rewrite Q2, Q1; reflexivity].
+  apply (keeps_trans u v0); [unfold v0, keeps; simpl; repeat split; right; repeat split; auto; discriminate|]. exact (keeps_trans _ _ _ K1 K2).
+Qed.
+
+(** Events that have nothing to do with reading, agreements or counts. *)
+Definition is_plain (e : event) : bool := match e with SamplesRead _ _ _ | Got (Agreed _) | Got (Counted _) => false | _ => true end.
+
+Lemma dress_collated : forall w e m u, set_collated true (dress w e m u) = dress w e m (set_collated true u).
+Proof. reflexivity. Qed.
+Lemma dress_failure : forall w e m u x, set_failure x (dress w e m u) = dress w e m (set_failure x u).
+Proof. reflexivity. Qed.
+Lemma dress_urged : forall w e m u, set_urged true (dress w e m u) = dress w e m (set_urged true u).
+Proof. reflexivity. Qed.
+Lemma dress_taken : forall w e m u x y, set_taken x (set_queue y (dress w e m u)) = dress w e m (set_taken x (set_queue y u)).
+Proof. reflexivity. Qed.
+Lemma dress_stopped : forall w e m u l, set_limit l (set_stopped true (dress w e m u)) = dress w e m (set_limit l (set_stopped true u)).
+Proof. reflexivity. Qed.
+Lemma dress_groups : forall w e m u g, set_groups g (dress w e m u) = dress w e m (set_groups g u).
+Proof. reflexivity. Qed.
+Lemma dress_views : forall w e m u, at_phase (dress w e m u) = at_phase u /\ queue (dress w e m u) = queue u /\ limit (dress w e m u) = limit u /\
+  taken (dress w e m u) = taken u /\ stopped (dress w e m u) = stopped u /\ collated (dress w e m u) = collated u /\
+  failure (dress w e m u) = failure u /\ is_ending (dress w e m u) = is_ending u /\ planned (dress w e m u) = planned u /\ plan (dress w e m u) = plan u.
+Proof. repeat split. Qed.
+Lemma stop_event : forall c r d s, transition c r d s ConsumerStopped = match at_phase s with DONE => Some s | _ =>
+  if stopped s then Some s else
+  let t := set_limit (Some match limit s with Some m => Nat.min m (length (taken s)) | None => length (taken s) end) (set_stopped true s) in
+  Some (match at_phase s with DRAIN => finish_when_drained t | _ => post c r t end) end.
+Proof. reflexivity. Qed.
+
+Lemma plain_followed : forall n big c r d u w e m x t, is_plain x = true -> tied n u w e -> read u <= n -> alike_posts (posted u) m ->
+  transition c r d u x = Some t ->
+  exists m', transition (wide big c) r d (dress w e m u) x = Some (dress w e m' t) /\ alike_posts (posted t) m' /\ keeps u t.
+Proof.
+  intros n big c r d u w e m x t Pl T R A E.
+  assert (Posts : forall u1, keeps u u1 -> posted u1 = posted u -> exists m', post (wide big c) r (dress w e m u1) = dress w e m' (post c r u1) /\
+    alike_posts (posted (post c r u1)) m' /\ keeps u (post c r u1)).
+  { intros u1 K Q. destruct (post_followed n big c r u1 w e m) as [m' [E1 [E2 E3]]]; [exact (keeps_tied _ _ _ _ _ T K)| |rewrite Q; exact A|].
+    - destruct K as [_ [_ [-> _]]]. exact R.
+    - exists m'. split; [exact E1|]. split; [exact E2|]. exact (keeps_trans _ _ _ K E3). }
+  assert (Here : keeps u u) by (unfold keeps; auto 10).
+  destruct (dress_views w e m u) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 [V9 V10]]]]]]]]].
+  destruct x as [xs en full| |[a|cs|rs]| | |cause|]; try discriminate.
+  - cbn [transition] in *. rewrite V6, dress_collated. destruct (collated u); [discriminate|]. injection E as <-.
+    destruct (Posts (set_collated true u)) as [m' [E1 E2]]; [unfold keeps; simpl; auto 10|reflexivity|]. rewrite E1. exists m'. auto.
+  - cbn [transition] in *. rewrite V1, V9, V10. destruct (at_phase u) eqn:P; try discriminate. destruct (failure_of rs) as [o|]; [|discriminate]. injection E as <-.
+    exists m. rewrite drain_dress. destruct (drain_keeps d o (planned u - length (plan u)) u) as [K Q]; [congruence|congruence|]. rewrite Q. auto.
+  - cbn [transition] in *. rewrite V2, V3, V4. destruct (queue u) as [|y q]; [discriminate|]. destruct (below _ _); [|discriminate].
+    cbv zeta in *. rewrite dress_taken, deliver_dress. set (u0 := set_taken (taken u ++ [y]) (set_queue q u)) in *. destruct (deliver_keeps d u0) as [K Q].
+    assert (K' : keeps u (deliver d u0)) by (apply (keeps_trans u u0); [unfold keeps; simpl; auto 10|exact K]).
+    assert (Q' : posted (deliver d u0) = posted u) by (rewrite Q; reflexivity). clear Q. set (u1 := deliver d u0) in *. clearbody u1.
+    destruct (dress_views w e m u1) as [-> _]. assert (Fi : exists m', Some (match at_phase u1 with DRAIN => finish_when_drained (dress w e m u1) | _ => post (wide big c) r (dress w e m u1) end) =
+      Some (dress w e m' (match at_phase u1 with DRAIN => finish_when_drained u1 | _ => post c r u1 end)) /\
+      alike_posts (posted (match at_phase u1 with DRAIN => finish_when_drained u1 | _ => post c r u1 end)) m' /\ keeps u (match at_phase u1 with DRAIN => finish_when_drained u1 | _ => post c r u1 end)).
+    { destruct (Posts u1 K' Q') as [m' [E1 E2]]. destruct (at_phase u1) eqn:P; try (exists m'; rewrite E1; auto; fail).
+      exists m. rewrite finish_dress. destruct (finish_keeps _ P) as [K2 Q2]. rewrite Q2, Q'. split; [reflexivity|]. split; [exact A|exact (keeps_trans _ _ _ K' K2)]. }
+    injection E as <-. exact Fi.
+  - rewrite stop_event in *. rewrite V1, V3, V4, V5, dress_stopped. cbv zeta in *. set (u1 := set_limit _ (set_stopped true u)) in *.
+    assert (K' : keeps u u1) by (unfold keeps, u1; simpl; auto 10). assert (Q' : posted u1 = posted u) by reflexivity. assert (P1 : at_phase u1 = at_phase u) by reflexivity.
+    clearbody u1. destruct (Posts u1 K' Q') as [m' [E1 E2]].
+    destruct (at_phase u) eqn:P; (destruct (stopped u); [injection E as <-; exists m; auto|]) || idtac; try (injection E as <-; exists m'; rewrite E1; auto; fail).
+    + injection E as <-. exists m. rewrite finish_dress. destruct (finish_keeps u1 P1) as [K2 Q2]. rewrite Q2, Q'. split; [reflexivity|]. split; [exact A|exact (keeps_trans _ _ _ K' K2)].
+    + injection E as <-. exists m. auto.
+  - cbn [transition] in *. rewrite V7, V8, dress_failure. destruct (_ || _); injection E as <-; [exists m; auto|].
+    destruct (Posts (set_failure (Some cause) u)) as [m' [E1 E2]]; [unfold keeps; simpl; auto 10|reflexivity|]. rewrite E1. exists m'. auto.
+  - cbn [transition] in *. rewrite V8, dress_urged. destruct (is_ending u); injection E as <-; [exists m; auto|].
+    destruct (Posts (set_urged true u)) as [m' [E1 E2]]; [unfold keeps; simpl; auto 10|reflexivity|]. rewrite E1. exists m'. auto.
+Qed.
+
+Lemma dress_read : forall w w' e e' m u a b x, set_read a (set_ended e' (set_wanted w' (set_window x (dress w e m u)))) =
+  dress w' e' m (set_read a (set_wanted b (set_window x u))).
+Proof. reflexivity. Qed.
+Lemma dress_released : forall w e m u x, set_outbox x (set_plan [] (set_groups [] (dress w e m u))) = dress w e m (set_outbox x (set_plan [] (set_groups [] u))).
+Proof. reflexivity. Qed.
+Lemma dress_counting : forall w w' e m m' u x b ms al bu y, set_phase COUNT (set_wanted w' (set_window x (set_marks ms (set_aligned al (set_budget bu (set_posted m' (dress w e m u))))))) =
+  dress w' e m' (set_phase COUNT (set_wanted b (set_window x (set_marks ms (set_aligned al (set_budget bu (set_posted y u))))))).
+Proof. reflexivity. Qed.
+Lemma dress_reported : forall w e m m' u y, set_phase REPORT (set_groups [] (set_posted m' (dress w e m u))) =
+  dress w e m' (set_phase REPORT (set_groups [] (set_posted y u))).
+Proof. reflexivity. Qed.
+Lemma dress_more_views : forall w e m u, outbox (dress w e m u) = outbox u /\ plan (dress w e m u) = plan u /\ groups (dress w e m u) = groups u /\
+  marks (dress w e m u) = marks u /\ read (dress w e m u) = read u /\ ended (dress w e m u) = e /\ round (dress w e m u) = round u /\
+  planned (dress w e m u) = planned u /\ failure (dress w e m u) = failure u /\ window (dress w e m u) = window u /\ wanted (dress w e m u) = w.
+Proof. repeat split. Qed.
+Lemma dress_due : forall big c w e m u, due_before (wide big c) (dress w e m u) = due_before c u.
+Proof. reflexivity. Qed.
+Lemma asks_nothing_unless_counting : forall u, at_phase u <> COUNT -> asks_nothing u = u.
+Proof. intros u P. unfold asks_nothing. destruct (at_phase u); congruence. Qed.
+Lemma drain_not_counting : forall d o l u, at_phase (drain d o l u) <> COUNT.
+Proof. intros d o l u. destruct (drain_phase d o l u) as [-> | ->]; discriminate. Qed.
+Lemma read_event : forall c r d s xs en full, transition c r d s (SamplesRead xs en full) =
+  if (wanted s =? 0) || (wanted s <? length xs) || (is_nil xs && negb en && negb full) || (full && negb (may_be_full xs en s)) then None
+  else Some (post c r (set_read (read s + length xs) (set_ended en (set_wanted (if en || full then 0 else wanted s - length xs) (set_window (window s ++ xs) s))))).
+Proof. reflexivity. Qed.
+
+Lemma own_read : forall big c r d u w m xs en full b, xs <> [] -> length xs <= w -> (full = true -> en = false /\ length xs < w) ->
+  transition (wide big c) r d (dress w false m u) (SamplesRead xs en full) =
+  Some (post (wide big c) r (dress (if en || full then 0 else w - length xs) en m (set_read (read u + length xs) (set_wanted b (set_window (window u ++ xs) u))))).
+Proof.
+  intros big c r d u w m xs en full b Nx L Fu. rewrite read_event. destruct (dress_more_views w false m u) as [_ [_ [_ [_ [V1 [_ [_ [_ [_ [V2 V3]]]]]]]]]].
+  rewrite V1, V2, V3. assert (Lx : 1 <= length xs) by (destruct xs; [easy|simpl; lia]).
+  replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; lia). replace (w <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
+  replace (is_nil xs) with false by (destruct xs; [easy|reflexivity]).
+  assert (Mf : full && negb (may_be_full xs en (dress w false m u)) = false).
+  { destruct full; [|reflexivity]. destruct (Fu eq_refl) as [-> F]. unfold may_be_full. rewrite V2, V3.
+    replace (length xs <? w) with true by (symmetry; apply Nat.ltb_lt; lia). destruct (window u); [destruct xs; [easy|reflexivity]|reflexivity]. }
+  rewrite Mf, (dress_read w _ false en m u _ b). reflexivity.
+Qed.
+
+Lemma own_tied : forall n u w k b x, n < read u + w -> k <= wanted u -> 0 < wanted u -> wanted u <= w -> at_phase u <> COUNT ->
+  exists en full, (full = true -> en = false /\ at_phase u <> DONE /\ k = wanted u) /\ (en = true -> k = wanted u /\ ended u = true) /\
+    tied n (set_read (read u + k) (set_wanted (wanted u - k) (set_window x (set_ended b u)))) (if en || full then 0 else w - k) en \/ b <> ended u.
+Proof.
+  intros n u w k b x Op L Z Lw NC. destruct (bool_dec b (ended u)) as [->|Nb]; [|exists false, false; right; exact Nb].
+  destruct (Nat.eq_dec k (wanted u)) as [->|Nk].
+  - destruct (at_phase u) eqn:P; try congruence;
+    try (exists (ended u), (negb (ended u)); left; unfold tied, is_open; simpl; rewrite P, Nat.sub_diag; simpl; destruct (ended u); simpl; repeat split; auto; discriminate).
+    exists false, false. left. unfold tied. simpl. rewrite P, Nat.sub_diag. repeat split; auto; discriminate.
+  - exists false, false. left. split; [discriminate|]. split; [discriminate|]. unfold tied, is_open. simpl.
+    replace (wanted u - k =? 0) with false by (symmetry; apply Nat.eqb_neq; lia). destruct (at_phase u); try congruence; split; auto; lia.
+Qed.
+
+Lemma read_followed : forall n big c r d u w e m xs en0 full0 t more, tied n u w e -> alike_posts (posted u) m ->
+  read u + wanted u + more = n -> (ended u = true -> more = 0) ->
+  handle_shared c r d u (SamplesRead xs en0 full0) = Some t ->
+  exists en full w' e' m', transition (wide big c) r d (dress w e m u) (SamplesRead xs en full) = Some (dress w' e' m' t) /\
+    alike_posts (posted t) m' /\ tied n t w' e' /\ (en = true -> read u + length xs = n) /\ (full = true -> at_phase u <> DONE) /\ xs <> [] /\
+    ended t = ended u /\ read t + wanted t = read u + wanted u /\ round t = round u /\ at_phase u <> COUNT /\ at_phase t <> COUNT.
+Proof.
+  intros n big c r d u w e m xs en0 full0 t more T A Sp Mo E. unfold handle_shared in E.
+  destruct (wanted u =? 0) eqn:Z; [discriminate|]. destruct (wanted u <? length xs) eqn:L; [discriminate|]. cbn [orb] in E.
+  assert (Nx : xs <> []) by (intros ->; discriminate). assert (Ni : is_nil xs = false) by (destruct xs; [easy|reflexivity]). rewrite Ni in E. injection E as E.
+  apply Nat.ltb_ge in L. assert (Op : is_open n u w e /\ at_phase u <> COUNT).
+  { unfold tied in T. rewrite Z in T. apply Nat.eqb_neq in Z. destruct (at_phase u); try (split; [exact T|discriminate]). destruct T as [T _]. contradiction. }
+  destruct Op as [[-> Op] NC]. apply Nat.eqb_neq in Z.
+  destruct (own_tied n u w (length xs) (ended u) (window u ++ xs)) as [en [full [[F1 [F2 F3]]|F]]]; [exact Op|exact L|lia|pose proof (Nat.le_refl 0); lia|exact NC| |congruence].
+  assert (F4 : full = true -> en = false /\ length xs < w) by (intros F; destruct (F1 F) as [G1 [_ G2]]; split; [exact G1|lia]).
+  pose proof (own_read big c r d u w m xs en full (wanted u - length xs) Nx ltac:(lia) F4) as Tr.
+  set (u1 := set_read (read u + length xs) (set_wanted (wanted u - length xs) (set_window (window u ++ xs) u))) in *.
+  assert (Eu : set_read (read u + length xs) (set_wanted (wanted u - length xs) (set_window (window u ++ xs) (set_ended (ended u) u))) = u1) by (unfold u1; destruct u; reflexivity).
+  rewrite Eu in F3. assert (Fr : ended u1 = ended u /\ wanted u1 = wanted u - length xs /\ read u1 = read u + length xs /\ round u1 = round u /\ at_phase u1 = at_phase u /\ posted u1 = posted u)
+    by (repeat split).
+  clearbody u1. clear Eu. destruct Fr as [R1 [R2 [R3 [R4 [R5 R6]]]]].
+  destruct (post_followed n big c r u1 _ en m F3) as [m' [P1 [P2 P3]]]; [rewrite R3; lia|rewrite R6; exact A|].
+  rewrite P1, E in Tr. rewrite E in P2, P3. pose proof (keeps_tied _ _ _ _ _ F3 P3) as T1. destruct P3 as [K1 [K2 [K3 [K4 [K5 K6]]]]].
+  eexists en, full, _, en, m'. split; [exact Tr|]. split; [exact P2|]. split; [exact T1|].
+  split; [intros H; destruct (F2 H) as [G1 G2]; specialize (Mo G2); lia|]. split; [intros H; apply (F1 H)|]. split; [exact Nx|].
+  rewrite K1, K2, K3, K5, R1, R2, R3, R4. repeat split; auto; [lia|]. destruct K6 as [->|[_ [_ K6]]]; [rewrite R5; exact NC|exact K6].
+Qed.
+
+(** In COUNT a rank that follows says that its window is full, or its source at its end, where nothing is drawn. *)
+Lemma nothing_read : forall big c r d u w m en full, at_phase u = COUNT -> 0 < w -> en || full = true -> (full = true -> en = false /\ window u <> []) ->
+  transition (wide big c) r d (dress w false m u) (SamplesRead [] en full) = Some (dress 0 en m u).
+Proof.
+  intros big c r d u w m en full P Wp Ef Fu. rewrite read_event. destruct (dress_more_views w false m u) as [_ [_ [_ [_ [V1 [_ [_ [_ [_ [V2 V3]]]]]]]]]].
+  rewrite V1, V2, V3. replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; lia). replace (w <? length (@nil sample)) with false by (symmetry; apply Nat.ltb_ge; simpl; lia).
+  assert (G : is_nil (@nil sample) && negb en && negb full = false) by (destruct en, full; auto). rewrite G. cbn [orb].
+  assert (Mf : full && negb (may_be_full [] en (dress w false m u)) = false).
+  { destruct full; [|reflexivity]. destruct (Fu eq_refl) as [-> Nw]. unfold may_be_full. rewrite V2, V3.
+    simpl. replace (0 <? w) with true by (symmetry; apply Nat.ltb_lt; lia). destruct (window u); [easy|reflexivity]. }
+  rewrite Mf, Ef, (dress_read w 0 false en m u _ (wanted u)). simpl length. rewrite Nat.add_0_r, app_nil_r.
+  assert (Eu : set_read (read u) (set_wanted (wanted u) (set_window (window u) u)) = u) by (destruct u; reflexivity). rewrite Eu.
+  rewrite post_waiting; [reflexivity|]. unfold is_waiting. destruct (dress_views 0 en m u) as [-> _]. rewrite P. reflexivity.
+Qed.
+
+Lemma counted_followed : forall n big c r d u w e m cs share is_last t, read u <= n -> alike_posts (posted u) m ->
+  (if share =? 0 then w = 0 /\ e = is_last else is_open n u w e) ->
+  transition c r d (draws share is_last u) (Got (Counted cs)) = Some t ->
+  exists m', transition (wide big c) r d (dress w e m u) (Got (Counted cs)) = Some (dress w e m' t) /\ alike_posts (posted t) m' /\ tied n t w e /\
+    ended t = is_last /\ wanted t = share /\ read t = read u /\ round t = S (round u) /\ at_phase u = COUNT /\ at_phase t <> COUNT.
+Proof.
+  intros n big c r d u w e m cs share is_last t R A T E. cbn [transition] in *.
+  change (at_phase (draws share is_last u)) with (at_phase u) in E. change (at_phase (dress w e m u)) with (at_phase u).
+  destruct (at_phase u) eqn:P; try discriminate. unfold count in *.
+  change (aligned (draws share is_last u)) with (aligned u) in E. change (aligned (dress w e m u)) with (aligned u).
+  destruct (negb _); [discriminate|]. cbv zeta in *. injection E as E.
+  match type of E with post c r ?v = t => set (u1 := v) in * end.
+  assert (T1 : tied n u1 w e) by (unfold tied; subst u1; exact T).
+  destruct (post_followed n big c r u1 w e m T1) as [m' [P1 [P2 P3]]]; [exact R|exact A|].
+  exists m'. split; [|].
+  - rewrite <- E, <- P1. reflexivity.
+  - rewrite E in *. destruct P3 as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. split; [exact P2|].
+    split; [apply (keeps_tied n u1); [exact T1|unfold keeps; auto 10]|]. repeat split.
+    destruct K6 as [->|[_ [_ K6]]]; [discriminate|exact K6].
+Qed.
+
+Lemma target_wide : forall big c a, target (wide big c) a = target c a.
+Proof. reflexivity. Qed.
+
+Lemma alike_same : forall a b, alike_offer a b -> is_bad a = false -> o_stop_rank a = None -> b = a.
+Proof.
+  intros a b [->|[[L|L] _]] B St; [reflexivity| |contradiction]. unfold is_bad in B. destruct (o_failed a); [discriminate|contradiction].
+Qed.
+
+Lemma alike_bad : forall a b, alike_offer a b -> is_bad b = is_bad a /\ o_round_min b = o_round_min a /\ o_stop_rank b = o_stop_rank a /\ o_stop_step b = o_stop_step a.
+Proof. intros a b [->|[_ [g ->]]]; repeat split. Qed.
+
+Lemma agreed_followed : forall n big c r d u w e m a b t, tied n u w e -> alike_posts (posted u) m -> alike_offer a b ->
+  (is_bad b = false -> o_ready b = true -> w = 0) ->
+  handle_shared c r d u (Got (Agreed a)) = Some t -> n < big -> read u <= n ->
+  exists w' e' m', transition (wide big c) r d (dress w e m u) (Got (Agreed b)) = Some (dress w' e' m' t) /\ alike_posts (posted t) m' /\
+    ended t = ended u /\ wanted t = wanted u /\ read t = read u /\ round t = round u /\ at_phase u = OFFER /\
+    (length (window t) <= read t -> tied n t w' e').
+Proof.
+  intros n big c r d u w e m a b t T A Al Rw E Big Rn. unfold handle_shared in E. cbn [transition] in *.
+  change (at_phase (dress w e m u)) with (at_phase u). destruct (at_phase u) eqn:P; try discriminate.
+  destruct (alike_bad _ _ Al) as [B1 [B2 [B3 B4]]]. unfold agree in *. rewrite B1, B2, B3, B4. change (round (dress w e m u)) with (round u).
+  assert (P1 : at_phase u <> COUNT) by congruence. assert (P2 : at_phase u <> DONE) by congruence.
+  destruct (dress_more_views w e m u) as [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 [V9 [V10 V11]]]]]]]]]].
+  destruct (is_bad a) eqn:B.
+  - cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by discriminate. rewrite V9.
+    change (c_print (wide big c)) with (c_print c).
+    rewrite (dress_reported w e m _ u (Some (MReport (mkReport r (failure u) (round u) (c_print c))))). injection E as <-.
+    exists w, e, (Some (MReport (mkReport r (failure u) (round u) (c_print c)))). split; [reflexivity|]. split; [left; reflexivity|]. repeat split.
+    intros _. apply (keeps_tied n u); [exact T|]. unfold keeps. simpl. repeat split. right. rewrite P. repeat split; discriminate.
+  - destruct (negb (o_round_min a =? round u)); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:St.
+    + cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. rewrite dress_groups, drain_dress. cbv zeta in *.
+      set (no := match o_stop_step a with Some k => k | None => 0 end) in *.
+      destruct (drain_keeps d (Stopped q no) no (set_groups [] u) P1 P2) as [K Q]. set (v := drain d (Stopped q no) no (set_groups [] u)) in *.
+      assert (K' : keeps u v) by exact K. change (posted (set_groups [] u)) with (posted u) in Q. clearbody v. clear K. injection E as <-.
+      exists w, e, m. split; [reflexivity|]. rewrite Q. split; [exact A|]. pose proof K' as K. destruct K' as [K1 [K2 [K3 [K4 [K5 K6]]]]]. repeat split; auto.
+      intros _. exact (keeps_tied n u v w e T K).
+    + pose proof (alike_same a b Al B St) as ->. rewrite target_wide. destruct (negb (o_ready a)) eqn:Ra; [discriminate|].
+      apply negb_false_iff in Ra. specialize (Rw B Ra). subst w.
+      assert (Se : wanted u = 0 /\ e = ended u).
+      { unfold tied, is_open in T. rewrite P in T. destruct (wanted u =? 0) eqn:Z; [apply Nat.eqb_eq in Z; destruct T as [_ ->]; auto|]. destruct T as [_ T]. lia. }
+      destruct Se as [Wa En]. cbv zeta in *. rewrite V1, V2, dress_released. set (u1 := set_outbox (outbox u ++ plan u) (set_plan [] (set_groups [] u))) in *.
+      assert (K0 : keeps u u1) by (unfold keeps, u1; simpl; auto 10). assert (Q0 : posted u1 = posted u) by reflexivity.
+      assert (Ph0 : at_phase u1 = at_phase u) by reflexivity. destruct (target c a) as [|k].
+      * cbn [option_map] in E. rewrite asks_nothing_unless_counting in E by apply drain_not_counting. rewrite drain_dress.
+        rewrite V8. change (planned u1) with (planned u) in E. clearbody u1.
+        destruct (drain_keeps d Complete (planned u) u1) as [K Q]; [congruence|congruence|]. set (v := drain d Complete (planned u) u1) in *. clearbody v. injection E as <-.
+        pose proof (keeps_trans _ _ _ K0 K) as K'. exists 0, e, m. split; [reflexivity|]. rewrite Q, Q0. split; [exact A|].
+        pose proof K' as K9. destruct K' as [K1 [K2 [K3 [K4 [K5 K6]]]]]. repeat split; auto. intros _. exact (keeps_tied n u v 0 e T K9).
+      * rewrite ?V3, ?V4, ?V5, ?V6, ?V7. rewrite dress_due. change (c_align (wide big c)) with (c_align c). change (c_max_age (wide big c)) with (c_max_age c).
+        change (c_window (wide big c) (S (round u))) with big.
+        destruct (c_align c (round u) (groups u) (S k) (due_before c u)) as [al carried].
+        set (m' := Some (MCounts (map count_group al))) in *. set (w' := if e then 0 else big - length carried).
+        rewrite (dress_counting 0 w' e m m' u1 carried (if ended u then 0 else c_window c (S (round u)) - length carried) _ al (o_budget a) m').
+        match type of E with option_map _ (Some (deliver d ?x)) = _ => set (v := x) in * end.
+        cbn [option_map] in E. rewrite deliver_dress. destruct (deliver_keeps d v) as [[K1 [K2 [K3 [K4 [K5 K6]]]]] Q]. destruct (deliver_same d v) as [Ph _].
+        assert (Wv : ended v = ended u /\ read v = read u /\ window v = carried /\ round v = round u /\ at_phase v = COUNT /\ posted v = m') by (repeat split).
+        destruct Wv as [W1 [W2 [W3 [W4 [W5 W6]]]]]. rewrite W1 in K1. rewrite W2 in K3. rewrite W3 in K4. rewrite W4 in K5. rewrite W5 in Ph. rewrite W6 in Q.
+        set (x := deliver d v) in *. clearbody x. clear K2 K6 W1 W2 W3 W4 W5 W6. clear v.
+        assert (Wd : asks_nothing x = set_wanted 0 x) by (unfold asks_nothing; rewrite Ph; reflexivity). rewrite Wd in E. injection E as <-.
+        exists w', e, m'. split; [reflexivity|]. cbn [posted ended wanted read round window at_phase set_wanted].
+        rewrite Q, K1, K3, K4, K5. split; [left; reflexivity|]. repeat split; [symmetry; exact Wa|].
+        intros Lw. unfold tied, is_open. cbn [at_phase wanted ended read set_wanted]. rewrite Ph, K1, K3. split; [reflexivity|].
+        unfold w'. rewrite En. destruct (ended u); [auto|]. split; [reflexivity|]. lia.
+Qed.

@@ -1,0 +1,97 @@
+"""How fast the core is by itself: ``python -m tests.bench --only core``.
+
+One rank, every invariant checked, samples made beforehand: grouping, alignment and the state machine, without reading,
+collating, transport or simulated time. Processor time, so that a busy machine disturbs it less; it still does.
+A rank that is alone never carries or splits a group: among others it is slower.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths
+from odb_sim.inputs.workload import build_workload
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Collate, Deliver, Effect, Finish, OutcomeKind, PostCounts, PostOffer, Read
+from odb_ref.core.events import Agreed, Collated, Counted, Event, SamplesRead, StepTaken
+from odb_ref.core.machine import Machine
+from odb_ref.core.types import Sample
+from tests.bench.report import print_table
+
+BUDGET_TOKENS: Final = 12_288
+WINDOW_SAMPLES: Final = 1024
+SAMPLES: Final = 100_000
+
+
+def measure_core(repetitions: int, say: Callable[[str], None], samples: int = SAMPLES) -> dict[str, dict[str, float]]:
+    """Samples per second of processor time, the best of the repetitions, and samples per step, by trace."""
+    found = {}
+    for trace in list_bundled_names():
+        say(trace)
+        tokens = build_workload(load_lengths(trace), ranks=1, samples=samples).tokens.tolist()
+        shard = tuple(Sample(place, place, length, length) for place, length in enumerate(tokens))
+        runs = [run_epoch(shard) for _ in range(repetitions)]
+        seconds, steps = min(runs)
+        found[trace] = {"samples_per_s": len(shard) / seconds, "samples_per_step": len(shard) / steps}
+    return found
+
+
+def run_epoch(shard: tuple[Sample, ...]) -> tuple[float, int]:
+    """Seconds of processor time that an epoch of one rank takes, and its steps.
+
+    Raises: RuntimeError when not every sample has come exactly once: figures of such an epoch would mean nothing.
+    """
+    machine = Machine(Config(rank=0, world_size=1, budget_tokens=BUDGET_TOKENS, window_samples=WINDOW_SAMPLES))
+    began = time.process_time()
+    effects = deque(machine.begin())
+    read = steps = 0
+    came: list[Sample] = []
+    finish: Finish | None = None
+    while effects:
+        effect = effects.popleft()
+        match effect:
+            case Deliver(step):
+                came += step.group
+                steps += 1
+            case Finish():
+                finish = effect
+                continue
+            case Read(count):
+                read += count
+        effects += machine.handle(_answer(effect, shard, read))
+    seconds = time.process_time() - began
+    if finish is None or finish.outcome.kind is not OutcomeKind.COMPLETE:
+        raise RuntimeError(f"the epoch has not come to its end: {finish}")
+    if sorted(sample.position for sample in came) != list(range(len(shard))):
+        raise RuntimeError(f"{len(came)} samples came of {len(shard)}, or one of them twice")
+    return seconds, steps
+
+
+def _answer(effect: Effect, shard: tuple[Sample, ...], read: int) -> Event:
+    """What a rank that is alone is told at once; ``read`` counts this read too."""
+    match effect:
+        case Deliver():
+            return StepTaken()
+        case Read(count):
+            return SamplesRead(shard[read - count : read], is_ended=read >= len(shard))
+        case PostOffer(offer):
+            return Agreed(offer)
+        case PostCounts(counts):
+            return Counted(counts)
+        case Collate(round_):
+            return Collated(round_)
+        case _:
+            raise RuntimeError(f"not expected of a rank without troubles: {effect}")
+
+
+def print_core(found: dict[str, dict[str, float]]) -> None:
+    """Prints the table."""
+    print_table(
+        f"The core by itself, one rank, checks on, window {WINDOW_SAMPLES:,}, budget {BUDGET_TOKENS:,}",
+        ["trace", "samples per step", "samples per second"],
+        [[trace, f"{row['samples_per_step']:.1f}", f"{row['samples_per_s']:,.0f}"] for trace, row in found.items()],
+    )

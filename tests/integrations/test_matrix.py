@@ -1,0 +1,289 @@
+"""Each framework with each way to hold a model that runs here: the loss of every update, coverage, going on from a checkpoint
+in the middle of an epoch, and what is warned of, on one process and two.
+
+DeepSpeed has an environment of its own: `tests/integrations/test_deepspeed.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("transformers")
+require("accelerate")
+require("lightning")
+
+import lightning.pytorch as pl  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState  # noqa: E402
+from accelerate.state import AcceleratorState  # noqa: E402
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy  # noqa: E402
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict  # noqa: E402
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from odb_ref.integrations.accelerate import accumulate  # noqa: E402
+from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
+from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
+from tests.integrations.common import (  # noqa: E402
+    BUDGET_TOKENS,
+    LEARNING_RATE,
+    OPTIONS,
+    SIZES,
+    Model,
+    Samples,
+    check_coverage,
+    collate,
+    get_sample,
+    get_weights,
+    join,
+    make_shard,
+    set_environment,
+)
+from tests.integrations.test_sharded import get_whole, is_sharded, pretend  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
+
+AT = 4
+"""Updates before the checkpoint: in the middle of the first of two epochs."""
+STEPS = 2
+"""Of an accumulation window."""
+
+
+@dataclass
+class Log:
+    """What one rank has seen of a training."""
+
+    updates: list[list[int]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """The part of each update's loss that is of this rank's batches: their mean over the ranks is the loss."""
+    weights: list[float] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    loss: float = 0.0
+
+    def note(self, batch: Any, info: Any, loss: Any) -> bool:
+        """Whether the checkpoint is due, on all ranks alike."""
+        self.numbers += [] if info.is_idle else batch["numbers"].tolist()
+        self.loss += loss.item()
+        if info.is_window_end:
+            self.updates.append(self.numbers)
+            self.losses.append(self.loss)
+            self.numbers, self.loss = [], 0.0
+        return bool(info.is_window_end) and len(self.updates) == AT
+
+
+def make_data() -> Samples:
+    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
+
+
+def make_loader() -> ODBDataLoader:
+    options = OPTIONS | {"shard": "given", "accumulation_steps": STEPS, "collate_fn": collate}
+    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options)
+
+
+# Plain torch --------------------------------------------------------------------------------------------------------------
+
+
+def hold(strategy: str) -> Any:
+    model: Any = Model()
+    if strategy == "ddp":
+        return DistributedDataParallel(model)
+    if strategy == "fsdp2":
+        fully_shard(model.layers[2])
+        fully_shard(model)
+        return model
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def train_plain(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
+    model, log = hold(strategy), Log()
+    assert strategy == "ddp" or dist.get_world_size() == 1 or is_sharded(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.5)
+    with make_loader() as loader:
+        saved: dict[str, Any] = {"loader": JobState(loader)}
+        if is_resumed:
+            weights, momenta = get_state_dict(model, optimizer)
+            parts = {"model": weights, "optimizer": momenta} | saved
+            dcp.load(parts, checkpoint_id=folder)
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=momenta)
+        while loader.epoch < 2:
+            for batch, info in loader.steps():
+                if strategy == "fsdp2":
+                    model.set_requires_gradient_sync(info.is_window_end)
+                elif strategy == "ddp":
+                    model.require_backward_grad_sync = info.is_window_end
+                loss = info.scale(model(batch["input_ids"], batch["labels"])["loss"])
+                loss.backward()
+                if info.is_window_end:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if log.note(batch, info, loss) and not is_resumed:
+                    weights, momenta = get_state_dict(model, optimizer)
+                    dcp.save({"model": weights, "optimizer": momenta} | saved, checkpoint_id=folder)
+    log.weights = get_weights(model) if strategy == "ddp" else get_whole(model)
+    return log
+
+
+# Accelerate ---------------------------------------------------------------------------------------------------------------
+
+
+def train_accelerate(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    settings: dict[str, Any] = {"cpu": True}
+    if strategy != "ddp":
+        PartialState(cpu=True)
+        pretend()
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=int(strategy[-1]),
+            cpu_ram_efficient_loading=False,
+            state_dict_type="SHARDED_STATE_DICT",
+        )
+        settings = {"fsdp_plugin": plugin}
+    accelerator, log = Accelerator(**settings), Log()
+    model: Any = Model()
+    if strategy == "fsdp1":
+        model = accelerator.prepare(model)
+        optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.5)
+        model, optimizer = accelerator.prepare(model, optimizer)
+    with make_loader() as loader:
+        accelerator.register_for_checkpointing(JobState(loader))
+        if is_resumed:
+            accelerator.load_state(str(folder))
+        while loader.epoch < 2:
+            for batch, info in loader.steps():
+                with accumulate(accelerator, model, info):
+                    loss = info.scale(model(batch["input_ids"], batch["labels"])["loss"])
+                    accelerator.backward(loss)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if log.note(batch, info, loss) and not is_resumed:
+                    accelerator.save_state(str(folder))
+    log.weights = get_weights(model) if strategy == "ddp" else get_whole(model)
+    return log
+
+
+# Lightning ----------------------------------------------------------------------------------------------------------------
+
+
+class Module(pl.LightningModule):
+    def __init__(self, log: Log, *, is_split: bool) -> None:
+        super().__init__()
+        self.model, self.noted, self.is_split = Model(), log, is_split
+
+    def configure_model(self) -> None:
+        if self.is_split:
+            mesh = self.device_mesh["data_parallel"]
+            fully_shard(self.model.layers[2], mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = scale_loss(self, self.model(batch["input_ids"], batch["labels"])["loss"])
+        # Lightning is about to divide by the steps of the window.
+        self.noted.note(batch, self.trainer.train_dataloader.step_info, loss.detach() / STEPS)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE, momentum=0.5)
+
+
+def train_lightning(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
+    size, log = dist.get_world_size(), Log()
+    chosen = (
+        DDPStrategy(process_group_backend="gloo")
+        if strategy == "ddp"
+        else ModelParallelStrategy(data_parallel_size=size, tensor_parallel_size=1, process_group_backend="gloo")
+    )
+    options = OPTIONS | {"shard": "given", "accumulation_steps": STEPS, "collate_fn": collate}
+    module = Module(log, is_split=strategy != "ddp")
+    with LightningLoader(make_data(), token_budget=BUDGET_TOKENS, **options) as loader:
+        keep = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=AT, save_top_k=-1)
+        trainer = pl.Trainer(
+            default_root_dir=folder,
+            accelerator="cpu",
+            devices=size,
+            strategy=chosen,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accumulate_grad_batches=STEPS,
+            max_epochs=2,
+            callbacks=[loader.callback, keep],
+        )
+        trainer.fit(module, loader, ckpt_path=str(folder / f"step={AT}.ckpt") if is_resumed else None)
+    log.weights = get_weights(module.model) if strategy == "ddp" else get_whole(module.model)
+    return log
+
+
+# All of them --------------------------------------------------------------------------------------------------------------
+
+Train = Callable[..., Log]
+CELLS: list[tuple[Train, str]] = [
+    *[(train_plain, strategy) for strategy in ("ddp", "fsdp1", "fsdp2")],
+    *[(train_accelerate, strategy) for strategy in ("ddp", "fsdp1", "fsdp2")],
+    *[(train_lightning, strategy) for strategy in ("ddp", "fsdp2")],
+]
+
+
+def run_cell(rank: int, world_size: int, folder: Path, train: Train, strategy: str) -> Any:
+    set_environment(rank, world_size)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole = train(strategy, folder, is_resumed=False)
+        part = train(strategy, folder, is_resumed=True)
+    ours = [str(item.message) for item in caught if "odb" in str(item.message).lower() or "odb_ref" in item.filename]
+    return whole, part, ours
+
+
+def compute_losses(updates: list[list[int]], momentum: float) -> list[float]:
+    """The losses of a plain loop in one process over the same batches."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=momentum)
+    losses = []
+    for numbers in updates:
+        batch = collate([get_sample(number) for number in numbers])
+        loss = model(batch["input_ids"], batch["labels"])["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("train", "strategy"),
+    CELLS,
+    ids=lambda item: item if isinstance(item, str) else item.__name__.removeprefix("train_"),
+)
+def test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_and_no_warning(
+    tmp_path: Path, train: Train, strategy: str, world_size: int
+) -> None:
+    """Checks: WEIGHT, COVER, RESUME, REPLAY. Two epochs over shards of 23 and 8, with momentum."""
+    results = run_ranks(world_size, run_cell, world_size, tmp_path / "saved", train, strategy, timeout_s=40)
+    assert not any(result.error for result in results), results
+    wholes, parts, said = zip(*(result.value for result in results), strict=True)
+    check_coverage([(whole.updates, whole.weights) for whole in wholes], epochs=2)
+    updates = [join(numbers) for numbers in zip(*(whole.updates for whole in wholes), strict=True)]
+    # Of FSDP 1 Accelerate restores no momentum in an optimizer that has made no step yet.
+    wanted = compute_losses(updates, 0.0 if (train, strategy) == (train_accelerate, "fsdp1") else 0.5)
+    found = [sum(losses) / world_size for losses in zip(*(whole.losses for whole in wholes), strict=True)]
+    assert len(found) > AT
+    assert found == pytest.approx(wanted, rel=1e-9)
+    for whole, part in zip(wholes, parts, strict=True):
+        assert (part.updates, part.losses) == (whole.updates[AT:], whole.losses[AT:])
+        assert part.weights == whole.weights
+    assert said == ([],) * world_size
