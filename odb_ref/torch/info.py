@@ -149,7 +149,7 @@ class StepInfo:
         return loss * self.loss_scale
 
 
-_KEPT: Final = 16
+KEPT_BATCHES: Final = 16
 
 
 class StepInfoTable:
@@ -166,7 +166,7 @@ class StepInfoTable:
         self._watched: dict[int, tuple[weakref.ref[object], StepInfo]] = {}
         self._kept: deque[tuple[object, StepInfo, int]] = deque()
 
-    def put(self, batch: object, info: StepInfo, *, owner: object, kept: int = _KEPT) -> None:
+    def put(self, batch: object, info: StepInfo, *, owner: object, kept: int = KEPT_BATCHES) -> None:
         """Remembers ``info`` for ``batch``, which ``owner`` has yielded."""
         with self._lock:
             try:
@@ -232,9 +232,12 @@ class Reminders:
         """The trainer has asked in another way than by `pop_step_info`."""
         self._uses = -1
 
-    def check_use(self, steps: int, *, is_over: bool) -> str:
-        """Returns what to warn of after so many steps of the epoch whose loss is to be scaled; usually empty."""
-        if self._is_reminded or TABLE.uses > self._uses or not (steps >= _KEPT or (is_over and steps)):
+    def check_use(self, steps: int, *, is_due: bool) -> str:
+        """Returns what to warn of after so many steps of the epoch whose loss is to be scaled; usually empty.
+
+        A trainer that reads ahead may ask late: it ``is_due`` to have asked at the epoch's end, or when batches are forgotten.
+        """
+        if self._is_reminded or TABLE.uses > self._uses or not (steps and is_due):
             return ""
         self._is_reminded = True
         return (

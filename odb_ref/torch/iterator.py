@@ -10,7 +10,7 @@ from typing import Generic, Self, cast
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.backend.notes import Taken
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
+from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo, Weighting
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
@@ -58,6 +58,8 @@ class EpochIterator(Generic[Batch]):
         self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
+        self._kept = max(KEPT_BATCHES, 2 * weighting.accumulation_steps)
+        """Batches that may be taken before somebody asks what belongs to the first: whole windows too."""
         self._on_idle = on_idle
         self._len_bound = len_bound
 
@@ -67,8 +69,7 @@ class EpochIterator(Generic[Batch]):
     def __next__(self) -> Batch:
         batch, info = self.read()
         if batch is not None:
-            kept = max(16, 2 * self._weighting.accumulation_steps)
-            TABLE.put(batch, info, owner=self._trainer_side, kept=kept)
+            TABLE.put(batch, info, owner=self._trainer_side, kept=self._kept)
         self._scaled_steps += not info.is_idle and info.loss_scale != 1.0
         return batch
 
@@ -127,7 +128,8 @@ class EpochIterator(Generic[Batch]):
         while self._trainer_side.doubts:
             if self._reminders.is_new(what := self._trainer_side.doubts.popleft()):
                 warnings.warn(what, RuntimeWarning, stacklevel=4)
-        if what := self._reminders.check_use(self._scaled_steps, is_over=taken is None):
+        is_due = taken is None or self._scaled_steps >= self._kept
+        if what := self._reminders.check_use(self._scaled_steps, is_due=is_due):
             warnings.warn(f"epoch {epoch}: {what}", RuntimeWarning, stacklevel=4)
         if taken is not None and taken.step.number == self._len_bound:
             what = f"epoch {epoch} has more than the {self._len_bound} steps of len_bound"

@@ -54,6 +54,21 @@ def test_a_checkpoint_goes_on_where_it_was_saved(tmp_path: Path, kind: str, rank
         resuming.check([rank[stage] for rank in found], 1 if kind == "trainer" else 2)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stages_1_and_2_read_each_others_checkpoints_and_stage_3_its_own(tmp_path: Path, ranks: int) -> None:
+    """Checks: RESUME. A change from or to stage 3 is refused by DeepSpeed itself, without a word."""
+    for found in run("resume_deepspeed.py", tmp_path, ranks, ODB_KIND="stages"):
+        assert len(found) == 6
+        for change, run_on in found.items():
+            if "3" in change:
+                assert run_on == {"stopped": ""}, change
+                continue
+            whole, part = run_on["whole"], run_on["part"]
+            assert part["batches"], change
+            assert part["batches"] == whole["batches"][-len(part["batches"]) :], change
+            assert part["weights"] == pytest.approx(whole["weights"], abs=PRECISION), change
+
+
 REFUSED = {
     "plain: other steps in the configuration": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",
     "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",

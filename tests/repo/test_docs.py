@@ -1,15 +1,16 @@
-"""The documents: links lead somewhere, commands exist, the README is a page, the picture is what its script draws."""
+"""The documents: links lead somewhere, commands and tests exist, the README is a page, the picture is what its script draws."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,59 @@ def test_the_places_that_a_page_names_exist(page: Path) -> None:
         ):
             lost.append(f"{name}: {item}")
     assert lost == []
+
+
+def list_tests() -> dict[str, set[str]]:
+    """The tests that pytest collects of each file, by the file's path: functions, and methods of classes, by their names."""
+    found = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        body = ast.parse(path.read_text()).body
+        classes = [item.body for item in body if isinstance(item, ast.ClassDef) and item.name.startswith("Test")]
+        functions = [item for items in (body, *classes) for item in items if isinstance(item, ast.FunctionDef)]
+        found[show(path)] = {item.name for item in functions if item.name.startswith("test_")}
+    return found
+
+
+def join(sets: Iterable[set[str]]) -> set[str]:
+    return set().union(*sets)
+
+
+TESTS = list_tests()
+FILE = re.compile(r"\b((?:[\w-]+/)*test_\w+\.py)(?:::(\w+))?")
+NAME = re.compile(r"`(test_\w+)`")
+
+
+def find_lost_tests(text: str) -> list[str]:
+    """What a page names as tests, and nobody runs: a file without any, or a test that is not in the files of its line.
+
+    A line that names no file means a test of any.
+    """
+    lost = []
+    for line in text.splitlines():
+        named = FILE.findall(line)
+        held = {
+            file: join(names for path, names in TESTS.items() if f"/{path}".endswith(f"/{file}")) for file, _ in named
+        }
+        lost += [file for file, names in held.items() if not names]
+        lost += [name for file, name in named if name and name not in held[file]]
+        lost += [name for name in NAME.findall(line) if name not in join(held.values() if held else TESTS.values())]
+    return lost
+
+
+def test_there_are_tests_to_find() -> None:
+    """And what is not one is lost."""
+    assert sum(len(FILE.findall(page.read_text())) for page in PAGES) > 50
+    assert sum(len(NAME.findall(page.read_text())) for page in PAGES) > 10
+    here, there = "tests/repo/test_docs.py", "tests/repo/test_threads.py"
+    assert find_lost_tests(f"{here}, `test_there_are_tests_to_find`; {here}::test_there_are_tests_to_find") == []
+    assert find_lost_tests(f"{there}, `test_there_are_tests_to_find`") == ["test_there_are_tests_to_find"]
+    assert find_lost_tests(f"{there}::test_nothing, `test_nothing_else`") == ["test_nothing", "test_nothing_else"]
+    assert find_lost_tests("tests/repo/test_nothing.py") == ["tests/repo/test_nothing.py"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=show)
+def test_the_tests_that_a_page_names_are_collected(page: Path) -> None:
+    assert find_lost_tests(page.read_text()) == []
 
 
 def test_few_lines_change_where_somebody_moves() -> None:

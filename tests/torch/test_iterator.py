@@ -6,6 +6,7 @@ import gc
 import signal
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -140,6 +141,17 @@ def test_a_forgotten_pop_step_info_is_warned_of_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(make_loader())  # alone, each loss is scaled by 1
+
+
+def test_a_trainer_may_read_a_whole_window_before_it_asks() -> None:
+    """Checks: WEIGHT."""
+    steps = 20
+    with ODBDataLoader(Numbers(0, 80), accumulation_steps=steps, **SETTINGS) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = iter(loader)
+        windows = [[pop_step_info(batch) for batch in window] for window in iter(lambda: [*islice(batches, steps)], [])]
+    assert [len(window) == steps for window in windows[:-1]] == [True] * (len(windows) - 1) != []
+    assert any(info.loss_scale != 1 for info in windows[0])
 
 
 def forget_labels(samples: list[Any]) -> dict[str, Any]:

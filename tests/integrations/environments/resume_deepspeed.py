@@ -1,10 +1,12 @@
-"""DeepSpeed's three stages, from a checkpoint in the middle of an epoch: by its own loop, Accelerate and the Trainer.
+"""DeepSpeed's three stages, from a checkpoint in the middle of an epoch: by its own loop, Accelerate and the Trainer; and from
+the checkpoint of another stage.
 
 DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 resume_deepspeed.py FOLDER
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -29,6 +31,7 @@ from tests.integrations.environments.train_deepspeed import Recorder, get_whole,
 RATE = 0.05
 AT = 3
 """Updates before the checkpoint."""
+STAGES = (1, 2, 3)
 
 
 def make_data() -> Samples:
@@ -128,23 +131,38 @@ def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str,
     return resuming.describe(trainer, list(trainer.updates)) | {"weights": whole}
 
 
+def resume(kind: str, stage: int, folder: Path) -> dict[str, Any]:
+    """A whole training, and what goes on from its middle."""
+    if kind == "trainer":
+        return resuming.go_on(lambda checkpoint: train_trainer(stage, folder, checkpoint))
+    train = {"plain": train_plain, "accelerate": train_accelerate}[kind]
+    return {"whole": train(stage, folder, False), "steps": [AT], "parts": [train(stage, folder, True)]}
+
+
+def change_stages(folder: Path) -> dict[str, Any]:
+    """Each stage's checkpoint read by each other, by DeepSpeed's own loop: what the second did, or why it stopped."""
+    wholes = {stage: train_plain(stage, folder / str(stage), False) for stage in STAGES}
+    found = {}
+    for old, new in itertools.permutations(STAGES, 2):
+        try:
+            part = train_plain(new, folder / str(old), True)
+        except AssertionError as error:
+            found[f"{old} to {new}"] = {"stopped": str(error)}
+        else:
+            found[f"{old} to {new}"] = {"whole": wholes[old], "part": part}
+    return found
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     folder, kind = Path(sys.argv[1]), os.environ["ODB_KIND"]
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
-    rank, found = dist.get_rank(), {}
-    for stage in (1, 2, 3):
-        own = folder / str(stage)
-        if kind == "trainer":
-            found[stage] = resuming.go_on(
-                lambda checkpoint, stage=stage, own=own: train_trainer(stage, own, checkpoint)
-            )
-            continue
-        train = {"plain": train_plain, "accelerate": train_accelerate}[kind]
-        whole, part = train(stage, own, False), train(stage, own, True)
-        found[stage] = {"whole": whole, "steps": [AT], "parts": [part]}
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    if kind == "stages":
+        found = change_stages(folder)
+    else:
+        found = {str(stage): resume(kind, stage, folder / str(stage)) for stage in STAGES}
+    (folder / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
