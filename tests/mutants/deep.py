@@ -213,7 +213,7 @@ DEEP = (
         "FREE",
     ),
     _mutant("equal groups: the last first", "batching.alignment", "fills[i])", "fills[i], -i)", "REPLAY"),
-    _mutant("the smaller half first", "batching.layouts", "(len(group) + 1) // 2", "len(group) // 2", "REPLAY"),
+    _mutant("the smaller half first", "batching.layouts", "sizes.find_middle(len(group))", "len(group) // 2", "REPLAY"),
     _mutant(
         "an equal part that was made last is split first",
         "batching.alignment",

@@ -22,6 +22,7 @@ from odb_ref.core.state import State
 REBUILT = (
     "offer",
     "batching.budgets",
+    "batching.sizes",
     "batching.grouping",
     "batching.layouts",
     "batching.order",
@@ -66,7 +67,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["batching.rules"]
         summary, layouts = modules["summary"], modules["batching.layouts"]
-        order = modules["batching.order"]
+        order, sizes = modules["batching.order"], modules["batching.sizes"]
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -83,7 +84,13 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
         acceptance = modules["batching.budgets"].Acceptance
         core = Core(modules["resume"].resume, machine.transition, check, reduce, stand_in, acceptance)
         rule, layout = rules.RULES[mutant.bounds.rule.name], layouts.Layout(str(mutant.bounds.layout))
-        bounds = replace(mutant.bounds, rule=rule, layout=layout, order=order.StepOrder(str(mutant.bounds.order)))
+        bounds = replace(
+            mutant.bounds,
+            rule=rule,
+            layout=layout,
+            order=order.StepOrder(str(mutant.bounds.order)),
+            sizes=sizes.Sizes(str(mutant.bounds.sizes)),
+        )
         yield core, bounds
     finally:
         for name in REBUILT:

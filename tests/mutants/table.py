@@ -593,6 +593,14 @@ def align(
         property="SIZES",
         bounds=replace(HALVED, lengths=((1,) * 7, (4,))),
     ),
+    Mutant(
+        name="every number is taken for a power of two",
+        module="batching.sizes",
+        old="case Sizes.POWERS:\n                return _floor_power(size)",
+        new="case Sizes.POWERS:\n                return size",
+        property="SIZES",
+        bounds=replace(HALVED, sizes=Sizes.POWERS),
+    ),
     # Release and delivery.
     Mutant(
         name="a rank says that it is ready before it has collated",
