@@ -14,6 +14,7 @@ from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
 
@@ -32,8 +33,8 @@ class Terms:
     the header leaves it out, as it must whatever came after the first trace format: what was done before there was a choice.
 
     ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other; ``cost`` in
-    what those that meet in a step are alike. ``limits`` bounds, beside tokens, what a batch may use of each further resource
-    (``Sample.costs``).
+    what those that meet in a step are alike; ``sizes`` what numbers of samples a batch may have. ``limits`` bounds, beside
+    tokens, what a batch may use of each further resource (``Sample.costs``).
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """
@@ -58,6 +59,14 @@ class Terms:
         metadata={
             "absent": TOKENS,
             "help": "by what the steps of ranks are balanced. tokens; attention/Q: tokens + tokens**2 // Q of each sample",
+        },
+    )
+    sizes: Sizes = field(
+        default=Sizes.ANY,
+        metadata={
+            "absent": Sizes.ANY,
+            "help": "numbers of samples a padded batch may have. powers: of two; threes: also three times these; "
+            "even: even ones; one, in each",
         },
     )
     limits: tuple[int, ...] = field(default=(), metadata={"least": 1, "absent": ()})
@@ -120,6 +129,11 @@ class Config(Terms):
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
         if self.quota_samples is not None and self.mode is not Mode.QUOTA:
             raise UsageError("quota_samples needs mode='quota'")
+        if self.sizes is not Sizes.ANY and (self.layout is not Layout.PADDED or self.order is StepOrder.SAMPLER):
+            raise UsageError(
+                f"sizes='{self.sizes}' needs layout='padded', where a batch has a row for each sample, and another order than "
+                "'sampler', which keeps neighbours together"
+            )
         shared = {
             item.name: value
             for item, value in values

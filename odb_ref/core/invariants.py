@@ -1,4 +1,4 @@
-"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I11."""
+"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I12."""
 
 from __future__ import annotations
 
@@ -116,6 +116,10 @@ def _is_within_budget(config: Config, before: State, after: State, moved: Moved)
     )
 
 
+def _is_friendly(config: Config, before: State, after: State, _moved: Moved) -> bool:
+    return after.aligned is before.aligned or all(config.sizes.is_friendly(len(group)) for group in after.aligned)
+
+
 def _is_young(config: Config, before: State, after: State, _moved: Moved) -> bool:
     if before.phase is not _OFFER or after.phase is not _COUNT or not after.window:
         return True
@@ -176,6 +180,7 @@ INVARIANTS: Final = (
     Invariant("I9", "TERM", "the phase says which fields are in use", _is_phase_consistent),
     Invariant("I10", "ORDER", "the steps of a round follow each other as the order says", _is_in_order),
     Invariant("I11", "DEAL", "a draw lies behind all draws before it, and in the common order", _is_drawn_in_order),
+    Invariant("I12", "SIZES", "a group has a friendly number of samples", _is_friendly),
 )
 
 _LASTING: Final = tuple(invariant for invariant in INVARIANTS if invariant.id in ("I1", "I4", "I8", "I9"))

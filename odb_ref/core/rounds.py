@@ -36,7 +36,7 @@ def post_when_ready(config: Config, state: State) -> Transition:
     if not may_post and not must_end:
         return state, ()
     bounds = config.compute_round_bounds(state.agreed_tokens)
-    groups = config.order.compute_groups(state.window, config.layout, *bounds)
+    groups = config.order.compute_groups(state.window, config.layout, *bounds, sizes=config.sizes)
     offer = _compute_offer(config, state, groups, is_ready)
     return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
 
@@ -78,7 +78,9 @@ def form_steps(config: Config, state: State, target: int) -> tuple[tuple[Group, 
     Spec: R4.1, R4.2, R4.8. Preserves: ALIGN, CONSERVE.
     """
     due_before = compute_due_before(config, state)
-    steps, carried = align(state.groups, target, due_before, config.layout, config.order, cost=config.cost)
+    steps, carried = align(
+        state.groups, target, due_before, config.layout, config.order, cost=config.cost, sizes=config.sizes
+    )
     return config.order.arrange(steps, config.order_seed, state.round), carried
 
 

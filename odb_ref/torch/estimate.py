@@ -66,7 +66,9 @@ def _compute_groups_of(reading: Reading, config: Config) -> float:
     copies = -(-count // len(reading.sizes))
     sizes = (reading.sizes * copies)[:: max(1, len(reading.sizes) * copies // count)][:count]
     samples = [Sample(i, i, length, 0, costs) for i, (length, costs) in enumerate(sizes)]
-    groups = config.order.compute_groups(samples, config.layout, config.budget_tokens, config.limits)
+    groups = config.order.compute_groups(
+        samples, config.layout, config.budget_tokens, config.limits, sizes=config.sizes
+    )
     return len(groups) * reading.samples / len(samples)
 
 

@@ -16,6 +16,7 @@ from odb_ref.core.batching.cost import CostOfLength, choose_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Terms
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
@@ -129,6 +130,7 @@ class ODBDataLoader(Epochs[Batch]):
         layout: str = "padded",
         order: str = "shuffled",
         cost: str | CostOfLength = "tokens",
+        sizes: str = "any",
         max_patches: int | None = None,
         cost_fn: Callable[[Element], Sequence[int]] | None = None,
         limits: Sequence[int] = (),
@@ -191,6 +193,7 @@ class ODBDataLoader(Epochs[Batch]):
             layout=self._layout,
             order=choose(StepOrder, order, "order"),
             cost=choose_cost(cost),
+            sizes=choose(Sizes, sizes, "sizes"),
             limits=self._resources.limits,
             max_age_rounds=check_integer(max_age_rounds, "max_age_rounds", 1),
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),

@@ -23,6 +23,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule, get_rule
 from odb_ref.core.batching.shards import Draw
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.effects import Collate, Deliver, Effect, Finish, PostCounts, PostOffer, PostReport, Read
 from odb_ref.core.errors import UsageError
@@ -213,6 +214,7 @@ _DECODERS: Final[Mapping[object, Callable[[JsonObject, str], object]]] = {
     Layout: _choice(Layout),
     Draw: lambda data, key: decode_draw(data.get(key)),
     StepOrder: _choice(StepOrder),
+    Sizes: _choice(Sizes),
 }
 """How a field is read, by its declared type: a new field needs a line here only if its type is new."""
 

@@ -10,6 +10,7 @@ from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Mode
 from tests.mutants.loader import Mutant
 
@@ -69,6 +70,7 @@ DEARER = Bounds(
 DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
 """The row of two samples costs more than that of one that is longer than each."""
 UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
+HALVED = Bounds(lengths=((1,) * 6, (4, 4)), sizes=Sizes.EVEN, budget_tokens=6, window_samples=6, ramp_rounds=0)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 TOLD = Bounds(lengths=((1,) * 9, (1,) * 6), window_samples=3, accepted=((2, 4), (3,)))
 """Rank 0 lowers its budget and raises it again, rank 1 lowers its own by less; groups are as large as the budget in force."""
@@ -571,6 +573,23 @@ def align(
         new="return max([cost.of_tokens(sample.length) for sample in group])",
         property="ORDER",
         bounds=DEAREST,
+    ),
+    # Sizes.
+    Mutant(
+        name="what is split is halved, friendly or not",
+        module="batching.layouts",
+        old="return sizes.find_middle(len(group))",
+        new="return (len(group) + 1) // 2",
+        property="SIZES",
+        bounds=HALVED,
+    ),
+    Mutant(
+        name="a group keeps what makes its number unfriendly",
+        module="batching.grouping",
+        old="end = begin + sizes.round_down(len(first))",
+        new="end = begin + len(first)",
+        property="SIZES",
+        bounds=HALVED,
     ),
     # Release and delivery.
     Mutant(

@@ -26,6 +26,7 @@ from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.offer import reduce_offers
@@ -84,12 +85,12 @@ def read_runs(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> 
     return tuple(tuple(reversed(positions[begin:end])) for begin, end in zip(begins, ends, strict=True))
 
 
-@given(draw_windows(), st.integers(1, 120))
-def test_groups(windows: list[Group], budget: int) -> None:
+@given(draw_windows(), st.integers(1, 120), st.sampled_from(Sizes))
+def test_groups(windows: list[Group], budget: int, sizes: Sizes) -> None:
     arrays = make_arrays(windows)
-    bounds = compute_group_bounds(arrays, budget)
+    bounds = compute_group_bounds(arrays, budget, sizes=sizes)
     for row, window in enumerate(windows):
-        groups = compute_groups(window, budget)
+        groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, sizes=sizes)
         assert count_groups(bounds)[row] == len(groups)
         edges = bounds[row, : len(groups) + 1].tolist()
         assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
@@ -194,19 +195,27 @@ def test_shuffling(windows: list[Group], budget: int, target: int, seed: int, ro
         assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
 
 
-@given(draw_windows(), st.integers(1, 120), st.integers(1, 30), st.lists(st.integers(0, 60), min_size=4, max_size=4))
-def test_due_groups_and_alignment(windows: list[Group], budget: int, target: int, ages: list[int]) -> None:
+@given(
+    draw_windows(),
+    st.integers(1, 120),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 60), min_size=4, max_size=4),
+    st.sampled_from(Sizes),
+)
+def test_due_groups_and_alignment(
+    windows: list[Group], budget: int, target: int, ages: list[int], sizes: Sizes
+) -> None:
     arrays = make_arrays(windows)
     due_before = np.array(ages[: len(windows)])
-    bounds = compute_group_bounds(arrays, budget)
+    bounds = compute_group_bounds(arrays, budget, sizes=sizes)
     due = find_due(arrays, bounds, due_before)
-    runs = align_windows(arrays, bounds, target, due)
+    runs = align_windows(arrays, bounds, target, due, sizes=sizes)
     longest = runs.compute_longest(arrays)
     for row, window in enumerate(windows):
-        groups = compute_groups(window, budget)
+        groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, sizes=sizes)
         assert due[row, : len(groups)].tolist() == [is_due(group, ages[row]) for group in groups]
         assert not due[row, len(groups) :].any()
-        steps, carried = align(groups, target, ages[row])
+        steps, carried = align(groups, target, ages[row], sizes=sizes)
         assert read_runs(arrays, row, runs.begins[row].tolist(), runs.ends[row].tolist()) == list_positions(steps)
         emitted = {sample.position for step in steps for sample in step}
         assert {sample.position for sample in window} - emitted == {sample.position for sample in carried}

@@ -24,6 +24,7 @@ from odb_ref.core.batching.cost import TOKENS, get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shards
@@ -87,6 +88,8 @@ def _group(window: list[Item], config: Config) -> list[list[Item]]:
         return _run_of(window, config)
     if config.layout is Layout.PACKED:
         return _pack(window, config)
+    if config.sizes is not Sizes.ANY:
+        return _group_friendly(sorted(window, key=lambda item: (item[1], item[0])), config)
     groups: list[list[Item]] = [[]]
     for item in sorted(window, key=lambda item: (item[1], item[0])):
         if groups[-1] and not _fit([item, *groups[-1]], config):
@@ -95,12 +98,36 @@ def _group(window: list[Item], config: Config) -> list[list[Item]]:
     return [group for group in groups if group]
 
 
+def _list_friendly(config: Config, most: int) -> list[int]:
+    """R2.8."""
+    powers = [2**i for i in range(most)]
+    kinds = {
+        Sizes.ANY: [*range(most + 1)],
+        Sizes.EVEN: [1, *range(2, most + 1, 2)],
+        Sizes.THREES: [*powers, *(3 * power for power in powers)],
+        Sizes.POWERS: powers,
+    }
+    return [number for number in kinds[config.sizes] if 1 <= number <= most]
+
+
+def _group_friendly(items: list[Item], config: Config) -> list[list[Item]]:
+    """R2.8."""
+    if not items:
+        return []
+    fits = 1
+    while fits < len(items) and _fit(items[: fits + 1], config):
+        fits += 1
+    size = max(_list_friendly(config, fits))
+    return [items[:size][::-1], *_group_friendly(items[size:], config)]
+
+
 def _halve(group: list[Item], config: Config) -> int:
     """R4.2."""
     if config.layout is Layout.PACKED:
         halves = [i for i in range(1, len(group)) if 2 * _price(group[:i], config) >= _price(group, config)]
         return min([*halves, len(group) - 1])
-    return -(-len(group) // 2)
+    friendly = _list_friendly(config, len(group))
+    return min(i for i in friendly if 2 * i >= len(group) and len(group) - i in friendly)
 
 
 def _mix(x: int) -> int:
@@ -304,12 +331,14 @@ def test_both_make_the_same_batches(
     order: StepOrder,
     data: st.DataObject,
 ) -> None:
-    """Spec: R2, R2.1, R2.3 to R2.7, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
+    """Spec: R2, R2.1, R2.3 to R2.8, R3.3, R3.5, R4, R4.1, R4.2, R4.3, R4.6, R4.8, R4.9, R15.1, R15.3,
     R15.4.
 
-    Checks: REPLAY, ORDER, BUDGET.
+    Checks: REPLAY, ORDER, BUDGET, SIZES.
     """
+    has_sizes = layout is Layout.PADDED and order is not StepOrder.SAMPLER
     config = make_config(
+        sizes=data.draw(st.sampled_from(Sizes)) if has_sizes else Sizes.ANY,
         mode=mode,
         rule=RULES[rule],
         budget_tokens=data.draw(st.integers(1, 24)),
@@ -351,6 +380,7 @@ def test_both_make_the_same_batches_of_a_common_order(
         rule=RULES[rule],
         budget_tokens=data.draw(st.integers(1, 24)),
         layout=layout,
+        sizes=data.draw(st.sampled_from(Sizes)) if layout is Layout.PADDED else Sizes.ANY,
         shared_samples=len(lengths),
         window_samples=data.draw(st.integers(1, 8)),
         max_age_rounds=data.draw(st.integers(1, 3)),
@@ -410,6 +440,9 @@ def _compare(seed: int, reached: Counter[str]) -> None:
         mode=mode,
         layout=Layout.PACKED if seed % 3 == 2 else Layout.PADDED,
         order=tuple(StepOrder)[seed // 3 % 3],
+        sizes=tuple(Sizes)[seed % 4]
+        if seed % 3 < 2 and tuple(StepOrder)[seed // 3 % 3] != StepOrder.SAMPLER
+        else Sizes.ANY,
         order_seed=seed // 9,
         cost=get_cost(f"attention/{max(1, budget // 4)}") if seed % 2 else TOKENS,
         rule=RULES[draw.choice(("odb", "odb", "paper"))],

@@ -13,6 +13,7 @@ from operator import attrgetter
 from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Group
 
 
@@ -33,13 +34,15 @@ def align(
     step_order: StepOrder = StepOrder.FULLEST,
     *,
     cost: Cost = TOKENS,
+    sizes: Sizes = Sizes.ANY,
 ) -> tuple[tuple[Group, ...], Group]:
     """Returns exactly ``target`` groups to emit, lined up, idle (empty) ones last, and the samples carried, by position.
 
     Due groups are emitted before any other, then the fullest (most tokens) or, in sampler order, the first; ties fall to the
     order of ``groups``. A group is carried to be filled, so its cost does not matter. What is emitted is lined up by falling
     cost, so that what meets in a step takes equally long, or in sampler order.
-    Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, AGE (when ``target`` is at least the number of due groups).
+    Spec: R4.1, R4.2, R4.3. Preserves: ALIGN, CONSERVE, BUDGET, SIZES, AGE (when ``target`` is at least the number of due
+    groups).
     """
     if len(groups) > target:
         ranks = [step_order.compute_rank(group, layout, cost) for group in groups]
@@ -48,18 +51,20 @@ def align(
         carried = sorted(chain.from_iterable(groups[i] for i in order[target:]), key=attrgetter("position"))
         return tuple(groups[i] for i in sorted(order[:target], key=ranks.__getitem__)), tuple(carried)
     # The most costly first pairs groups that take equally long on every rank, so that a step waits for no straggler.
-    steps = sorted(_split(groups, target, layout, cost), key=lambda group: step_order.compute_rank(group, layout, cost))
+    steps = sorted(
+        _split(groups, target, layout, cost, sizes), key=lambda group: step_order.compute_rank(group, layout, cost)
+    )
     return tuple(steps) + ((),) * max(0, target - sum(map(len, groups))), ()
 
 
-def _split(groups: tuple[Group, ...], target: int, layout: Layout, cost: Cost) -> list[Group]:
+def _split(groups: tuple[Group, ...], target: int, layout: Layout, cost: Cost, sizes: Sizes) -> list[Group]:
     """Halves the most costly group until there are ``target`` groups, or only singles."""
     heap = [(-_compute_splittable_cost(group, layout, cost), order, group) for order, group in enumerate(groups)]
     heapq.heapify(heap)
     order = len(heap)
     while heap and len(heap) < target and heap[0][0]:
         _, _, group = heapq.heappop(heap)
-        middle = layout.find_middle(group, cost)
+        middle = layout.find_middle(group, cost, sizes)
         for half in (group[:middle], group[middle:]):
             heapq.heappush(heap, (-_compute_splittable_cost(half, layout, cost), order, half))
             order += 1

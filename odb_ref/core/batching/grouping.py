@@ -19,8 +19,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from operator import attrgetter, gt, le, sub
+from typing import Final
 
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Group, Sample
+
+_REACH: Final = 64
+"""Among how many samples the next group is looked for first."""
 
 
 def compute_groups(samples: Iterable[Sample], budget_tokens: int, limits: tuple[int, ...] = ()) -> tuple[Group, ...]:
@@ -48,6 +53,28 @@ def compute_groups(samples: Iterable[Sample], budget_tokens: int, limits: tuple[
             room = tuple(map(sub, room, sample.costs))
     if ordered:
         groups.append(tuple(ordered[begin:][::-1]))
+    return tuple(groups)
+
+
+def compute_sized_groups(
+    samples: Iterable[Sample], sizes: Sizes, budget_tokens: int, limits: tuple[int, ...] = ()
+) -> tuple[Group, ...]:
+    """Returns the samples as groups, each begun as `compute_groups` begins its first and cut to a friendly number of samples:
+    the longest, which are cut off, begin the next.
+
+    Spec: R2.8. Preserves: BUDGET, SIZES.
+    """
+    groups: list[Group] = []
+    ordered = sorted(samples, key=attrgetter("length", "position"))
+    begin, reach = 0, _REACH
+    while begin < len(ordered):
+        first, *others = compute_groups(ordered[begin : begin + reach], budget_tokens, limits)
+        if not others and begin + reach < len(ordered):
+            reach *= 2  # more might join
+            continue
+        end = begin + sizes.round_down(len(first))
+        groups.append(tuple(ordered[begin:end][::-1]))
+        begin, reach = end, _REACH
     return tuple(groups)
 
 

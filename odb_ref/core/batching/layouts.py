@@ -13,6 +13,7 @@ from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Group, Sample, compute_padded_tokens, compute_real_tokens
 
 
@@ -58,15 +59,16 @@ class Layout(StrEnum):
             case Layout.PACKED:
                 return sum([cost.of_tokens(sample.length) for sample in group])
 
-    def find_middle(self, group: Group, cost: Cost = TOKENS) -> int:
+    def find_middle(self, group: Group, cost: Cost = TOKENS, sizes: Sizes = Sizes.ANY) -> int:
         """Returns how many samples of a group of two or more its first half has. Spec: R4.2.
 
-        Half of a padded group's samples: the longer ones, so that the shorter ones are padded less. Of a packed group the
+        Half of a padded group's samples, or a little more where that is friendly (R2.8): the longer ones, so that the shorter
+        ones are padded less. Of a packed group the
         fewest first samples that hold half of the cost, but not all.
         """
         match self:
             case Layout.PADDED:
-                return (len(group) + 1) // 2
+                return sizes.find_middle(len(group))
             case Layout.PACKED:
                 half = (self.compute_cost(group, cost) + 1) // 2
                 sums = accumulate(cost.of_tokens(sample.length) for sample in group[:-2])

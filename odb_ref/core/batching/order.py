@@ -14,8 +14,9 @@ from functools import lru_cache
 from typing import Final
 
 from odb_ref.core.batching.cost import TOKENS, Cost
-from odb_ref.core.batching.grouping import compute_runs
+from odb_ref.core.batching.grouping import compute_runs, compute_sized_groups
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Group, Sample
 
 _MASK: Final = (1 << 64) - 1
@@ -32,9 +33,17 @@ class StepOrder(StrEnum):
     """Fullest first, or the most costly, as they are aligned: a length curriculum in every window. Spec: R4.1."""
 
     def compute_groups(
-        self, samples: Iterable[Sample], layout: Layout, budget_tokens: int, limits: tuple[int, ...] = ()
+        self,
+        samples: Iterable[Sample],
+        layout: Layout,
+        budget_tokens: int,
+        limits: tuple[int, ...] = (),
+        *,
+        sizes: Sizes = Sizes.ANY,
     ) -> tuple[Group, ...]:
         """Returns the samples as groups; one of two or more fits the budget and every limit. Preserves: BUDGET, CONSERVE."""
+        if sizes is not _ANY:  # which only goes with padded groups, in another order than the sampler's
+            return compute_sized_groups(samples, sizes, budget_tokens, limits)
         if self is StepOrder.SAMPLER:
             return compute_runs(samples, layout.count_tokens, budget_tokens, limits)
         return layout.compute_groups(samples, budget_tokens, limits)
@@ -51,6 +60,9 @@ class StepOrder(StrEnum):
             return steps
         filled = tuple([steps[number] for number in permute(len(steps), seed, round_) if steps[number]])
         return filled + ((),) * (len(steps) - len(filled))
+
+
+_ANY: Final = Sizes.ANY
 
 
 @lru_cache(maxsize=8)

@@ -238,6 +238,8 @@ class Settings:
     is_packed: bool
     """True for the packed layout. Spec: R2.4."""
     order: str
+    sizes: str
+    """Which numbers of samples a group may have. Spec: R2.8."""
     order_seed: int
     cost: str
     attention_tokens: int | None
@@ -310,6 +312,9 @@ def decode_settings(header: Header) -> Settings:
     order = config.get("order", "fullest")
     if order not in ("shuffled", "sampler", "fullest"):
         raise TraceError(f"the header's config has the order {order!r:.80}")
+    sizes = config.get("sizes", "any")
+    if sizes not in ("any", "even", "threes", "powers"):
+        raise TraceError(f"the header's config has the sizes {sizes!r:.80}")
     cost = config.get("cost", "tokens")
     if not isinstance(cost, str):
         raise TraceError(f"the header's config has the cost {shorten(cost)}")
@@ -322,6 +327,7 @@ def decode_settings(header: Header) -> Settings:
         budget_tokens=_get_setting(config, "budget_tokens"),
         is_packed=layout == "packed",
         order=str(order),
+        sizes=str(sizes),
         order_seed=_get_setting(config, "order_seed", least=0) if "order_seed" in config else 0,
         cost=cost,
         attention_tokens=_get_attention(cost),

@@ -1,4 +1,4 @@
-"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2, R2.5, R2.6.
+"""Groups, as the checker forms and judges them. Spec: R2.1, R2.2, R2.5, R2.6, R2.8.
 
 The grouping differs from the core's: where there are no limits it counts padded groups from the longest sample down, and
 forms them only to see which are due; for packed ones it looks at every group's contents, and keeps no books of their rooms.
@@ -66,6 +66,30 @@ def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:
         yield group
 
 
+def is_friendly(count: int, sizes: str) -> bool:
+    """Returns True when a group may have so many samples: halves it while that leaves nothing, and sees what is left."""
+    if count <= 1 or sizes == "any":
+        return True
+    if sizes == "even":
+        return count % 2 == 0
+    while count % 2 == 0:
+        count //= 2
+    return count == 1 or (count == 3 and sizes == "threes")
+
+
+def _list_sized(rows: Rows, settings: Settings) -> list[Rows]:
+    """Returns the padded groups of a window, the last of each taken off until its number is friendly. Spec: R2.8."""
+    rest = sorted(rows, key=itemgetter(2, 1))
+    groups: list[Rows] = []
+    while rest:
+        group = list(next(_iterate_groups(rest, settings)))
+        while not is_friendly(len(group), settings.sizes):
+            group.pop()
+        groups.append(group)
+        rest = rest[len(group) :]
+    return groups
+
+
 def _list_runs(rows: Rows, settings: Settings) -> list[Rows]:
     """Returns the groups of neighbours that a window makes in sampler order, in either layout. Spec: R2.6."""
     groups: list[Rows] = []
@@ -80,13 +104,15 @@ def _list_runs(rows: Rows, settings: Settings) -> list[Rows]:
 def _list_groups(rows: Rows, settings: Settings) -> list[Rows]:
     if settings.order == "sampler":
         return _list_runs(rows, settings)
+    if settings.sizes != "any":
+        return _list_sized(rows, settings)
     return _list_packed(rows, settings) if settings.is_packed else list(_iterate_groups(rows, settings))
 
 
 def count_groups(rows: Rows, settings: Settings, due_before: int) -> tuple[int, int]:
     """Returns how many groups a window makes, and how many of them hold a sample from before ``due_before``."""
     is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
-    if settings.is_packed or settings.limits or is_due or settings.order == "sampler":
+    if settings.is_packed or settings.limits or is_due or settings.order == "sampler" or settings.sizes != "any":
         groups = _list_groups(rows, settings)
         return len(groups), sum(any(row[1] < due_before for row in group) for group in groups)
     return compute_fewest_groups([row[2] for row in rows], settings.budget_tokens), 0

@@ -21,6 +21,7 @@ from odb_ref.trace.format import Record, TraceError
 _BY_CONFIGURATION: Final = frozenset(
     {
         Property.BUDGET,
+        Property.SIZES,
         Property.FEWEST,
         Property.AGE,
         Property.ORDER,
@@ -313,6 +314,10 @@ class Job:
             reasons[Property.FEWEST] = "several resources"
         if self._streams[0].settings.is_packed:
             reasons[Property.FEWEST] = "packed layout"
+        if self._streams[0].settings.sizes == "any":
+            reasons[Property.SIZES] = "any number of samples"
+        else:
+            reasons[Property.FEWEST] = "friendly sizes"
         if self._streams[0].settings.order == "sampler":
             reasons[Property.FEWEST] = "sampler order"
         elif self._streams[0].settings.attention_tokens is None:

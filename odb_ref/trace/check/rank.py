@@ -349,7 +349,7 @@ class RankChecker:
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
         if len(steps) == len(self._posted_counts):  # a round that is cut is the last
             self._judge(self.draws.judge_want(window, list(self.held.values()), number + 1))
-        judged = (Property.ONCE, Property.BUDGET, Property.WEIGHT, Property.AGE)
+        judged = (Property.ONCE, Property.BUDGET, Property.SIZES, Property.WEIGHT, Property.AGE)
         self._findings.checked.update(dict.fromkeys(judged, len(steps)))
         if self.held and due >= 0 and not self.settings.is_quota:
             oldest = next(iter(self.held))

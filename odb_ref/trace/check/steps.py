@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from odb_ref.trace.check.decode import Rows, Settings, TracedStep
-from odb_ref.trace.check.groups import list_excesses
+from odb_ref.trace.check.groups import is_friendly, list_excesses
 from odb_ref.trace.check.verdict import Judgement, Property
 
 Counts = list[int] | None
@@ -31,6 +31,8 @@ def judge_step(
         yield Property.AGE, f"position {min(step.positions)} was carried for more than {settings.max_age_rounds} rounds"
     for what in list_excesses(group, settings):
         yield Property.BUDGET, what
+    if not is_friendly(len(step.positions), settings.sizes):
+        yield Property.SIZES, f"holds {len(step.positions)} samples, which is not of the sizes {settings.sizes}"
     if posted is not None and len(group) == len(step.positions):
         places = range(2, 4 + len(settings.limits))
         held = [len(group), *(sum(row[place] for row in group if place < len(row)) for place in places)]

@@ -23,6 +23,7 @@ class Property(StrEnum):
     RELEASE = "RELEASE"
     STOP = "STOP"
     BUDGET = "BUDGET"
+    SIZES = "SIZES"
     FEWEST = "FEWEST"
     AGE = "AGE"
     ORDER = "ORDER"

@@ -202,7 +202,7 @@ class Block:
         elif self._is_packed:
             self._windows, self._bounds = pack_windows(self._windows, budget_tokens, limits)
         else:
-            self._bounds = compute_group_bounds(self._windows, budget_tokens, limits)
+            self._bounds = compute_group_bounds(self._windows, budget_tokens, limits, sizes=self._config.sizes)
         return float(answers_s.max())
 
     def _accumulate_resources(self, windows: Windows) -> tuple[Integers, ...]:
@@ -243,6 +243,7 @@ class Block:
             layout=config.layout,
             step_order=config.order,
             cost=config.cost,
+            sizes=config.sizes,
         )
         if config.order is StepOrder.SHUFFLED:
             self._runs = arrange_runs(self._runs, config.order_seed, round_)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from odb_ref.core.batching.cost import TOKENS, Cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder, permute
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.offer import NONE, Offer
 from odb_sim.engine.windows import Windows, accumulate_rows, compute_ragged, decode_lengths
@@ -32,17 +33,21 @@ HUGE: Final = 1 << 61
 """More tokens and samples than there are: a setting beyond it is as good."""
 
 
-def compute_group_bounds(windows: Windows, budget_tokens: int, limits: tuple[int, ...] = ()) -> Integers:
+def compute_group_bounds(
+    windows: Windows, budget_tokens: int, limits: tuple[int, ...] = (), *, sizes: Sizes = Sizes.ANY
+) -> Integers:
     """Returns where groups begin and end, of shape (ranks, most groups + 1): group g of a row lies between columns g and g
     + 1.
 
-    The last end is repeated in rows with fewer groups. Twin of `odb_ref.core.batching.grouping.compute_groups`.
+    The last end is repeated in rows with fewer groups. Twin of `odb_ref.core.batching.grouping.compute_groups`,
+    and of `compute_sized_groups`.
     """
     budget_tokens = min(budget_tokens, HUGE)
+    friendly = np.array([0, *map(sizes.round_down, range(1, int(windows.counts.max(initial=0)) + 1))])
     begins = np.zeros_like(windows.counts)
     columns = [begins]
     while (begins < windows.counts).any():
-        begins = _find_ends(windows, begins, budget_tokens, limits)
+        begins = begins + friendly[_find_ends(windows, begins, budget_tokens, limits) - begins]
         columns.append(begins)
     return np.stack(columns, axis=1)
 
@@ -262,6 +267,7 @@ def align_windows(
     layout: Layout = Layout.PADDED,
     step_order: StepOrder = StepOrder.FULLEST,
     cost: Cost = TOKENS,
+    sizes: Sizes = Sizes.ANY,
 ) -> Runs:
     """Returns exactly ``target`` steps for each rank; what lies in none of them is carried.
 
@@ -288,9 +294,8 @@ def align_windows(
     is_tied = ((chosen_ranks[:, 1:] == chosen_ranks[:, :-1]) & (chosen_ranks[:, 1:] < HUGE)).any(axis=1)
     is_split = (count < target) & (count < windows.counts)
     for row in np.flatnonzero((count <= target) & (is_tied | is_split)).tolist():
-        split = split_runs(
-            bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist(), target, layout, step_order, cost=cost
-        )
+        ends, lengths = bounds[row, : count[row] + 1].tolist(), windows.lengths[row].tolist()
+        split = split_runs(ends, lengths, target, layout, step_order, cost=cost, sizes=sizes)
         runs.begins[row, : len(split)] = [begin for begin, _ in split]
         runs.ends[row, : len(split)] = [end for _, end in split]
     return runs
@@ -318,6 +323,7 @@ def split_runs(
     step_order: StepOrder = StepOrder.FULLEST,
     *,
     cost: Cost = TOKENS,
+    sizes: Sizes = Sizes.ANY,
 ) -> list[tuple[int, int]]:
     """Returns the groups of a window, split until there are ``target`` or only singles, lined up. Spec: R4.2.
 
@@ -336,7 +342,7 @@ def split_runs(
 
     def count_first(begin: int, end: int) -> int:
         if not is_packed:
-            return (end - begin + 1) // 2
+            return sizes.find_middle(end - begin)
         half = compute_cost(begin, end) - compute_cost(begin, end) // 2
         first = lengths[begin : end - 1] if is_by_position else lengths[begin + 1 : end][::-1]
         return min(end - begin - 1, 1 + sum(held < half for held in accumulate(map(cost.of_tokens, first))))

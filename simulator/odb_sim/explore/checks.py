@@ -15,6 +15,7 @@ from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder, permute
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.offer import NONE
@@ -128,6 +129,10 @@ class RankChecks:
             detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
             raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
         lengths = [sample.length for sample in step.group]
+        if not _is_friendly(config.sizes, len(lengths)):
+            raise Violation(
+                "SIZES", f"rank {config.rank} step {step.number}: {len(lengths)} samples, sizes={config.sizes}"
+            )
         tokens = _compute_tokens(config, lengths)
         budget, limits = _compute_bounds(config, budgets)
         if len(lengths) > 1 and tokens > budget:
@@ -150,7 +155,7 @@ class RankChecks:
                 if tokens <= budget and not any(map(gt, used, limits)):
                     raise Violation("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
             return
-        if config.limits:
+        if config.limits or config.sizes != Sizes.ANY:
             return
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget):
@@ -194,6 +199,17 @@ def _compute_bounds(config: Config, budgets: _Budgets) -> tuple[int, tuple[int, 
         return config.budget_tokens, config.limits
     budget = budgets[-1][1]
     return budget, tuple(max(1, limit * budget // config.budget_tokens) for limit in config.limits)
+
+
+def _is_friendly(sizes: Sizes, count: int) -> bool:
+    """Spec: R2.8. Not by the core's own function, either."""
+    powers = {2**power for power in range(count.bit_length())} | {0}
+    return {
+        Sizes.ANY: True,
+        Sizes.EVEN: count <= 1 or count % 2 == 0,
+        Sizes.THREES: count in powers or (count % 3 == 0 and count // 3 in powers),
+        Sizes.POWERS: count in powers,
+    }[sizes]
 
 
 def _compute_tokens(config: Config, lengths: Sequence[int]) -> int:

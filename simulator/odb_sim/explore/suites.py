@@ -7,6 +7,7 @@ from typing import Final
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import PaperRule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.types import Mode
 from odb_sim.explore.bounds import Bounds, compute_lengths
 
@@ -39,6 +40,17 @@ SMALL: Final[dict[str, Bounds]] = {
     ),
     "packed": Bounds(
         lengths=compute_lengths((6, 3), _MIXED), layout=Layout.PACKED, window_samples=4, failures=1, stops=1
+    ),
+    "powers of two": Bounds(
+        lengths=compute_lengths((6, 3), _MIXED),
+        sizes=Sizes.POWERS,
+        budget_tokens=7,
+        window_samples=4,
+        failures=1,
+        stops=1,
+    ),
+    "even sizes": Bounds(
+        lengths=((1, 1, 1, 2, 1, 1), (1, 2, 1)), sizes=Sizes.EVEN, budget_tokens=7, window_samples=6, ramp_rounds=0
     ),
     "shuffled": Bounds(lengths=((5, 4, 3, 2) * 2, (5, 4, 3)), budget_tokens=5, window_samples=4),
     "sampler order": Bounds(
