@@ -129,7 +129,7 @@ class Config(Terms):
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
         if self.quota_samples is not None and self.mode is not Mode.QUOTA:
             raise UsageError("quota_samples needs mode='quota'")
-        if self.sizes is not Sizes.ANY and (self.layout is not Layout.PADDED or self.order is StepOrder.SAMPLER):
+        if self.sizes != Sizes.ANY and (self.layout != Layout.PADDED or self.order == StepOrder.SAMPLER):
             raise UsageError(
                 f"sizes='{self.sizes}' needs layout='padded', where a batch has a row for each sample, and another order than "
                 "'sampler', which keeps neighbours together"

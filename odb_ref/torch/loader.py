@@ -59,10 +59,11 @@ class ODBDataLoader(Epochs[Batch]):
     ``length_fn`` gives a sample's tokens, ``supervised_fn`` those that carry loss: by default what the fields of usual tasks
     say (`odb_ref.torch.reading.tasks`), labels other than -100, without the first when ``causal_shift`` (then a batch that
     carries another number fails, for its weight would be wrong). Batches of a window leave shuffled; with ``order="sampler"``
-    they hold neighbours and leave in the sampler's order, at a price. ``cost`` says by what the batches that meet in a step are
-    alike: tokens, ``"attention/Q"`` (``tokens + tokens**2 // Q``), or a function of a sample's tokens. ``policy`` is the target
-    rule, ``max_age_rounds`` bounds how often a sample may be put off, ``ramp_rounds`` how many first windows are smaller, for
-    an early first step.
+    they hold neighbours and leave in the sampler's order, at a price. ``cost`` says by what the batches that meet in a step
+    are alike: tokens, ``"attention/Q"`` (``tokens + tokens**2 // Q``), or a function of a sample's tokens. With
+    ``sizes="powers"`` (of two), ``"threes"`` (and three times these) or ``"even"`` a padded batch has such a number of
+    samples, or one. ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be put off,
+    ``ramp_rounds`` how many first windows are smaller, for an early first step.
 
     **Budgets that change.** ``token_budget`` is the largest there is. ``budget_schedule(step, current)`` may answer with a
     smaller one, by the number of steps planned since training began and the budget in force: a function of these alone, called

@@ -12,6 +12,7 @@ from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import get_rule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
@@ -49,6 +50,7 @@ CHANGES: dict[str, Any] = {
     "layout": Layout.PACKED,
     "cost": get_cost("attention/7"),
     "order": StepOrder.SAMPLER,
+    "sizes": Sizes.EVEN,
     "order_seed": 1,
     "limits": (7,),
     "window_samples": 17,

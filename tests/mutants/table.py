@@ -70,7 +70,9 @@ DEARER = Bounds(
 DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
 """The row of two samples costs more than that of one that is longer than each."""
 UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
-HALVED = Bounds(lengths=((1,) * 6, (4, 4)), sizes=Sizes.EVEN, budget_tokens=6, window_samples=6, ramp_rounds=0)
+HALVED = Bounds(
+    lengths=((1,) * 7, (4,) * 3), sizes=Sizes.EVEN, budget_tokens=7, window_samples=7, ramp_rounds=0, rule=PaperRule()
+)
 IDLE = Bounds(lengths=((4,) * 4, (4,)), budget_tokens=4, window_samples=2)
 TOLD = Bounds(lengths=((1,) * 9, (1,) * 6), window_samples=3, accepted=((2, 4), (3,)))
 """Rank 0 lowers its budget and raises it again, rank 1 lowers its own by less; groups are as large as the budget in force."""
@@ -257,11 +259,11 @@ _original, _calls = align, 0
 
 
 def align(
-    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout, step_order: StepOrder, *, cost: Cost
+    groups: tuple[Group, ...], target: int, due_before: int, layout: Layout, step_order: StepOrder, **terms: object
 ) -> tuple[tuple[Group, ...], Group]:
     global _calls
     _calls += 1
-    return _original(groups, target, due_before, layout, step_order, cost=cost)
+    return _original(groups, target, due_before, layout, step_order, **terms)
 """,
         property="REPLAY",
         bounds=replace(CARRY, lengths=((4,) * 8, (1,) * 16), max_age_rounds=4),
@@ -589,7 +591,7 @@ def align(
         old="end = begin + sizes.round_down(len(first))",
         new="end = begin + len(first)",
         property="SIZES",
-        bounds=HALVED,
+        bounds=replace(HALVED, lengths=((1,) * 7, (4,))),
     ),
     # Release and delivery.
     Mutant(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from odb_ref.core.batching.shards import Draw
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import Event
 from odb_ref.core.invariants import INVARIANTS, check_transition
@@ -101,10 +102,10 @@ CHANGES: dict[str, tuple[Change, Callable[[State, State], bool]]] = {
 
 
 def test_every_invariant_holds_in_a_run() -> None:
-    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11."""
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12."""
     for before, after in PAIRS:
         check_transition(CONFIG, before, after)
-    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 12)]
+    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 13)]
 
 
 @pytest.mark.parametrize("draw", [Draw(4, 3, 7), Draw(6, 3, 8), Draw(6, 2, 13), Draw(7, -1, 8)])
@@ -117,6 +118,16 @@ def test_a_draw_of_what_is_drawn_or_is_not_there_breaks_i11(draw: Draw) -> None:
     assert invariant.holds(config, before, before)
     assert not invariant.holds(config, before, State(draw=draw))
     assert not invariant.holds(make_config(), before, State(draw=Draw(8, 4, 12)))
+
+
+def test_a_group_of_an_unfriendly_number_breaks_i12() -> None:
+    """Spec: I12. Checks: SIZES."""
+    config = make_config(sizes=Sizes.POWERS)
+    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I12")
+    right, wrong = ((make_shard([1] * count), ()) for count in (4, 3))
+    assert invariant.holds(config, State(), State(aligned=right))
+    assert not invariant.holds(config, State(), State(aligned=wrong))
+    assert invariant.holds(make_config(), State(), State(aligned=wrong))
 
 
 def test_a_group_over_a_limit_breaks_i6() -> None:

@@ -12,6 +12,7 @@ from odb_ref.core import events
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.events import SamplesRead
@@ -82,13 +83,14 @@ def test_the_fingerprint_covers_everything_shared() -> None:
     assert base.fingerprint == int.from_bytes(digest, "big") < 2**56
     names = {field.name for field in dataclasses.fields(Config) if field.init}
     assert names - set(shared) == {
-        "rank", "depth_steps", "layout", "limits", "cost", "order_seed", "shared_samples",
+        "rank", "depth_steps", "layout", "limits", "cost", "sizes", "order_seed", "shared_samples",
     }  # fmt: skip
     assert json.loads(make_config(limits=(3, 5)).shared_json)["limits"] == [3, 5]
     assert make_config(world_size=2, limits=(3,)).fingerprint != base.fingerprint
     assert make_config(world_size=2, layout=Layout.PACKED).fingerprint != base.fingerprint
     assert make_config(world_size=2, order=StepOrder.SAMPLER).fingerprint != base.fingerprint
     assert make_config(world_size=2, cost=get_cost("attention/8")).fingerprint != base.fingerprint
+    assert make_config(world_size=2, sizes=Sizes.POWERS).fingerprint != base.fingerprint
     assert make_config(world_size=2, order_seed=1).fingerprint != base.fingerprint
     assert make_config(world_size=2, rank=1).fingerprint == base.fingerprint
     assert make_config(world_size=2, tag="epoch 1").fingerprint != base.fingerprint

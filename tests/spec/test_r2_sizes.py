@@ -68,7 +68,9 @@ def count_fewest(lengths: tuple[int, ...], sizes: Sizes, budget: int) -> int:
     for picked in range(2 ** len(rest)):
         group = (first, *(length for i, length in enumerate(rest) if picked >> i & 1))
         if sizes.is_friendly(len(group)) and (len(group) == 1 or len(group) * max(group) <= budget):
-            best = min(best, 1 + count_fewest(tuple(n for i, n in enumerate(rest) if not picked >> i & 1), sizes, budget))
+            best = min(
+                best, 1 + count_fewest(tuple(n for i, n in enumerate(rest) if not picked >> i & 1), sizes, budget)
+            )
     return best
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-import numpy as np
 import torch
 from odb_sim.inputs.lengths import list_bundled_names, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
@@ -18,10 +16,8 @@ from odb_sim.studies.runs import Run, run
 from torch import Tensor, nn
 
 from odb_ref import BoundedShapes, ODBDataLoader, UsageError
-from odb_ref.core.batching.grouping import compute_groups
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Collate
-from odb_ref.core.types import Sample
 from tests.torch.data import make_sample
 
 pytestmark = pytest.mark.torch
@@ -131,37 +127,3 @@ def test_a_compiled_model_is_compiled_once_for_each_shape() -> None:
     print(f"compiled {before} times for rows of any length, {after} times for four lengths, in {len(losses)} steps")
     assert after <= 4 < before
     assert padded == pytest.approx(losses, rel=1e-12)
-
-
-# Numbers of samples that hardware likes ---------------------------------------------------------------------------------------
-
-NUMBERS = {
-    "even": lambda count: count & ~1,
-    "3·2ⁿ": lambda count: max(of << (count // of).bit_length() - 1 for of in (1, 3) if count >= of),
-    "2ⁿ": lambda count: 1 << count.bit_length() - 1,
-}
-"""The largest number of a kind that is not above another: 2ⁿ are among 3·2ⁿ, and 1 is always allowed."""
-
-
-def count_groups(samples: Sequence[Sample], round_down: Callable[[int], int]) -> int:
-    """The groups of a window where each but the last is left what does not make a number of the kind."""
-    groups = 0
-    while samples:
-        first = compute_groups(samples, BUDGET)[0]
-        taken = len(first) if len(first) == len(samples) else max(1, round_down(len(first)))
-        samples = sorted(samples, key=attrgetter("length"))[taken:]
-        groups += 1
-    return groups
-
-
-def test_what_friendly_numbers_of_samples_would_cost() -> None:
-    """``pytest tests/torch/test_shapes.py -s -k friendly`` prints the table of docs/howto/memory.md."""
-    print(f"\n| trace | {' | '.join(NUMBERS)} |\n|---|{'---|' * len(NUMBERS)}")
-    for name in list_bundled_names():
-        tokens = np.random.default_rng(0).permutation(load_lengths(name).tokens)[:8192].tolist()
-        samples = [Sample(id=n, position=n, length=length, supervised=0) for n, length in enumerate(tokens)]
-        windows = [samples[start : start + 256] for start in range(0, len(samples), 256)]
-        fewest = sum(len(compute_groups(window, BUDGET)) for window in windows)
-        more = [sum(count_groups(window, kind) for window in windows) / fewest - 1 for kind in NUMBERS.values()]
-        print(f"| `{name}` | {' | '.join(f'{share:.0%}' for share in more)} |")
-        assert all(share >= 0 for share in more)

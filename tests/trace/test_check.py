@@ -228,6 +228,7 @@ def test_what_does_not_apply_is_not_passed(tmp_path: Path) -> None:
         Property.COVER: "the epoch was not completed",
         Property.QUOTA: "the epoch was not completed",
         Property.STOP: "no consumer left",
+        Property.SIZES: "any number of samples",
         Property.DEAL: "each rank has its own source",
         Property.REPLAY: "not asked for (--replay)",
     }

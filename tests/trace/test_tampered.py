@@ -12,6 +12,7 @@ import odb_ref.core.machine as machine_module
 import odb_ref.core.rounds as rounds_module
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
@@ -25,6 +26,7 @@ LIMITS: dict[str, Any] = {"limits": (20, 5)}
 SHARED: dict[str, Any] = {"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 3}
 SAMPLER: dict[str, Any] = {"order": StepOrder.SAMPLER}
 FULLEST: dict[str, Any] = {"order": StepOrder.FULLEST}
+SIZES: dict[str, Any] = {"sizes": Sizes.POWERS, "budget_tokens": 60}
 QUOTA: dict[str, Any] = {"mode": Mode.QUOTA, "quota_samples": 50}
 FAIL = (Fault("fail", 1, 120),)
 STOP = (Fault("stop", 2, 120),)
@@ -400,6 +402,12 @@ def let_the_fullest_wait(trace: Tampered) -> None:
     exchange_two_steps(trace)
 
 
+def move_a_sample_to_another_step(trace: Tampered) -> None:
+    steps = max((effect["steps"] for effect in trace.effects("collate", 0)), key=len)
+    from_, to = (step["positions"] for step in steps[:2])
+    to.append(from_.pop())
+
+
 LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
     (tell_one_rank_another_agreement, "EXCHANGE", JOIN, ()),
     (tell_one_rank_another_report, "EXCHANGE", JOIN, FAIL),
@@ -452,6 +460,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (lower_a_limit, "BUDGET FEWEST", LIMITS, ()),
     (use_more_of_a_resource, "BUDGET FEWEST WEIGHT", LIMITS, ()),
     (leave_a_cost_out, "BUDGET FEWEST WEIGHT", LIMITS, ()),
+    (move_a_sample_to_another_step, "ORDER SIZES WEIGHT", SIZES, ()),
     (offer_a_group_more, "FEWEST", JOIN, ()),
     (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
     (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),

@@ -42,7 +42,7 @@ class StepOrder(StrEnum):
         sizes: Sizes = Sizes.ANY,
     ) -> tuple[Group, ...]:
         """Returns the samples as groups; one of two or more fits the budget and every limit. Preserves: BUDGET, CONSERVE."""
-        if sizes is not _ANY:  # which only goes with padded groups, in another order than the sampler's
+        if sizes != _ANY:  # which only goes with padded groups, in another order than the sampler's
             return compute_sized_groups(samples, sizes, budget_tokens, limits)
         if self is StepOrder.SAMPLER:
             return compute_runs(samples, layout.count_tokens, budget_tokens, limits)

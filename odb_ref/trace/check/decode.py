@@ -238,7 +238,7 @@ class Settings:
     is_packed: bool
     """True for the packed layout. Spec: R2.4."""
     order: str
-    sizes: str
+    sizes: str = "any"
     """Which numbers of samples a group may have. Spec: R2.8."""
     order_seed: int
     cost: str

@@ -56,6 +56,7 @@ class Settings:
     layout: str
     cost: str
     order: str
+    sizes: str
     ranks: int
     window: int
     depth: int

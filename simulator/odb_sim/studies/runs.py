@@ -11,6 +11,7 @@ from typing import Final
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
@@ -248,6 +249,7 @@ def run(
         cost=what.cost.name,
         layout=str(what.layout if what.is_protocol else PLANNED_LAYOUT.get(what.policy, Layout.PADDED)),
         order=str(what.order) if what.is_protocol else PLANNED_ORDER,
+        sizes=str(what.sizes if what.is_protocol else Sizes.ANY),
         ranks=what.workload.ranks,
         window=what.window_samples,
         depth=what.depth_steps,

@@ -1,0 +1,109 @@
+"""Batches of friendly numbers of samples, in real jobs; and what they cost."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_sim.inputs.lengths import list_bundled_names, load_lengths  # noqa: E402
+
+from odb_ref.core.batching.grouping import compute_groups, compute_sized_groups  # noqa: E402
+from odb_ref.core.batching.sizes import Sizes  # noqa: E402
+from odb_ref.core.types import Sample  # noqa: E402
+from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SHARDS = (90, 37)
+FRIENDLY = {
+    "even": (0, 1, *range(2, 64, 2)),
+    "threes": (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+    "powers": (0, 1, 2, 4, 8, 16, 32),
+}
+
+
+def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
+    """What each batch holds, and its share of the loss."""
+    data = Numbers(1000 * rank, SHARDS[rank])
+    settings = {
+        "token_budget": 150,
+        "window": 24,
+        "collate_fn": collate,
+        "shard": "given",
+        "shuffle": True,
+        "num_workers": 0,
+    }
+    found = []
+    with ODBDataLoader(data, **(settings | options)) as loader:
+        for batch in loader:
+            info = pop_step_info(batch)
+            assert info.is_idle == (info.local_samples == 0)
+            found.append(([] if info.is_idle else batch["numbers"], info.loss_scale))
+    return found
+
+
+@pytest.mark.parametrize("sizes", FRIENDLY)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_batch_of_a_job_is_friendly(sizes: str, num_workers: int, tmp_path: Path) -> None:
+    """Spec: R2.8. Checks: SIZES, COVER, ALIGN. With shards of unequal sizes, and idle steps; the traces pass the checker."""
+    options = {"sizes": sizes, "num_workers": num_workers, "trace": tmp_path / "run.ndjson"}
+    results = run_ranks(2, read, options, timeout_s=120)
+    assert not any(result.error for result in results), results
+    steps = [result.value for result in results]
+    assert len(steps[0]) == len(steps[1])
+    counts = [len(numbers) for rank in steps for numbers, _ in rank]
+    assert set(counts) <= set(FRIENDLY[sizes])
+    assert max(counts) > 3
+    assert sorted(n for numbers, _ in steps[0] for n in numbers) == list(range(SHARDS[0]))
+    assert sorted(n for numbers, _ in steps[1] for n in numbers) == list(range(1000, 1000 + SHARDS[1]))
+    verdict = check_traces(sorted(map(str, tmp_path.glob("*.ndjson"))), is_replayed=True)
+    assert not verdict.violations
+    assert verdict.jobs[0].get_status(Property.SIZES) is Status.HOLDS
+
+
+def test_sizes_are_refused_where_there_are_none_and_unknown_ones_everywhere() -> None:
+    for options, message in (
+        ({"sizes": "odd"}, "any, even, threes, powers"),
+        ({"sizes": "even", "layout": "packed"}, "sizes='even' needs layout='padded'"),
+        ({"sizes": "even", "order": "sampler"}, "sizes='even' needs layout='padded'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            list(ODBDataLoader(Numbers(0, 5), token_budget=50, collate_fn=collate, **options))  # type: ignore[arg-type]
+
+
+def read_unlike(rank: int) -> None:
+    read(rank, {"sizes": ("even", "powers")[rank]})
+
+
+def test_ranks_with_other_sizes_refuse_to_start() -> None:
+    results = run_ranks(2, read_unlike, timeout_s=60)
+    assert all("sizes is" in result.text for result in results), results
+
+
+BUDGET = 12288
+
+
+def test_what_friendly_sizes_cost() -> None:
+    """``pytest tests/torch/test_sizes.py -s -k cost`` prints the table of docs/howto/memory.md."""
+    kinds = [sizes for sizes in Sizes if sizes is not Sizes.ANY]
+    print(f"\n| trace | {' | '.join(kinds)} |\n|---|{'---|' * len(kinds)}")
+    for name in list_bundled_names():
+        tokens = np.random.default_rng(0).permutation(load_lengths(name).tokens)[:8192].tolist()
+        samples = [Sample(id=n, position=n, length=length, supervised=0) for n, length in enumerate(tokens)]
+        windows = [samples[start : start + 256] for start in range(0, len(samples), 256)]
+        fewest = sum(len(compute_groups(window, BUDGET)) for window in windows)
+        more = [
+            Fraction(sum(len(compute_sized_groups(window, sizes, BUDGET)) for window in windows), fewest) - 1
+            for sizes in kinds
+        ]
+        print(f"| `{name}` | {' | '.join(f'{float(share):.0%}' for share in more)} |")
+        assert all(share >= 0 for share in more)
