@@ -61,7 +61,7 @@ Proof.
   - exists (Nat.div2 (S n)). pose proof (Nat.div2_odd (S n)) as O. destruct (Nat.odd (S n)); simpl Nat.b2n in O; repeat split; lia.
   - apply (the_shipped_sizes_are_as_listed n) in E. destruct E as [E|[m ->]]; [lia|].
     destruct (Nat.even m) eqn:P; [apply twice_splits; [lia|]; simpl; rewrite P; apply orb_true_r|].
-    destruct (Nat.eq_dec m 1) as [->|N]; [exists 1; repeat split; auto|].
+    destruct (Nat.eq_dec m 1) as [->|NE]; [exists 1; repeat split; auto|].
     assert (O : Nat.odd m = true) by (rewrite <- Nat.negb_even, P; reflexivity). apply Nat.odd_spec in O as [j ->].
     exists (2 * S j). rewrite Nat.div2_succ_double. unfold friendly_in. split; [lia|].
     split; apply orb_true_iff; right; apply Nat.even_spec; [exists (S j)|exists j]; lia.
@@ -114,7 +114,7 @@ Theorem rounding_down_gives_the_largest_friendly_number : forall n, 1 <= n ->
 Proof.
   induction n as [|n IH]; intros L; [lia|]. cbn [round_down]. destruct (s (S n)) eqn:E; [split; [exact E|]; split; [lia|intros; lia]|].
   destruct n as [|n]; [rewrite (one_is_friendly s ok) in E; discriminate|]. destruct IH as [I1 [I2 I3]]; [lia|].
-  split; [exact I1|]. split; [lia|]. intros m Lm. destruct (Nat.eq_dec m (S (S n))) as [->|N]; [exact E|apply I3; lia].
+  split; [exact I1|]. split; [lia|]. intros m Lm. destruct (Nat.eq_dec m (S (S n))) as [->|NE]; [exact E|apply I3; lia].
 Qed.
 
 (** ** Grouping *)
@@ -217,7 +217,7 @@ Qed.
 Lemma first_found : forall (p : nat -> bool) k a m, find p (seq a k) = Some m -> forall i, a <= i < m -> p i = false.
 Proof.
   induction k as [|k IH]; simpl; intros a m E i L; [discriminate|]. destruct (p a) eqn:P; [injection E as <-; lia|].
-  destruct (Nat.eq_dec i a) as [->|N]; [exact P|]. apply (IH (S a) m E). lia.
+  destruct (Nat.eq_dec i a) as [->|NE]; [exact P|]. apply (IH (S a) m E). lia.
 Qed.
 
 Theorem halves_of_a_friendly_group_are_friendly : forall n, 2 <= n -> s n = true ->

@@ -265,8 +265,8 @@ MUTANTS = (
           is_quick=True),
     _edit("the first part may be any half", "Sizes.v", "find (fun m => s m && s (n - m))", "find (fun m => s m || s (n - m))",
           "halves_of_a_friendly_group", is_quick=True),
-    _edit("what is cut off is lost", "Sizes.v", ":: cut f budget limits (skipn n l)", ":: cut f budget limits (skipn (length g) l)",
-          "cut_step", is_quick=True),
+    _edit("what is cut off is lost", "Sizes.v", ":: cut f budget limits (skipn n l)",
+          ":: cut f budget limits (skipn (length g) l)", "cut_step", is_quick=True),
     _edit("nothing is asked of friendly numbers", "Sizes.v", "/\\ s m = true /\\ s (n - m) = true }.", "/\\ s m = true }.",
           "Sizes.v", is_quick=True),
     # Parts that are gone, or came.
