@@ -100,7 +100,7 @@ FLOORS = (
     {"values", "errors", "types", "offer"},
     {
         f"batching.{name}"
-        for name in ("cost", "grouping", "layouts", "order", "alignment", "rules", "shards", "known_lengths")
+        for name in ("cost", "sizes", "grouping", "layouts", "order", "alignment", "rules", "shards", "known_lengths")
     },
 )
 """The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
