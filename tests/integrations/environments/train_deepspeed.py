@@ -153,12 +153,12 @@ def train_trainer(rank: int, stage: int, folder: Path) -> Any:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     kinds = os.environ["ODB_KINDS"].split(",")
-    found = {}
+    found: dict[str, Any] = {}
+    said: list[str] = []
     for stage in (1, 2, 3):
         runs = {
             "plain": lambda stage=stage: train_plain(rank, stage, 1),
@@ -166,7 +166,11 @@ def main() -> None:
             "accelerate": lambda stage=stage: train_accelerate(rank, stage),
             "trainer": lambda stage=stage: train_trainer(rank, stage, folder),
         }
-        found |= {f"{kind} {stage}": runs[kind]() for kind in kinds}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found |= {f"{kind} {stage}": runs[kind]() for kind in kinds}
+        said += [str(item.message) for item in caught if "odb" in f"{item.message} {item.filename}".lower()]
+    found["said"] = said
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
