@@ -90,11 +90,10 @@ def main() -> None:
             totals += torch.stack([loss, is_right.double(), (labels != -100).sum().double()])
             numbers += batch["numbers"]
 
-    dist.all_reduce(totals)
-    parts = gather_objects(numbers)
+    parts = gather_objects((numbers, totals))
     if rank == 0:
-        seen = sorted(number for part in parts for number in part)
-        loss, right, tokens = totals.tolist()
+        seen = sorted(number for part, _ in parts for number in part)
+        loss, right, tokens = torch.stack([total for _, total in parts]).sum(0).tolist()
         print(f"{len(seen)} samples evaluated, each exactly once: {seen == list(range(sum(args.shards)))}")
         print(f"mean loss {loss / tokens:.12f}, accuracy {right / tokens:.12f}, over {int(tokens)} tokens")
     dist.destroy_process_group()

@@ -247,7 +247,7 @@ class ODBTrainer(SteppingTrainer):
                 return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
         if not isinstance(info, StepInfo) or not self.takes_step_info:
             return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        if not model.training:
+        if not torch.is_grad_enabled():  # not by the model's mode, which is the user's to choose
             raise UsageError(
                 "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as it "
                 "is, or say ODBOptions(evaluation={...})"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer
@@ -17,6 +16,7 @@ from odb_ref.integrations.hf_gathering import gather_rows
 from odb_ref.integrations.hf_steps import ODBOptions
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import ADOPTED
+from odb_ref.torch.gathering import all_reduce
 
 Tensors = TypeVar("Tensors")
 
@@ -55,9 +55,7 @@ class EvaluationSteps:
     def compute_loss(self, device: torch.device) -> float | None:
         """Returns the mean over the supervised tokens of all ranks, None where there are none; a collective of them all."""
         totals = torch.stack([self._loss, torch.tensor(self._supervised, dtype=torch.float64)]).to(device)
-        if dist.is_initialized():
-            dist.all_reduce(totals)
-        loss, supervised = totals.tolist()
+        loss, supervised = all_reduce(totals).tolist()
         return loss / supervised if supervised else None
 
     @property

@@ -55,6 +55,27 @@ def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     return parts
 
 
+def all_reduce(
+    values: torch.Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Returns the values reduced over ranks, in a tensor of its own; the values themselves without a process group.
+
+    A collective. As ``torch.distributed.all_reduce``, but that a process over gloo may end right after it: see
+    `_wait_for_release`.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return values
+    reduced = values.clone()
+    dist.all_reduce(reduced, how, group=group)
+    if values.device.type != "cpu" or "gloo" not in dist.get_backend(group):
+        return reduced
+    found = reduced.clone()
+    held = weakref.ref(reduced)
+    del reduced
+    _wait_for_release([held])
+    return found
+
+
 def _wait_for_release(tensors: Iterable[weakref.ref[torch.Tensor]]) -> None:
     """Waits until gloo's thread has let go of the tensors of a collective that is over.
 

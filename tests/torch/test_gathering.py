@@ -9,11 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref import gather_objects
+from odb_ref.torch.loop.ranks import average, reduce_sum
 from tests.torch.ranks import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -35,21 +37,39 @@ def test_each_rank_knows_what_each_has_however_large(world_size: int) -> None:
     assert [result.value for result in run_ranks(world_size, gather_uneven)] == [expected for _ in ranks]
 
 
-def end_often(rank: int) -> int:
-    """The process group and the model over it go right after the gathering, as at the end of a script."""
+def add_up(group: dist.ProcessGroup) -> None:
+    assert reduce_sum([1], torch.device("cpu"), group) == [2]
+
+
+def take_means(group: dist.ProcessGroup) -> None:
+    average([torch.ones(3)], group)
+
+
+LAST = {
+    "gather": lambda group: gather_objects({"numbers": list(range(50))}, group),
+    "add up": add_up,
+    "average": take_means,
+}
+"""What a script may end with."""
+
+
+def end_often(rank: int, last: str) -> int:
+    """The process group and the model over it go right after the collective, as at the end of a script."""
     for _ in range(ENDINGS):
         group = dist.new_group()
         model = DistributedDataParallel(nn.Linear(8, 8), process_group=group)
         time.sleep(0.05)  # gloo's thread lets go of what building the model has sent
-        gather_objects({"numbers": list(range(50))}, group)
+        LAST[last](group)
         dist.destroy_process_group(group)
         del group, model
     return rank
 
 
 ENDINGS = 30
-"""With torch's own `all_gather_object` the first to the fourth never came back."""
+"""With torch's own `all_gather_object` the first to the fourth never came back, the first to the
+fourteenth with its `all_reduce`."""
 
 
-def test_a_process_may_end_right_after_it() -> None:
-    assert [result.value for result in run_ranks(2, end_often)] == [0, 1]
+@pytest.mark.parametrize("last", LAST)
+def test_a_process_may_end_right_after_it(last: str) -> None:
+    assert [result.value for result in run_ranks(2, end_often, last)] == [0, 1]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from odb_ref.torch.gathering import gather_objects
+from odb_ref.torch.gathering import all_reduce, gather_objects
 
 Value = TypeVar("Value")
 
@@ -37,9 +37,7 @@ def _reduce(
     own: Sequence[int], how: dist.ReduceOp.RedOpType, device: torch.device, group: dist.ProcessGroup | None
 ) -> list[int]:
     values = torch.tensor(own, dtype=torch.int64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(values, how, group=group)
-    return [int(value) for value in values.tolist()]
+    return [int(value) for value in all_reduce(values, how, group).tolist()]
 
 
 def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
@@ -60,8 +58,7 @@ def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) ->
 
 
 def _average_bucket(bucket: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    whole = torch.cat([tensor.flatten() for tensor in bucket])
-    dist.all_reduce(whole, group=group)
+    whole = all_reduce(torch.cat([tensor.flatten() for tensor in bucket]), group=group)
     whole /= dist.get_world_size(group)
     for tensor, part in zip(bucket, torch.split(whole, [tensor.numel() for tensor in bucket]), strict=True):
         tensor.copy_(part.view_as(tensor))
