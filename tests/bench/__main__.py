@@ -43,6 +43,9 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
     parser.add_argument(
+        "--samples", type=int, default=speed.SAMPLES_PER_RANK, help="of each rank with loader (%(default)s)"
+    )
+    parser.add_argument(
         "--only",
         choices=[*PARTS, "core", "process", "failures", "model", "plan", "quality", "training"],
         action="append",
@@ -61,6 +64,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.repetitions is not None and options.repetitions < 1:
         parser.error(f"--repetitions must be at least 1, got {options.repetitions}")
+    if options.samples < 1000:
+        parser.error(f"--samples must be at least 1,000, for several windows, got {options.samples}")
     machine = describe_machine()
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if not cases.has_peer():
@@ -70,7 +75,9 @@ def main() -> int:
         figures, status = run_cases(options.case)
     else:
         repetitions = options.repetitions or (5 if options.full else 3)
-        figures, status = run_benchmarks(options.only or PARTS, repetitions, options.full, options.failure)
+        figures, status = run_benchmarks(
+            options.only or PARTS, repetitions, options.full, options.failure, options.samples
+        )
     print(f"\n{time.monotonic() - began:.0f} s")
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n")
@@ -88,19 +95,22 @@ def describe_machine() -> dict[str, Any]:
 
 
 def run_benchmarks(
-    parts: Sequence[str], repetitions: int, is_full: bool, failure_names: list[str] | None = None
+    parts: Sequence[str],
+    repetitions: int,
+    is_full: bool,
+    failure_names: list[str] | None = None,
+    samples: int = speed.SAMPLES_PER_RANK,
 ) -> tuple[dict[str, Any], int]:
     """All figures, and 1 when a run of ours failed."""
     figures: dict[str, Any] = {}
     kinds = speed.list_kinds()
     found: list[speed.Runs] = []
-    samples = speed.SAMPLES_PER_RANK
     if "loader" in parts:
         for ranks in (1, 2):
             runs = speed.measure(ranks, kinds, repetitions, samples, speed.WINDOW_SAMPLES)
             found += runs.values()
             speed.say("")
-            speed.print_speed(runs)
+            speed.print_speed(runs, samples)
         speed.print_quality(runs, speed.compute_optimum(2, samples), speed.WINDOW_SAMPLES)
         if is_full:
             wide = speed.measure(2, kinds[1:], 1, samples, 1024)
@@ -109,7 +119,8 @@ def run_benchmarks(
     if "exchange" in parts:
         measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in speed.NEAR}
         runs_by_ranks = {
-            ranks: speed.measure(ranks, kinds[1:], 1, samples // 2, speed.WINDOW_SAMPLES) for ranks in speed.NEAR
+            ranks: speed.measure(ranks, kinds[1:], 1, speed.SAMPLES_PER_RANK // 2, speed.WINDOW_SAMPLES)
+            for ranks in speed.NEAR
         }
         found += [item for runs in runs_by_ranks.values() for item in runs.values()]
         speed.say("")

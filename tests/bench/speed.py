@@ -43,6 +43,8 @@ class Runs:
     ranks: int
     samples_per_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
+    later_per_s: list[float] = field(default_factory=list)
+    """Samples per second after the first step: what an epoch comes to, however short the measured one is."""
     steps: list[int] = field(default_factory=list)
     critical_tokens: list[int] = field(default_factory=list)
     efficiency: list[float] = field(default_factory=list)
@@ -62,6 +64,8 @@ class Runs:
         samples = sum(len(item["numbers"]) for item in found)
         self.samples_per_s.append(samples / max(item["seconds"] for item in found))
         self.first_s.append(max(item["first_s"] for item in found))
+        later = sum(sum(item["groups"][1:]) for item in found)
+        self.later_per_s.append(later / max(item["seconds"] - item["first_s"] for item in found))
         self.steps.append(max(item["steps"] for item in found))
         critical = sum(map(max, zip_longest(*(item["padded"] for item in found), fillvalue=0)))
         self.critical_tokens.append(critical)
@@ -101,8 +105,8 @@ def compute_optimum(ranks: int, samples: int) -> int:
     )
 
 
-def print_speed(runs: dict[str, Runs]) -> None:
-    """Samples per second and the first step: ratios."""
+def print_speed(runs: dict[str, Runs], samples: int) -> None:
+    """Samples per second and the first step: ratios, of epochs of ``samples`` a rank."""
     ours = runs["ours"]
     rows = []
     for kind, name in (("plain", "plain DataLoader"), ("peer", "peer")):
@@ -111,11 +115,19 @@ def print_speed(runs: dict[str, Runs]) -> None:
         other = runs[kind]
         speed = compute_ratios(ours.samples_per_s, other.samples_per_s)
         first = compute_ratios(ours.first_s, other.first_s)
-        rows.append([f"ours / {name}", _show(speed), _show(first), *_list_troubles(other)])
+        later = compute_ratios(ours.later_per_s, other.later_per_s)
+        rows.append([f"ours / {name}", *map(_show, (speed, first, later)), *_list_troubles(other)])
     print_table(
-        f"Loader, {ours.ranks} rank(s), {WORKERS} workers each, {len(ours.steps)} repetitions: median (least to greatest)",
-        ["", "samples/s", "time to first step", *([""] if any(len(row) > 3 for row in rows) else [])],
-        [[*row, *([""] if len(row) < 4 and any(len(r) > 3 for r in rows) else [])] for row in rows],
+        f"Loader, {ours.ranks} rank(s) of {samples:,} samples, {WORKERS} workers each, {len(ours.steps)} repetitions: median "
+        "(least to greatest)",
+        [
+            "",
+            "samples/s",
+            "time to first step",
+            "samples/s after it",
+            *([""] if any(len(row) > 4 for row in rows) else []),
+        ],
+        [[*row, *([""] if len(row) < 5 and any(len(r) > 4 for r in rows) else [])] for row in rows],
     )
     for trouble in ours.troubles:
         print(f"  ours: {trouble}")

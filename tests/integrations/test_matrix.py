@@ -46,7 +46,7 @@ from tests.integrations.common import (  # noqa: E402
     Samples,
     check_coverage,
     collate,
-    get_sample,
+    compute_losses,
     get_weights,
     join,
     make_shard,
@@ -299,21 +299,6 @@ def run_cell(rank: int, world_size: int, folder: Path, train: Train, strategy: s
         part = train(strategy, folder, is_resumed=True)
     ours = [str(item.message) for item in caught if "odb" in str(item.message).lower() or "odb_ref" in item.filename]
     return whole, part, ours
-
-
-def compute_losses(updates: list[list[int]], momentum: float) -> list[float]:
-    """The losses of a plain loop in one process over the same batches."""
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=momentum)
-    losses = []
-    for numbers in updates:
-        batch = collate([get_sample(number) for number in numbers])
-        loss = model(batch["input_ids"], batch["labels"])["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

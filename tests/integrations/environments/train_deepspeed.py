@@ -1,5 +1,5 @@
-"""DeepSpeed's three stages on two ranks with shards of 23 and 8 samples, by its own loop, Accelerate and the Trainer: what each
-update was trained on, and the weights.
+"""DeepSpeed's three stages, on two ranks with shards of 23 and 8 samples or on one with all, by its own loop, Accelerate and
+the Trainer: what each update was trained on, its loss, and the weights.
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 train_deepspeed.py FOLDER
 """
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
     OPTIONS,
+    SIZES,
     Model,
+    Samples,
     collate,
     make_shard,
 )
@@ -42,6 +44,29 @@ from tests.integrations.common import (
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 CPU = torch.device("cpu")
+
+
+@dataclass
+class Log:
+    """What one rank has seen of a training, by update."""
+
+    updates: list[list[int]] = field(default_factory=lambda: [[]])
+    losses: list[float] = field(default_factory=lambda: [0.0])
+    """The part that is of this rank's batches: their mean over the ranks is the loss."""
+
+    def note(self, numbers: Any, info: Any, loss: torch.Tensor) -> None:
+        self.updates[-1] += [] if info.is_idle else numbers.tolist()
+        self.losses[-1] += loss.item()
+        if info.is_window_end:
+            self.updates.append([])
+            self.losses.append(0.0)
+
+    def close(self, weights: list[float]) -> Any:
+        return self.updates[:-1], self.losses[:-1], weights
+
+
+def make_data() -> Samples:
+    return make_shard(dist.get_rank()) if dist.get_world_size() > 1 else Samples(range(sum(SIZES)))
 
 
 def make_config(stage: int, steps: int) -> dict[str, Any]:
@@ -61,22 +86,21 @@ def get_whole(model: Any) -> list[float]:
         return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()]).tolist()
 
 
-def train_plain(rank: int, stage: int, steps: int) -> Any:
+def train_plain(stage: int, steps: int) -> Any:
     """Whoever is to divide: with windows the loader's weights expect it of DeepSpeed, without it of nobody."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=make_config(stage, steps))
     options = OPTIONS | {"shard": "given", "collate_fn": collate, "accumulation_steps": steps}
     options["trainer_divides_loss"] = steps > 1
-    updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+    log = Log()
+    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options) as loader:
         for batch, info in loader.steps():
-            backward(engine, engine(batch["input_ids"], batch["labels"])["loss"], info)
+            loss = engine(batch["input_ids"], batch["labels"])["loss"]
+            backward(engine, loss, info)
             engine.step()
-            updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_window_end:
-                updates.append([])
-    return updates[:-1], get_whole(engine.module)
+            log.note(batch["numbers"], info, info.scale(loss) / steps)
+    return log.close(get_whole(engine.module))
 
 
 def pretend() -> None:
@@ -86,44 +110,41 @@ def pretend() -> None:
     PartialState._shared_state |= {"distributed_type": DistributedType.DEEPSPEED, "device": CPU}
 
 
-def train_accelerate(rank: int, stage: int) -> Any:
+def train_accelerate(stage: int) -> Any:
     pretend()
     accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=make_config(stage, 1)))
     assert accelerator.distributed_type is DistributedType.DEEPSPEED
     model = Model()
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate}
-    updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+    log = Log()
+    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options) as loader:
         for batch in accelerator.prepare(loader):
             info = pop_step_info(batch)
             with accumulate(accelerator, engine, info):
-                accelerator.backward(info.scale(engine(batch["input_ids"], batch["labels"])["loss"]))
-            updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
+                loss = info.scale(engine(batch["input_ids"], batch["labels"])["loss"])
+                accelerator.backward(loss)
+            log.note(batch["numbers"], info, loss)
             if info.is_window_end:
                 optimizer.step()
                 optimizer.zero_grad()
-                updates.append([])
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return updates[:-1], get_whole(engine.module)
+    return log.close(get_whole(engine.module))
 
 
 class Recorder(ODBTrainer):
-    """Notes which samples each update trained on."""
+    """Notes which samples each update trained on, and the part of its loss."""
 
-    updates: Any = ()
-    steps = 0
+    noted: Log
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
-        numbers = inputs.pop("numbers").tolist()
-        if self.steps % self.args.gradient_accumulation_steps == 0:
-            self.updates = [*self.updates, []]
-        self.steps += 1
-        self.updates[-1] += [] if inputs[STEP_INFO].is_idle else numbers
-        return super().compute_loss(model, inputs, **kwargs)
+        numbers, info = inputs.pop("numbers"), inputs[STEP_INFO]
+        loss = super().compute_loss(model, inputs, **kwargs)
+        self.noted.note(numbers, info, loss.detach())
+        return loss
 
 
-def train_trainer(rank: int, stage: int, folder: Path) -> Any:
+def train_trainer(stage: int, folder: Path) -> Any:
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=False,
@@ -141,15 +162,16 @@ def train_trainer(rank: int, stage: int, folder: Path) -> Any:
     )
     pretend()  # not before: the arguments would take every rank for the first
     odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
-    trainer = Recorder(model=Model(), args=args, train_dataset=make_shard(rank), data_collator=collate, odb=odb)
-    assert trainer.args.process_index == rank
+    trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
+    trainer.noted = log = Log()
+    assert trainer.args.process_index == dist.get_rank()
     trainer.set_odb(replace(odb, survives_out_of_memory=True))
     with pytest.raises(UsageError, match="not with DEEPSPEED: its engine has collectives of its own"):
         trainer.train()
     trainer.set_odb(odb)
     trainer.train()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return trainer.updates, get_whole(trainer.model)
+    return log.close(get_whole(trainer.model))
 
 
 def main() -> None:
@@ -161,10 +183,10 @@ def main() -> None:
     said: list[str] = []
     for stage in (1, 2, 3):
         runs = {
-            "plain": lambda stage=stage: train_plain(rank, stage, 1),
-            "windows": lambda stage=stage: train_plain(rank, stage, 2),
-            "accelerate": lambda stage=stage: train_accelerate(rank, stage),
-            "trainer": lambda stage=stage: train_trainer(rank, stage, folder),
+            "plain": lambda stage=stage: train_plain(stage, 1),
+            "windows": lambda stage=stage: train_plain(stage, 2),
+            "accelerate": lambda stage=stage: train_accelerate(stage),
+            "trainer": lambda stage=stage: train_trainer(stage, folder),
         }
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
