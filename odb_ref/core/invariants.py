@@ -43,13 +43,19 @@ def _compute_moved(config: Config, before: State, after: State) -> Moved:
     """
     is_aligned = after.aligned is not before.aligned
     tokens = tuple(map(config.layout.compute_tokens, after.aligned)) if is_aligned else ()
-    old = before.queue + before.outbox
-    new = after.queue + after.outbox
     taken = after.taken_steps - before.taken_steps
-    if after.plan is before.plan and 0 <= taken <= len(old) and new == old[taken:]:
-        return old[:taken], (), tokens  # most transitions: nothing is planned or released
-    old += before.plan
-    new += after.plan
+    delivered = len(before.outbox) - len(after.outbox)
+    # Most transitions: nothing is planned or released. Queue and outbox are looked at one by one, since the outbox is long.
+    if (
+        after.plan is before.plan
+        and 0 <= taken <= len(before.queue)
+        and delivered >= 0
+        and (after.outbox is before.outbox or after.outbox == before.outbox[delivered:])
+        and after.queue == before.queue[taken:] + before.outbox[:delivered]
+    ):
+        return before.queue[:taken], (), tokens
+    old = before.queue + before.outbox + before.plan
+    new = after.queue + after.outbox + after.plan
     kept = len(old) - taken
     if 0 <= taken <= len(old) and new[:kept] == old[taken:]:
         return old[:taken], new[kept:], tokens
@@ -117,7 +123,7 @@ def _is_within_budget(config: Config, before: State, after: State, moved: Moved)
 
 
 def _is_friendly(config: Config, before: State, after: State, _moved: Moved) -> bool:
-    return after.aligned is before.aligned or all(config.sizes.is_friendly(len(group)) for group in after.aligned)
+    return after.aligned is before.aligned or all(map(config.sizes.is_friendly, set(map(len, after.aligned))))
 
 
 def _is_young(config: Config, before: State, after: State, _moved: Moved) -> bool:
@@ -143,8 +149,8 @@ def _is_in_order(config: Config, before: State, after: State, moved: Moved) -> b
         costs = [config.layout.compute_cost(group, config.cost) for group in filled]
     if config.order == StepOrder.SHUFFLED:
         places = permute(len(after.aligned), config.order_seed, before.round)
-        lined = zip([place for place in places if place < len(filled)], costs, strict=True)
-        costs = [cost for _, cost in sorted(lined)]
+        lined = dict(zip([place for place in places if place < len(filled)], costs, strict=True))
+        costs = [lined[place] for place in range(len(filled))]
     return all(map(ge, costs, costs[1:])) and not any(after.aligned[len(filled) :])
 
 
