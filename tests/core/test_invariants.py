@@ -116,6 +116,35 @@ def test_what_moves_wrongly_is_noticed(change: dict[str, Any], names: str) -> No
     assert [name for name in ("I1", "I4") if not holds(name, FULL, wrong)] == names.split()
 
 
+HANDED = replace(FULL, outbox=(*FULL.outbox, FULL.plan[0]), plan=FULL.plan[1:])
+TAKEN = replace(HANDED, queue=FULL.outbox, outbox=FULL.plan[:1], taken_steps=2, taken_samples=4)
+"""Of `HANDED` one step is taken, and one delivered in its place."""
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, ""),
+        ({"queue": ()}, "I1 I4"),
+        ({"queue": (make_step(2),)}, "I1"),
+        ({"outbox": HANDED.outbox}, "I1 I4"),
+        ({"outbox": (make_step(3, 5),)}, "I1"),
+        ({"outbox": (make_step(4, 5, 6),)}, "I4"),
+        ({"plan": ()}, "I4"),
+        ({"taken_samples": 3}, "I1"),
+        ({"taken_steps": 1}, "I4"),
+        ({"queue": (), "outbox": HANDED.outbox, "taken_steps": 3}, "I4"),
+        ({"queue": HANDED.queue, "outbox": HANDED.outbox, "taken_steps": 0, "taken_samples": 2}, "I4"),
+        ({"queue": (), "taken_steps": 3, "taken_samples": 5}, ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_take_that_moves_wrongly_is_noticed(change: dict[str, Any], names: str) -> None:
+    """Checks: CONSERVE, ALIGN."""
+    after = replace(TAKEN, **change)
+    assert [name for name in ("I1", "I4") if not holds(name, HANDED, after)] == names.split()
+
+
 OFFERED = State(phase=Phase.OFFER, window=make_group(3, 4, 5))
 COUNTING = State(phase=Phase.COUNT, aligned=(make_group(5, 3),), window=make_group(4))
 

@@ -65,6 +65,12 @@ def _trace(name: str, module: str, old: str, new: str) -> Planted:
 PLANTED = (
     _core("an invariant names the rank after", "invariants", "rank {config.rank} ", "rank {config.rank + 1} "),
     _core(
+        "a take may change the outbox as it likes",
+        "invariants",
+        "(after.outbox is before.outbox or after.outbox == before.outbox[delivered:])",
+        "delivered >= 0",
+    ),
+    _core(
         "tokens are summed in 32 bits",
         "exchange",
         "sum([count.tokens for count in step])",
