@@ -27,6 +27,8 @@ BUDGET_TOKENS: Final = 12_288
 RANKS: Final = (8, 64)
 MANY_RANKS: Final = 512
 WINDOWS: Final = (256, 1024)
+RULE: Final = "odb"
+"""The target rule that is judged, unless another is asked for."""
 LONG: Final = 8
 """Windows a rank has in an epoch that is judged as a long one."""
 EPOCHS: Final = (1, 2, 3, 5, 8, 20, 50)
@@ -43,7 +45,8 @@ class Way:
     """A way to form batches."""
 
     name: str
-    policy: str = "odb"
+    policy: str = ""
+    """Empty: the target rule that is judged."""
     layout: Layout = Layout.PADDED
     sharding: Sharding = Sharding.EVEN
 
@@ -88,7 +91,7 @@ class Miss:
     way: Way = PADDED
 
 
-def measure_quality(say: Callable[[str], None], *, is_full: bool = False) -> Found:
+def measure_quality(say: Callable[[str], None], *, is_full: bool = False, rule: str = RULE) -> Found:
     """Every cell of long epochs in every way, and the shorter and longer ones in ours and the peer's."""
     found: Found = {}
     ranks = (*RANKS, MANY_RANKS) if is_full else RANKS
@@ -99,7 +102,7 @@ def measure_quality(say: Callable[[str], None], *, is_full: bool = False) -> Fou
                 continue
             cell = Cell(trace, count, window, windows)
             say(str(cell))
-            found[cell] = {way.name: _simulate(cell, lengths, way).summary for way in _list_ways(windows)}
+            found[cell] = {way.name: _simulate(cell, lengths, way, rule).summary for way in _list_ways(windows)}
     return found
 
 
@@ -112,11 +115,11 @@ def _build(cell: Cell, lengths: Lengths, way: Way) -> Workload:
     return build_workload(lengths, ranks=cell.ranks, samples=samples, sharding=way.sharding)
 
 
-def _simulate(cell: Cell, lengths: Lengths, way: Way) -> Result:
+def _simulate(cell: Cell, lengths: Lengths, way: Way, rule: str) -> Result:
     return run(
         Run(
             workload=_build(cell, lengths, way),
-            policy=way.policy,
+            policy=way.policy or rule,
             budget_tokens=BUDGET_TOKENS,
             window_samples=cell.window,
             layout=way.layout,
@@ -125,8 +128,8 @@ def _simulate(cell: Cell, lengths: Lengths, way: Way) -> Result:
     )
 
 
-def print_quality(found: Mapping[Cell, Mapping[str, Summary]]) -> bool:
-    """Prints the tables, and what misses a goal; True when nothing does."""
+def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RULE) -> bool:
+    """Prints the tables, and what misses a goal; True when nothing does. ``rule`` is the one of which they were measured."""
     long = {cell: ways for cell, ways in found.items() if cell.windows == LONG}
     print_table(
         f"Efficiency of epochs of {LONG} windows, budget {BUDGET_TOKENS:,} (trace, ranks x window); 1 is the limit",
@@ -165,17 +168,17 @@ def print_quality(found: Mapping[Cell, Mapping[str, Summary]]) -> bool:
     for miss in missed:
         print(f"  {miss.text}")
     if missed:
-        _print_losses([(miss.cell, miss.way) for miss in missed if miss.cell is not None])
+        _print_losses([(miss.cell, miss.way) for miss in missed if miss.cell is not None], rule)
     return not missed
 
 
-def _print_losses(epochs: Sequence[tuple[Cell, Way]]) -> None:
+def _print_losses(epochs: Sequence[tuple[Cell, Way]], rule: str) -> None:
     """Prints where the epochs that miss a goal lose what they lose, and what no rule could save."""
     rows = []
     for cell, way in dict.fromkeys(epochs):
         lengths = load_lengths(cell.trace)
         tokens = _build(cell, lengths, way).tokens
-        steps = _simulate(cell, lengths, way).rows
+        steps = _simulate(cell, lengths, way, rule).rows
         losses = compute_losses(steps, ranks=cell.ranks, ramp_rounds=RAMP_ROUNDS)
         fewest = count_fewest_steps(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
         full = compute_full_efficiency(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
