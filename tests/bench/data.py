@@ -17,11 +17,9 @@ PADDING = {"input_ids": 0, "labels": -100, "attention_mask": 0}
 
 
 def compute_shards(trace: str, sizes: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """For each rank the lengths of its samples: rows of a bundled trace, shuffled by ``seed``, none of them twice."""
+    """For each rank the lengths of its samples: rows of a bundled trace, shuffled by ``seed``, none again before all were."""
     tokens = load_lengths(trace).tokens
-    rows = np.random.default_rng(seed).permutation(len(tokens))
-    if sum(sizes) > len(rows):
-        raise ValueError(f"{trace} has {len(rows)} rows, {sum(sizes)} asked for")
+    rows = np.resize(np.random.default_rng(seed).permutation(len(tokens)), sum(sizes))
     firsts = np.concatenate(([0], np.cumsum(sizes)))
     return [tokens[rows[first : first + size]].tolist() for first, size in zip(firsts, sizes, strict=False)]
 

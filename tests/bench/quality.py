@@ -15,16 +15,20 @@ from typing import Final
 
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
-from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.inputs.workload import Sharding, Workload, build_workload
+from odb_sim.studies.runs import Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.config import RAMP_ROUNDS
+from tests.bench.losses import compute_full_efficiency, compute_losses, count_fewest_steps
 from tests.bench.report import print_table
 
 BUDGET_TOKENS: Final = 12_288
 RANKS: Final = (8, 64)
 MANY_RANKS: Final = 512
 WINDOWS: Final = (256, 1024)
+RULE: Final = "odb"
+"""The target rule that is judged, unless another is asked for."""
 LONG: Final = 8
 """Windows a rank has in an epoch that is judged as a long one."""
 EPOCHS: Final = (1, 2, 3, 5, 8, 20, 50)
@@ -41,7 +45,8 @@ class Way:
     """A way to form batches."""
 
     name: str
-    policy: str = "odb"
+    policy: str = ""
+    """Empty: the target rule that is judged."""
     layout: Layout = Layout.PADDED
     sharding: Sharding = Sharding.EVEN
 
@@ -77,7 +82,16 @@ class Cell:
 Found = dict[Cell, dict[str, Summary]]
 
 
-def measure_quality(say: Callable[[str], None], *, is_full: bool = False) -> Found:
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A goal that is missed, in words, and by which epoch, if it is by one."""
+
+    text: str
+    cell: Cell | None = None
+    way: Way = PADDED
+
+
+def measure_quality(say: Callable[[str], None], *, is_full: bool = False, rule: str = RULE) -> Found:
     """Every cell of long epochs in every way, and the shorter and longer ones in ours and the peer's."""
     found: Found = {}
     ranks = (*RANKS, MANY_RANKS) if is_full else RANKS
@@ -88,7 +102,7 @@ def measure_quality(say: Callable[[str], None], *, is_full: bool = False) -> Fou
                 continue
             cell = Cell(trace, count, window, windows)
             say(str(cell))
-            found[cell] = {way.name: _simulate(cell, lengths, way) for way in _list_ways(windows)}
+            found[cell] = {way.name: _simulate(cell, lengths, way, rule).summary for way in _list_ways(windows)}
     return found
 
 
@@ -96,24 +110,26 @@ def _list_ways(windows: int) -> Sequence[Way]:
     return WAYS if windows == LONG else (PADDED, PEER)
 
 
-def _simulate(cell: Cell, lengths: Lengths, way: Way) -> Summary:
-    workload = build_workload(
-        lengths, ranks=cell.ranks, samples=cell.ranks * cell.window * cell.windows, sharding=way.sharding
-    )
+def _build(cell: Cell, lengths: Lengths, way: Way) -> Workload:
+    samples = cell.ranks * cell.window * cell.windows
+    return build_workload(lengths, ranks=cell.ranks, samples=samples, sharding=way.sharding)
+
+
+def _simulate(cell: Cell, lengths: Lengths, way: Way, rule: str) -> Result:
     return run(
         Run(
-            workload=workload,
-            policy=way.policy,
+            workload=_build(cell, lengths, way),
+            policy=way.policy or rule,
             budget_tokens=BUDGET_TOKENS,
             window_samples=cell.window,
             layout=way.layout,
             sharding=way.sharding,
         )
-    ).summary
+    )
 
 
-def print_quality(found: Mapping[Cell, Mapping[str, Summary]]) -> bool:
-    """Prints the tables, and what misses a goal; True when nothing does."""
+def print_quality(found: Mapping[Cell, Mapping[str, Summary]], *, rule: str = RULE) -> bool:
+    """Prints the tables, and what misses a goal; True when nothing does. ``rule`` is the one of which they were measured."""
     long = {cell: ways for cell, ways in found.items() if cell.windows == LONG}
     print_table(
         f"Efficiency of epochs of {LONG} windows, budget {BUDGET_TOKENS:,} (trace, ranks x window); 1 is the limit",
@@ -149,9 +165,32 @@ def print_quality(found: Mapping[Cell, Mapping[str, Summary]]) -> bool:
     )
     missed = list(_list_missed(found))
     print("\n" + ("every goal is met" if not missed else f"{len(missed)} goals missed:"))
-    for line in missed:
-        print(f"  {line}")
+    for miss in missed:
+        print(f"  {miss.text}")
+    if missed:
+        _print_losses([(miss.cell, miss.way) for miss in missed if miss.cell is not None], rule)
     return not missed
+
+
+def _print_losses(epochs: Sequence[tuple[Cell, Way]], rule: str) -> None:
+    """Prints where the epochs that miss a goal lose what they lose, and what no rule could save."""
+    rows = []
+    for cell, way in dict.fromkeys(epochs):
+        lengths = load_lengths(cell.trace)
+        tokens = _build(cell, lengths, way).tokens
+        steps = _simulate(cell, lengths, way, rule).rows
+        losses = compute_losses(steps, ranks=cell.ranks, ramp_rounds=RAMP_ROUNDS)
+        fewest = count_fewest_steps(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
+        full = compute_full_efficiency(tokens, ranks=cell.ranks, budget_tokens=BUDGET_TOKENS)
+        shares = [f"{100 * share:.1f}" for share in asdict(losses).values()]
+        rows.append(
+            [f"{cell}, {cell.windows} windows, {way.name}", *shares, str(len(steps)), str(fewest), f"{full:.3f}"]
+        )
+    print_table(
+        "Where they lose, in % of ranks x critical tokens; the fewest steps there can be, and the efficiency of full ones",
+        ["cell", "ramp", "middle", "ending", "padding", "waiting", "steps", "fewest", "if full"],
+        rows,
+    )
 
 
 def _format_ratio(found: Mapping[Cell, Mapping[str, Summary]], cell: Cell, windows: int) -> str:
@@ -163,29 +202,30 @@ def _compute_ratio(ways: Mapping[str, Summary]) -> float:
     return ways[PADDED.name].excess / ways[PEER.name].excess
 
 
-def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[str]:
+def _list_missed(found: Mapping[Cell, Mapping[str, Summary]]) -> list[Miss]:
     missed = []
     ratios = []
     for cell, ways in found.items():
         ratio = _compute_ratio(ways)
         if ratio > 1:
-            missed.append(f"{cell}, {cell.windows} windows: behind the peer, {ratio:.2f} of its excess")
+            text = f"{cell}, {cell.windows} windows: behind the peer, {ratio:.2f} of its excess"
+            missed.append(Miss(text, cell))
         if cell.windows < LONG:
             continue
         ratios.append(ratio)
         if ratio > MOST_PADDED:
-            missed.append(
-                f"{cell}, {cell.windows} windows: {ratio:.2f} of the peer's excess, the goal is {MOST_PADDED}"
-            )
+            text = f"{cell}, {cell.windows} windows: {ratio:.2f} of the peer's excess, the goal is {MOST_PADDED}"
+            missed.append(Miss(text, cell))
         if cell.windows > LONG:
             continue
         efficiency = ways[PACKED_SHARED.name].efficiency
         if efficiency < LEAST_PACKED[cell.window]:
-            missed.append(f"{cell}: packed and shared {efficiency:.4f}, the goal is {LEAST_PACKED[cell.window]}")
+            text = f"{cell}: packed and shared {efficiency:.4f}, the goal is {LEAST_PACKED[cell.window]}"
+            missed.append(Miss(text, cell, PACKED_SHARED))
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
     print(f"\nPadded batches by the peer's excess, geometric mean of long epochs: {mean:.3f}")
     if mean > MOST_PADDED_MEAN:
-        missed.append(f"the geometric mean of those ratios is {mean:.3f}, the goal is {MOST_PADDED_MEAN}")
+        missed.append(Miss(f"the geometric mean of those ratios is {mean:.3f}, the goal is {MOST_PADDED_MEAN}"))
     return missed
 
 

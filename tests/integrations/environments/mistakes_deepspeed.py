@@ -251,7 +251,7 @@ def trainer(folder: Path, config: dict[str, Any], *, odb: Any = (), **settings: 
 
 def train_whole(*args: Any, **options: Any) -> str:
     made = trainer(*args, **options)
-    return judge(list(made.updates), made.model)
+    return judge(made.updates, made.model)
 
 
 def follow(*args: Any, **options: Any) -> str:

@@ -128,7 +128,7 @@ def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str,
     trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     whole = get_whole(trainer.model)
-    return resuming.describe(trainer, list(trainer.updates)) | {"weights": whole}
+    return resuming.describe(trainer, trainer.updates) | {"weights": whole}
 
 
 def resume(kind: str, stage: int, folder: Path) -> dict[str, Any]:

@@ -135,7 +135,14 @@ def train_accelerate(stage: int) -> Any:
 class Recorder(ODBTrainer):
     """Notes which samples each update trained on, and the part of its loss."""
 
-    noted: Log
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.noted = Log()
+
+    @property
+    def updates(self) -> list[list[int]]:
+        """The numbers of the samples of each update."""
+        return self.noted.updates[:-1]
 
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         numbers, info = inputs.pop("numbers"), inputs[STEP_INFO]
@@ -163,7 +170,6 @@ def train_trainer(stage: int, folder: Path) -> Any:
     pretend()  # not before: the arguments would take every rank for the first
     odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
     trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
-    trainer.noted = log = Log()
     assert trainer.args.process_index == dist.get_rank()
     trainer.set_odb(replace(odb, survives_out_of_memory=True))
     with pytest.raises(UsageError, match="not with DEEPSPEED: its engine has collectives of its own"):
@@ -171,7 +177,7 @@ def train_trainer(stage: int, folder: Path) -> Any:
     trainer.set_odb(odb)
     trainer.train()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
-    return log.close(get_whole(trainer.model))
+    return trainer.noted.close(get_whole(trainer.model))
 
 
 def main() -> None:
