@@ -24,12 +24,12 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from odb_sim.inputs.lengths import list_bundled_names
 
 from tests.bench import cases, core, failures, inside, model, plan, process, quality, speed, training
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="more repetitions, a second window, the simulator's curve")
     parser.add_argument("--repetitions", type=int, help="of each loader (3; with --full 5)")
+    parser.add_argument("--trace", choices=list_bundled_names(), default=speed.TRACE, help="with loader (%(default)s)")
     parser.add_argument(
         "--samples", type=int, default=speed.SAMPLES_PER_RANK, help="of each rank with loader (%(default)s)"
     )
@@ -79,10 +80,7 @@ def main() -> int:
     if options.peer_cases:
         figures, status = run_cases(options.case)
     else:
-        repetitions = options.repetitions or (5 if options.full else 3)
-        figures, status = run_benchmarks(
-            options.only or PARTS, repetitions, options.full, options.failure, options.samples, options.rule
-        )
+        figures, status = run_benchmarks(options)
     print(f"\n{time.monotonic() - began:.0f} s")
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n")
@@ -99,33 +97,31 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def run_benchmarks(
-    parts: Sequence[str],
-    repetitions: int,
-    is_full: bool,
-    failure_names: list[str] | None = None,
-    samples: int = speed.SAMPLES_PER_RANK,
-    rule: str = quality.RULE,
-) -> tuple[dict[str, Any], int]:
+def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """All figures, and 1 when a run of ours failed."""
+    parts, is_full = options.only or PARTS, options.full
+    repetitions = options.repetitions or (5 if is_full else 3)
+    samples, trace = options.samples, options.trace
     figures: dict[str, Any] = {}
     kinds = speed.list_kinds()
+    dynamic = [kind for kind in kinds if kind != "plain"]
     found: list[speed.Runs] = []
     if "loader" in parts:
         for ranks in (1, 2):
-            runs = speed.measure(ranks, kinds, repetitions, samples, speed.WINDOW_SAMPLES)
+            runs = speed.measure(ranks, kinds, repetitions, samples, speed.WINDOW_SAMPLES, trace)
             found += runs.values()
             speed.say("")
-            speed.print_speed(runs, samples)
-        speed.print_quality(runs, speed.compute_optimum(2, samples), speed.WINDOW_SAMPLES)
+            speed.print_speed(runs, samples, trace)
+        optimum = speed.compute_optimum(2, samples, trace)
+        speed.print_quality(runs, optimum, speed.WINDOW_SAMPLES, trace)
         if is_full:
-            wide = speed.measure(2, kinds[1:], 1, samples, 1024)
+            wide = speed.measure(2, dynamic, 1, samples, 1024, trace)
             found += wide.values()
-            speed.print_quality(wide, speed.compute_optimum(2, samples), 1024)
+            speed.print_quality(wide, optimum, 1024, trace)
     if "exchange" in parts:
         measured = {ranks: speed.measure_exchange(ranks, 1000 if is_full else 400) for ranks in speed.NEAR}
         runs_by_ranks = {
-            ranks: speed.measure(ranks, kinds[1:], 1, speed.SAMPLES_PER_RANK // 2, speed.WINDOW_SAMPLES)
+            ranks: speed.measure(ranks, dynamic, 1, speed.SAMPLES_PER_RANK // 2, speed.WINDOW_SAMPLES)
             for ranks in speed.NEAR
         }
         found += [item for runs in runs_by_ranks.values() for item in runs.values()]
@@ -148,7 +144,7 @@ def run_benchmarks(
         speed.say("")
         status |= process.print_process(figures["process"])
     if "failures" in parts:
-        findings = failures.run_failures(failure_names, speed.say)
+        findings = failures.run_failures(options.failure, speed.say)
         speed.say("")
         failures.print_failures(findings)
         figures["failures"] = {name: asdict(finding) for name, finding in findings.items()}
@@ -164,10 +160,10 @@ def run_benchmarks(
         speed.say("")
         status |= int(not plan.print_plans(figures["plan"]))
     if "quality" in parts:
-        measured_quality = quality.measure_quality(speed.say, is_full=is_full, rule=rule)
+        measured_quality = quality.measure_quality(speed.say, is_full=is_full, rule=options.rule)
         speed.say("")
         figures["quality"] = quality.encode(measured_quality)
-        status |= int(not quality.print_quality(measured_quality, rule=rule))
+        status |= int(not quality.print_quality(measured_quality, rule=options.rule))
     if "training" in parts:
         trained = training.measure_training(repetitions, speed.say)
         speed.say("")

@@ -75,19 +75,25 @@ class Runs:
         self.bytes.append(found[0]["bytes"] * per_thousand)
 
 
-def make_spec(kind: str, ranks: int, samples: int, window: int, **more: Any) -> Figures:
-    """The job of one loader. A plain DataLoader's batches hold about as many samples as ours do."""
-    spec = {"kind": kind, "trace": TRACE, "shards": [samples] * ranks, "budget": BUDGET_TOKENS, "window": window}
+def make_spec(kind: str, ranks: int, samples: int, window: int, trace: str = TRACE, **more: Any) -> Figures:
+    """The job of one loader."""
+    spec = {"kind": kind, "trace": trace, "shards": [samples] * ranks, "budget": BUDGET_TOKENS, "window": window}
     return {**spec, "workers": WORKERS, "batch": 15, **more}
 
 
-def measure(ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int) -> dict[str, Runs]:
-    """All loaders in turn, ``repetitions`` times."""
+def measure(
+    ranks: int, kinds: Sequence[str], repetitions: int, samples: int, window: int, trace: str = TRACE
+) -> dict[str, Runs]:
+    """All loaders in turn, ``repetitions`` times. A plain DataLoader's batches hold as many samples as ours did before it."""
     runs = {kind: Runs(kind, ranks) for kind in kinds}
+    batch = {}
     for repetition in range(repetitions):
         for kind in kinds:
             say(f"{ranks} ranks, window {window}, {kind}, {repetition + 1} of {repetitions}")
-            runs[kind].add(launch("epoch", make_spec(kind, ranks, samples, window), ranks=ranks, limit_s=LIMIT_S))
+            spec = make_spec(kind, ranks, samples, window, trace, **batch)
+            runs[kind].add(launch("epoch", spec, ranks=ranks, limit_s=LIMIT_S))
+            if kind == "ours" and runs[kind].steps:
+                batch = {"batch": round(samples / runs[kind].steps[-1])}
     return runs
 
 
@@ -97,15 +103,15 @@ def say(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def compute_optimum(ranks: int, samples: int) -> int:
+def compute_optimum(ranks: int, samples: int, trace: str) -> int:
     """The fewest steps possible if all lengths were known before the epoch: the most groups that any shard needs."""
     return max(
         len(compute_groups([Sample(i, i, length, length) for i, length in enumerate(shard)], BUDGET_TOKENS))
-        for shard in compute_shards(TRACE, [samples] * ranks)
+        for shard in compute_shards(trace, [samples] * ranks)
     )
 
 
-def print_speed(runs: dict[str, Runs], samples: int) -> None:
+def print_speed(runs: dict[str, Runs], samples: int, trace: str) -> None:
     """Samples per second and the first step: ratios, of epochs of ``samples`` a rank."""
     ours = runs["ours"]
     rows = []
@@ -118,8 +124,8 @@ def print_speed(runs: dict[str, Runs], samples: int) -> None:
         later = compute_ratios(ours.later_per_s, other.later_per_s)
         rows.append([f"ours / {name}", *map(_show, (speed, first, later)), *_list_troubles(other)])
     print_table(
-        f"Loader, {ours.ranks} rank(s) of {samples:,} samples, {WORKERS} workers each, {len(ours.steps)} repetitions: median "
-        "(least to greatest)",
+        f"Loader, {ours.ranks} rank(s) of {samples:,} samples of {trace}, {WORKERS} workers each, {len(ours.steps)} "
+        "repetitions: median (least to greatest)",
         [
             "",
             "samples/s",
@@ -141,7 +147,7 @@ def _show(spread: Spread | None) -> str:
     return "-" if spread is None else str(spread)
 
 
-def print_quality(runs: dict[str, Runs], optimum: int, window: int) -> None:
+def print_quality(runs: dict[str, Runs], optimum: int, window: int, trace: str) -> None:
     """Steps, critical tokens, efficiency."""
     rows = [
         [kind, _show_all(found.steps), _show_all(found.critical_tokens), _show_all(found.efficiency)]
@@ -161,7 +167,7 @@ def print_quality(runs: dict[str, Runs], optimum: int, window: int) -> None:
         rows.append(["ours / peer", *map(_show, ratios)])
     rows.append(["all lengths known", str(optimum), "", ""])
     print_table(
-        f"Batches, {runs['ours'].ranks} ranks, {TRACE}, budget {BUDGET_TOKENS}, window {window} "
+        f"Batches, {runs['ours'].ranks} ranks, {trace}, budget {BUDGET_TOKENS}, window {window} "
         f"(the peer's: prefetch_factor {window // WORKERS} x {WORKERS} workers)",
         ["", "steps", "critical tokens", "efficiency"],
         rows,
@@ -254,4 +260,4 @@ def extrapolate(runs_by_ranks: dict[int, Runs]) -> list[tuple[int, float]]:
 
 def list_kinds() -> list[str]:
     """The loaders that can be measured here, in the order of their turns."""
-    return ["plain", "ours", "peer"] if has_peer() else ["plain", "ours"]
+    return ["ours", "plain", "peer"] if has_peer() else ["ours", "plain"]
