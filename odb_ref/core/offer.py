@@ -55,7 +55,7 @@ class Offer:
     samples_min: int = _min()
     samples_max: int = _max()
     groups_min: int = _min()
-    """The fewest groups of any rank whose source has not ended; NONE when all sources have."""
+    """The fewest groups that any rank whose source has not ended would emit; NONE when all sources have."""
     groups_max: int = _max()
     """The most groups any rank has formed of its window."""
     due_max: int = _max()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from odb_ref.core.batching.alignment import align, is_due
+from odb_ref.core.batching.alignment import align, count_groups_to_emit, is_due
 from odb_ref.core.batching.rules import compute_checked_target
 from odb_ref.core.batching.shards import Draw, compute_draw, compute_want
 from odb_ref.core.config import Config
@@ -35,13 +35,14 @@ def post_when_ready(config: Config, state: State) -> Transition:
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()
-    bounds = config.compute_round_bounds(state.agreed_tokens)
-    groups = config.order.compute_groups(state.window, config.layout, *bounds, sizes=config.sizes)
-    offer = _compute_offer(config, state, groups, is_ready)
+    budget_tokens, limits = config.compute_round_bounds(state.agreed_tokens)
+    groups = config.order.compute_groups(state.window, config.layout, budget_tokens, limits, sizes=config.sizes)
+    to_emit = NONE if state.is_ended else count_groups_to_emit(groups, config.layout, budget_tokens)
+    offer = _compute_offer(config, state, groups, to_emit, is_ready)
     return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
 
 
-def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_ready: bool) -> Offer:
+def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], to_emit: int, is_ready: bool) -> Offer:
     """Spec: R3.1."""
     due_before = compute_due_before(config, state)
     held = 0 if is_quota_met(config, state) else len(state.window)
@@ -56,7 +57,7 @@ def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], is_r
         stop_step=state.taken_steps if state.is_stopped else NONE,
         samples_min=held,
         samples_max=held,
-        groups_min=NONE if state.is_ended else len(groups),
+        groups_min=to_emit,
         groups_max=len(groups),
         due_max=sum(is_due(group, due_before) for group in groups) if due_before else 0,
         budget_min=state.accepted_tokens,

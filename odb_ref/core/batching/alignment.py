@@ -26,6 +26,18 @@ def is_due(group: Group, due_before: int) -> bool:
     return False
 
 
+def count_groups_to_emit(groups: tuple[Group, ...], layout: Layout, budget_tokens: int) -> int:
+    """Returns how many of its groups a rank that reads on would emit: all, but one fewer where one is less than half full.
+
+    That one is what its window leaves over. `align` carries the emptiest, and the next window fills it. At least one group is
+    emitted, so that a round is never without a step.
+    Spec: R3.1.
+    """
+    if len(groups) < 2:
+        return len(groups)
+    return len(groups) - any(2 * layout.compute_tokens(group) < budget_tokens for group in groups)
+
+
 def align(
     groups: tuple[Group, ...],
     target: int,
