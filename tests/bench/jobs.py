@@ -74,6 +74,8 @@ def epoch(spec: Spec, rank: int, ranks: int) -> Spec:
     """Takes all steps of one epoch, without a model, and says what they held."""
     meter = Meter()
     _import(spec["kind"])
+    if ranks > 1:
+        dist.barrier()  # who imports longer than another would be waited for in the first exchange
     began = time.monotonic()
     loader, pop = make_loader(spec, rank)
     seen: Spec = {"numbers": [], "padded": [], "real": [], "groups": [], "scales": [], "idle": 0}
