@@ -15,12 +15,14 @@ from odb_sim.engine.twins import (
     compute_group_bounds,
     compute_wanted,
     count_groups,
+    count_groups_to_emit,
     find_due,
     line_up_windows,
     pack_windows,
 )
 from odb_sim.engine.windows import Windows, accumulate_rows, compute_ragged, encode_samples, sort_windows
 
+from odb_ref.core.batching import alignment
 from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.batching.grouping import compute_groups, compute_rows
@@ -89,9 +91,11 @@ def read_runs(arrays: Windows, row: int, begins: list[int], ends: list[int]) -> 
 def test_groups(windows: list[Group], budget: int, sizes: Sizes) -> None:
     arrays = make_arrays(windows)
     bounds = compute_group_bounds(arrays, budget, sizes=sizes)
+    to_emit = count_groups_to_emit(arrays, bounds, Layout.PADDED, budget)
     for row, window in enumerate(windows):
         groups = StepOrder.FULLEST.compute_groups(window, Layout.PADDED, budget, sizes=sizes)
         assert count_groups(bounds)[row] == len(groups)
+        assert to_emit[row] == alignment.count_groups_to_emit(groups, Layout.PADDED, budget)
         edges = bounds[row, : len(groups) + 1].tolist()
         assert read_runs(arrays, row, edges[:-1], edges[1:]) == list_positions(groups)
 
@@ -115,8 +119,10 @@ def test_packed_groups(windows: list[Group], budget: int, limits: tuple[int, int
     for bounding in ((), limits) if arrays.used else ((),):
         held = arrays if bounding else replace(arrays, used=())
         packed, bounds = pack_windows(held, budget, bounding)
+        to_emit = count_groups_to_emit(packed, bounds, Layout.PACKED, budget)
         for row, window in enumerate(windows):
             groups = compute_rows(window, budget, bounding)
+            assert to_emit[row] == alignment.count_groups_to_emit(groups, Layout.PACKED, budget)
             edges = bounds[row, : len(groups) + 1].tolist()
             assert read_runs(packed, row, edges[:-1], edges[1:]) == list_positions(groups)
             assert count_groups(bounds)[row] == len(groups)
@@ -166,10 +172,12 @@ def test_neighbours_and_their_alignment(
         due = find_due(lined, bounds, np.array(ages[: len(windows)]))
         runs = align_windows(lined, bounds, target, due, layout=layout, step_order=StepOrder.SAMPLER, cost=cost)
         tokens, longest = runs.compute_tokens(lined, layout), runs.compute_longest(lined)
+        to_emit = count_groups_to_emit(lined, bounds, layout, budget)
         for row, window in enumerate(windows):
             groups = StepOrder.SAMPLER.compute_groups(window, layout, budget, bounding)
             edges = bounds[row, : len(groups) + 1].tolist()
             assert count_groups(bounds)[row] == len(groups)
+            assert to_emit[row] == alignment.count_groups_to_emit(groups, layout, budget)
             assert read_neighbours(lined, row, edges[:-1], edges[1:]) == list_positions(groups)
             steps, _ = align(groups, target, ages[row], layout, StepOrder.SAMPLER, cost=cost)
             found = read_neighbours(lined, row, runs.begins[row].tolist(), runs.ends[row].tolist())
@@ -258,6 +266,7 @@ def test_offers(
         7,
         held=np.zeros_like(arrays.counts) if is_quota_met(config, states[0]) else arrays.counts,
         groups=count_groups(bounds),
+        to_emit=count_groups_to_emit(arrays, bounds, config.layout, config.budget_tokens),
         due=find_due(arrays, bounds, due_before),
         is_ended=np.array(ended[: len(windows)]),
     )

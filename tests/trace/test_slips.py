@@ -14,7 +14,7 @@ from odb_ref.core.events import StepTaken
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
 from odb_ref.trace.check.exchanges import Exchanges
-from odb_ref.trace.check.groups import count_groups, list_excesses
+from odb_ref.trace.check.groups import Counted, count_groups, list_excesses
 from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
 from odb_ref.trace.check.outcomes import judge_outcome
 from odb_ref.trace.check.rounds import Rounds
@@ -54,14 +54,23 @@ def test_each_of_five_limits_is_looked_at_and_called_by_its_number(place: int) -
     group = [[0, position, 1, 0, *(4 if i == place else 0 for i in range(5))] for position in range(2)]
     assert list(list_excesses(group, settings)) == [f"2 samples use 8 of resource {place}, over 7"]
     assert list(list_excesses(group[:1], settings)) == []
-    assert count_groups(group, settings, 0) == (2, 0)
+    assert count_groups(group, settings, 0) == Counted(2, 1, 0)
 
 
 @pytest.mark.parametrize(("due_before", "due"), [(0, 0), (3, 0), (4, 1), (9, 1), (10, 2)])
 def test_a_sample_is_due_below_the_mark_and_not_at_it(due_before: int, due: int) -> None:
     """Spec: R4.3. Checks: AGE."""
     rows = [[0, 3, 60, 0], [0, 9, 70, 0], [0, 12, 80, 0]]
-    assert count_groups(rows, make_settings(()), due_before) == (3, due)
+    assert count_groups(rows, make_settings(()), due_before) == Counted(3, 3, due)
+
+
+@pytest.mark.parametrize(("shortest", "to_emit"), [(49, 1), (50, 2)])
+def test_a_group_is_kept_back_below_half_of_the_budget_and_not_at_it(shortest: int, to_emit: int) -> None:
+    """Spec: R3.1. Checks: FEWEST."""
+    rows = [[0, 0, shortest, 0], [0, 1, 80, 0]]
+    assert count_groups(rows, make_settings(()), 0) == Counted(2, to_emit, 0)
+    assert count_groups(rows[:1], make_settings(()), 0) == Counted(1, 1, 0)
+    assert count_groups([], make_settings(()), 0) == Counted(0, 0, 0)
 
 
 @pytest.mark.parametrize(("limit", "is_right"), [(3, True), (4, True), (5, False)])

@@ -6,8 +6,10 @@ forms them only to see which are due; for packed ones it looks at every group's 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
+from typing import NamedTuple
 
 from odb_ref.trace.check.decode import Rows, Settings
 
@@ -109,13 +111,45 @@ def _list_groups(rows: Rows, settings: Settings) -> list[Rows]:
     return _list_packed(rows, settings) if settings.is_packed else list(_iterate_groups(rows, settings))
 
 
-def count_groups(rows: Rows, settings: Settings, due_before: int) -> tuple[int, int]:
-    """Returns how many groups a window makes, and how many of them hold a sample from before ``due_before``."""
+class Counted(NamedTuple):
+    """How many groups a window makes, how many a rank that reads on emits of them, and how many hold a sample that is due."""
+
+    groups: int
+    to_emit: int
+    due: int
+
+
+def count_groups(rows: Rows, settings: Settings, due_before: int) -> Counted:
+    """Returns the groups of a window, counted; those are due that hold a sample from before ``due_before``. Spec: R3.1."""
     is_due = bool(rows) and min(map(itemgetter(1), rows)) < due_before
+    due = 0
     if settings.is_packed or settings.limits or is_due or settings.order == "sampler" or settings.sizes != "any":
-        groups = _list_groups(rows, settings)
-        return len(groups), sum(any(row[1] < due_before for row in group) for group in groups)
-    return compute_fewest_groups([row[2] for row in rows], settings.budget_tokens), 0
+        formed = _list_groups(rows, settings)
+        groups, tokens = len(formed), [settings.compute_tokens(group) for group in formed]
+        due = sum(any(row[1] < due_before for row in group) for group in formed)
+    else:
+        lengths = [row[2] for row in rows]
+        groups, tokens = compute_fewest_groups(lengths, settings.budget_tokens), _list_tokens(lengths, settings)
+    is_one_kept = groups > 1 and min(tokens) * 2 < settings.budget_tokens
+    return Counted(groups, groups - is_one_kept, due)
+
+
+def _list_tokens(lengths: list[int], settings: Settings) -> list[int]:
+    """Returns the padded tokens of each group of a window without limits, where none is due. Spec: R2.1."""
+    ordered = sorted(lengths)
+    tokens = []
+    begin = 0
+    while begin < len(ordered):
+        end = _find_end(ordered, begin, settings.budget_tokens)
+        tokens.append((end - begin) * ordered[end - 1])
+        begin = end
+    return tokens
+
+
+def _find_end(ordered: list[int], begin: int, budget_tokens: int) -> int:
+    """Returns where the group ends that begins there; its tokens grow with each sample, so it need not look at all."""
+    ends = range(begin + 1, len(ordered) + 1)
+    return begin + max(1, bisect_right(ends, budget_tokens, key=lambda end: (end - begin) * ordered[end - 1]))
 
 
 def list_excesses(group: Rows, settings: Settings) -> Iterator[str]:

@@ -85,15 +85,15 @@ def shrink(settings: Settings, tokens: int) -> Settings:
 
 def judge_offer(offer: Offer, seen: Seen, settings: Settings) -> Iterator[Judgement]:
     """Yields what is judged of an offer: the property, and how it is violated; nothing in words when it is not. Spec: R3.1."""
-    groups, due = count_groups(seen.rows, settings, seen.due_before)
-    what = f"offers {offer.groups_max} groups of {len(seen.rows)} samples, which make {groups}"
-    yield Property.FEWEST, what if offer.groups_max != groups else ""
-    fewest = NONE if seen.is_ended else offer.groups_max
-    what = f"offers {offer.groups_min} as its fewest groups and {offer.groups_max} as its most; its source "
-    what += "has ended" if seen.is_ended else "goes on"
-    yield Property.FEWEST, what if offer.groups_min != fewest else ""
-    what = f"offers {offer.due_max} due groups, but {due} hold a sample that is due"
-    yield Property.AGE, what if offer.due_max != due else ""
+    counted = count_groups(seen.rows, settings, seen.due_before)
+    what = f"offers {offer.groups_max} groups of {len(seen.rows)} samples, which make {counted.groups}"
+    yield Property.FEWEST, what if offer.groups_max != counted.groups else ""
+    to_emit = NONE if seen.is_ended else counted.to_emit
+    what = f"offers {offer.groups_min} groups to emit of {offer.groups_max}, but "
+    what += "its source has ended" if seen.is_ended else f"would emit {to_emit}"
+    yield Property.FEWEST, what if offer.groups_min != to_emit else ""
+    what = f"offers {offer.due_max} due groups, but {counted.due} hold a sample that is due"
+    yield Property.AGE, what if offer.due_max != counted.due else ""
     what = f"offers to accept {offer.budget_min} tokens, but accepts {seen.accepted_tokens}"
     yield Property.BUDGET, what if offer.budget_min != seen.accepted_tokens else ""
     is_ready = seen.is_collated and seen.wanted_samples <= 0

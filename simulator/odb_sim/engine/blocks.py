@@ -31,6 +31,7 @@ from odb_sim.engine.twins import (
     compute_shared_wants,
     compute_wanted,
     count_groups,
+    count_groups_to_emit,
     find_due,
     line_up_windows,
     pack_windows,
@@ -196,13 +197,14 @@ class Block:
         windows = sort_windows((self._held, self._held_counts), (encode_samples(tokens, places), counts))
         self._windows = replace(windows, used=self._accumulate_resources(windows)) if self._config.limits else windows
         budget_tokens, limits = self._config.compute_round_bounds(agreed_tokens)
+        layout = self._config.layout
         if self._config.order is StepOrder.SAMPLER:
-            layout = self._config.layout
             self._windows, self._bounds = line_up_windows(self._windows, layout, min(budget_tokens, HUGE), limits)
         elif self._is_packed:
             self._windows, self._bounds = pack_windows(self._windows, budget_tokens, limits)
         else:
             self._bounds = compute_group_bounds(self._windows, budget_tokens, limits, sizes=self._config.sizes)
+        self._to_emit = count_groups_to_emit(self._windows, self._bounds, layout, budget_tokens)
         return float(answers_s.max())
 
     def _accumulate_resources(self, windows: Windows) -> tuple[Integers, ...]:
@@ -228,6 +230,7 @@ class Block:
             round_,
             held=np.zeros_like(counts) if is_quota_met else counts,
             groups=count_groups(self._bounds),
+            to_emit=self._to_emit,
             due=self._due,
             is_ended=self._is_ended,
         )

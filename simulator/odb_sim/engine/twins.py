@@ -160,6 +160,14 @@ def count_groups(bounds: Integers) -> Integers:
     return counts
 
 
+def count_groups_to_emit(windows: Windows, bounds: Integers, layout: Layout, budget_tokens: int) -> Integers:
+    """Returns how many of its groups each rank would emit. Twin of `odb_ref.core.batching.alignment.count_groups_to_emit`."""
+    groups = Runs(bounds[:, :-1], bounds[:, 1:])
+    is_rest = (groups.sizes > 0) & (2 * groups.compute_tokens(windows, layout) < min(budget_tokens, HUGE))
+    count = count_groups(bounds)
+    return count - ((count > 1) & is_rest.any(axis=1))
+
+
 def find_due(windows: Windows, bounds: Integers, due_before: Integers) -> Booleans:
     """Returns which groups are due, of shape (ranks, most groups). Twin of `odb_ref.core.batching.alignment.is_due`."""
     if not due_before.any():
@@ -172,13 +180,19 @@ def find_due(windows: Windows, bounds: Integers, due_before: Integers) -> Boolea
 
 
 def compute_block_offer(
-    config: Config, round_: int, *, held: Integers, groups: Integers, due: Booleans, is_ended: Booleans
+    config: Config,
+    round_: int,
+    *,
+    held: Integers,
+    groups: Integers,
+    to_emit: Integers,
+    due: Booleans,
+    is_ended: Booleans,
 ) -> Offer:
     """Returns the offers of some ranks, reduced.
 
     Twin of what `odb_ref.core.rounds.post_when_ready` posts where nothing fails.
     """
-    reading = groups[~is_ended]
     return Offer(
         round_min=round_,
         round_max=round_,
@@ -190,7 +204,7 @@ def compute_block_offer(
         stop_rank=NONE,
         samples_min=int(held.min()),
         samples_max=int(held.max()),
-        groups_min=int(reading.min(initial=NONE)),
+        groups_min=int(to_emit[~is_ended].min(initial=NONE)),
         groups_max=int(groups.max()),
         due_max=int(due.sum(axis=1).max()),
     )
