@@ -109,6 +109,7 @@ class Block:
         "_runs",
         "_runs_read",
         "_seen",
+        "_to_emit",
         "_trainer_factors",
         "_windows",
         "_workload",
