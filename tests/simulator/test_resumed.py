@@ -16,14 +16,23 @@ from odb_sim.studies.runs import run
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.format import TraceError, TraceWriter
+from tests.helpers.world import AnyOrder
 from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
+
+
+class Prompt(AnyOrder):
+    """Sources tell their end with their last sample, as the loader's and the simulator's do: rules see when they do."""
+
+    def answer_read(self, asked: int, left: int) -> tuple[int, bool]:
+        count = min(self.random.randint(1, asked), left)
+        return count, count == left
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_rest_of_an_epoch_replays_equal_after_any_step(name: str, tmp_path: Path) -> None:
     rounds = set()
     for count in range(12):
-        (recorded,) = load_runs(write_rest(tmp_path, name, count))
+        (recorded,) = load_runs(write_rest(tmp_path, name, count, schedule=Prompt))
         found = replay(recorded)
         assert found.difference == ""
         assert found.outcome == "complete"
@@ -33,7 +42,7 @@ def test_the_rest_of_an_epoch_replays_equal_after_any_step(name: str, tmp_path: 
 
 
 def test_the_simulator_records_the_rest_as_it_was_recorded(tmp_path: Path) -> None:
-    (recorded,) = load_runs(find_carrying(tmp_path))
+    (recorded,) = load_runs(find_carrying(tmp_path, Prompt))
     assert recorded.starts
     what = build_run(recorded)
     path = tmp_path / "again.ndjson"
@@ -46,7 +55,7 @@ def test_the_simulator_records_the_rest_as_it_was_recorded(tmp_path: Path) -> No
 
 
 def test_a_rest_that_decides_otherwise_is_a_difference(tmp_path: Path) -> None:
-    paths = find_carrying(tmp_path)
+    paths = find_carrying(tmp_path, Prompt)
     lines = [json.loads(line) for line in paths[0].read_text().splitlines()]
     step = next(
         step
@@ -64,7 +73,7 @@ def test_a_rest_that_decides_otherwise_is_a_difference(tmp_path: Path) -> None:
 
 def test_a_start_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     def load(change: dict[str, Any] | None, *, is_late: bool = False) -> None:
-        lines = [json.loads(line) for line in find_carrying(tmp_path)[0].read_text().splitlines()]
+        lines = [json.loads(line) for line in find_carrying(tmp_path, Prompt)[0].read_text().splitlines()]
         if change is not None:
             lines[1]["event"]["start"].update(change)
         if is_late:
@@ -81,7 +90,7 @@ def test_a_start_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_rank_of_the_protocol_goes_on_or_none(tmp_path: Path) -> None:
-    (recorded,) = load_runs(find_carrying(tmp_path))
+    (recorded,) = load_runs(find_carrying(tmp_path, Prompt))
     what = build_run(recorded)
     with pytest.raises(UsageError, match="1 starts given"):
         replace(what, starts=(RoundStart(),))

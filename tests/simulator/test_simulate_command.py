@@ -96,7 +96,7 @@ def test_the_trace_is_one_of_the_core_with_rising_times(tmp_path: Path) -> None:
     assert times == sorted(times)
     delivered = sum(effect["kind"] == "deliver" for record in records for effect in record.effects)
     taken = sum(record.event is not None and record.event["kind"] == "step_taken" for record in records)
-    assert delivered == taken == 3 * 13
+    assert delivered == taken == 3 * 12
 
 
 def test_steps_csv_adds_up_to_the_figures(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from odb_ref.core.types import Mode, Sample
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.format import TraceError, TraceWriter, decode_resumed, encode_event
 from tests.helpers.tamper import Tampered
-from tests.helpers.world import Shard, World, make_config, make_shards
+from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
 from tests.trace.said import read_page, show
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
@@ -47,15 +47,20 @@ def get_shards(name: str) -> tuple[Shard, ...]:
 
 
 def write_rest(
-    folder: Path, name: str, count: int, change: Callable[[Checkpoint], Checkpoint] | None = None
+    folder: Path,
+    name: str,
+    count: int,
+    change: Callable[[Checkpoint], Checkpoint] | None = None,
+    schedule: type[AnyOrder] = AnyOrder,
 ) -> list[Path]:
     """The traces, one for each rank, of an epoch resumed after ``count`` steps."""
     config, shards = CONFIGS[name], get_shards(name)
     stops = dict.fromkeys(range(len(shards)), count)
-    saved = [node.ledger.compute_checkpoint() for node in World(config, shards, seed=count, stops=stops).run().nodes]
+    begun = World(config, shards, schedule=schedule(count), stops=stops).run()
+    saved = [node.ledger.compute_checkpoint() for node in begun.nodes]
     if change is not None:
         saved[1] = change(saved[1])
-    rest = World(config, shards, seed=7, checkpoints=saved).run()
+    rest = World(config, shards, schedule=schedule(7), checkpoints=saved).run()
     paths = []
     for rank, (node, checkpoint) in enumerate(zip(rest.nodes, saved, strict=True)):
         paths.append(folder / f"{rank}.ndjson")
@@ -67,10 +72,10 @@ def write_rest(
     return paths
 
 
-def find_carrying(folder: Path) -> list[Path]:
+def find_carrying(folder: Path, schedule: type[AnyOrder] = AnyOrder) -> list[Path]:
     """Traces of an epoch in which rank 0 continues with samples carried into a later round."""
     for count in range(20):
-        paths = write_rest(folder, "join", count)
+        paths = write_rest(folder, "join", count, schedule=schedule)
         start = Tampered(paths[0]).records[0]["event"]["start"]
         if start["carried"] and start["round"] > 0:
             return paths
