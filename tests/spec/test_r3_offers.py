@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds, compute_checked_target
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.errors import PeerError, RuleError
 from odb_ref.core.events import Agreed, Collated, ConsumerStopped, LocalFailed, SamplesRead, Urged
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, Reduction, combine, reduce_offers
+from odb_ref.core.rounds import post_when_ready
+from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
@@ -54,10 +58,49 @@ def test_an_offer_says_what_the_rank_holds() -> None:
     """Spec: R3.1."""
     offer = _post_first([5, 5, 1, 1])
     assert (offer.samples_min, offer.samples_max) == (4, 4)
-    assert (offer.groups_min, offer.groups_max, offer.due_max) == (3, 3, 0)
+    assert (offer.groups_min, offer.groups_max, offer.due_max) == (2, 3, 0)
     assert (offer.round_min, offer.round_max, offer.ready_min) == (0, 0, 1)
     assert (offer.failed_rank, offer.stop_rank, offer.stop_step) == (NONE, NONE, NONE)
     assert _post_first([5, 5, 1]).groups_min == NONE  # the source has ended
+
+
+@pytest.mark.parametrize(
+    ("layout", "lengths", "to_emit"),
+    [
+        (Layout.PADDED, [8, 8, 8, 4], 4),  # half of the budget of 8
+        (Layout.PADDED, [8, 8, 8, 3], 3),
+        (Layout.PADDED, [2, 2, 8, 8], 3),  # two rows of two tokens hold half of it
+        (Layout.PADDED, [1, 2, 8, 8], 3),  # and a row and its padding
+        (Layout.PADDED, [1, 1, 8, 8], 2),
+        (Layout.PACKED, [1, 2, 8, 8], 2),  # without padding they hold three
+        (Layout.PADDED, [1, 3, 8, 20], 3),
+        (Layout.PADDED, [1, 1, 1, 1], 1),  # the only group there is
+    ],
+)
+def test_a_reading_rank_keeps_back_a_group_that_is_less_than_half_full(
+    layout: Layout, lengths: list[int], to_emit: int
+) -> None:
+    """Spec: R3.1."""
+    assert _post_first(lengths, layout=layout).groups_min == to_emit
+
+
+def test_half_full_is_half_of_the_budget_in_force() -> None:
+    """Spec: R3.1, R15.1."""
+    config = make_config()
+    for tokens, to_emit in ((8, 3), (6, 4)):
+        state = State(window=make_shard([8, 8, 8, 3]), agreed_tokens=tokens, round=1)
+        _, (post,) = post_when_ready(config, state)
+        assert isinstance(post, PostOffer)
+        assert post.offer.groups_min == to_emit
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.sampled_from(Layout), st.sampled_from(StepOrder))
+def test_a_reading_rank_offers_at_least_one_group_and_at_most_one_fewer_than_it_has(
+    lengths: list[int], layout: Layout, order: StepOrder
+) -> None:
+    """Spec: R3.1, R3.3. Checks: TERM."""
+    offer = _post_first(lengths, layout=layout, order=order, window_samples=len(lengths))
+    assert max(1, offer.groups_max - 1) <= offer.groups_min <= offer.groups_max
 
 
 @given(OFFERS, OFFERS, OFFERS)
