@@ -231,8 +231,8 @@ DEEP = (
     _mutant(
         "an ended rank with many groups still counts",
         "rounds",
-        "NONE if state.is_ended else len(groups)",
-        "NONE if state.is_ended and len(groups) < 5 else len(groups)",
+        "NONE if state.is_ended else count",
+        "NONE if state.is_ended and len(groups) < 5 else count",
         "REPLAY",
     ),
     _mutant(
