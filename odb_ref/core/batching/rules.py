@@ -58,16 +58,16 @@ class PaperRule:
 
 @dataclass(frozen=True, slots=True)
 class OdbRule:
-    """The default: as many steps as every rank that still reads can make of its groups; the others carry the rest.
+    """The default: as many steps as every rank that still reads would emit of its groups; what is left over is carried.
 
-    No rank splits a good group to keep up with another. What is due by age is emitted all the same, and when no rank
+    No rank splits a good group to keep up with another, and none emits what its window leaves over. What is due by age is emitted all the same, and when no rank
     reads any more there is nothing to wait for, so everything left is emitted.
     """
 
     name: str = "odb"
 
     def compute_target(self, agreement: Offer) -> int:
-        """Returns the fewest groups of any reading rank, but no fewer than are due."""
+        """Returns the fewest groups that any reading rank would emit, but no fewer than are due."""
         wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
         return max(wanted, agreement.due_max)
 
