@@ -3,11 +3,12 @@ the default rule.
 
     odb-ref verify --policy examples/rules/patient.py:PatientRule
 
-finds nothing against it. On most traces it fills batches better, on some with packed rows worse: docs/explanation/figures.md.
+finds nothing against it. It mostly fills padded batches a little better, and packed rows as often worse:
+docs/explanation/figures.md.
 
-The last group of a window is only as full as what is left of the window makes it. The rank with the fewest groups emits it
-under the default rule; here it too is carried, into a window that fills it, until something in it is due by age: then it must
-leave, and to keep back a fuller group instead would not help. It costs more rounds, and so more exchanges.
+By the default rule a reading rank keeps back what its window leaves over, if that is less than half a batch. Here every rank
+keeps back one group more, however full, until something in it is due by age: then it must leave, and to keep back a fuller group
+instead would not help. It costs more rounds, and so more exchanges.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from odb_ref.core.offer import NONE, Offer
 
 @dataclass(frozen=True, slots=True)
 class PatientRule:
-    """One step fewer than the default rule has while a rank reads and nothing is due: not even the fewest groups all leave."""
+    """One step fewer than the default rule has while a rank reads and nothing is due."""
 
     name: str = "patient"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The fewest groups of any reading rank, or while nothing is due one less; at least one, and as many as are due."""
+        """The fewest groups that a reading rank would emit, or while nothing is due one less; at least one, and as many as are due."""
         if agreement.groups_min == NONE:  # No rank reads any more: everything left is emitted.
             return agreement.groups_max
         kept_back = 0 if agreement.due_max else 1

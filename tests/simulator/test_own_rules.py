@@ -40,7 +40,7 @@ def test_a_group_kept_back_fills_later_batches_better(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     arguments = [
         "compare",
-        "sgd_dialogues",
+        "mm_mix_real",
         "--ranks",
         "8",
         "--samples",
@@ -50,10 +50,9 @@ def test_a_group_kept_back_fills_later_batches_better(tmp_path: Path) -> None:
         "--token-budget",
         "12288",
     ]
-    ways = ["--layout", "packed", "--shards", "shared", "--policy", f"odb,{PATIENT}"]
-    assert main([*arguments, *ways, "--json", str(figures)]) == 0
+    assert main([*arguments, "--policy", f"odb,{PATIENT}", "--json", str(figures)]) == 0
     default, patient = json.loads(figures.read_text())
-    assert default["efficiency"] < 0.97 < patient["efficiency"]
+    assert default["efficiency"] < 0.855 < patient["efficiency"]
 
 
 def test_compare_and_sweep_take_an_own_rule(tmp_path: Path) -> None:
