@@ -7,8 +7,8 @@ finds nothing against it. It mostly fills padded batches a little better, and pa
 docs/explanation/figures.md.
 
 By the default rule a reading rank keeps back what its window leaves over, if that is less than half a batch. Here every rank
-keeps back one group more, however full, until something in it is due by age: then it must leave, and to keep back a fuller group
-instead would not help. It costs more rounds, and so more exchanges.
+keeps back one group more, however full, until something in it is due by age: then it must leave, and to keep back a fuller
+group instead would not help. It costs more rounds, and so more exchanges.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PatientRule:
     name: str = "patient"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The fewest groups that a reading rank would emit, or while nothing is due one less; at least one, and as many as are due."""
+        """The fewest groups to emit of a reading rank, or while nothing is due one less; at least one, and as many as are due."""
         if agreement.groups_min == NONE:  # No rank reads any more: everything left is emitted.
             return agreement.groups_max
         kept_back = 0 if agreement.due_max else 1

@@ -296,6 +296,20 @@ def offer_a_group_more(trace: Tampered) -> None:
     trace.reduce_again()
 
 
+def offer_to_emit_what_is_left_over(trace: Tampered) -> None:
+    offers = [effect["offer"] for effect in trace.effects("post_offer", 0)]
+    offer = next(offer for offer in offers if offer["groups_min"] < offer["groups_max"])
+    offer["groups_min"] += 1
+    trace.reduce_again()
+
+
+def offer_to_keep_a_full_group_back(trace: Tampered) -> None:
+    offers = [effect["offer"] for effect in trace.effects("post_offer", 0)]
+    offer = next(offer for offer in offers if offer["groups_min"] == offer["groups_max"] > 1)
+    offer["groups_min"] -= 1
+    trace.reduce_again()
+
+
 def lower_the_age(trace: Tampered) -> None:
     trace.configure(max_age_rounds=1)
 
@@ -426,7 +440,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (leave_the_order_of_the_sampler, "ORDER", SAMPLER, ()),
     (let_the_fullest_wait, "ORDER", FULLEST, ()),
     (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
-    (do_not_end_the_source, "COVER FEWEST RELEASE REPLAY", JOIN, ()),
+    (do_not_end_the_source, "COVER FEWEST REPLAY", JOIN, ()),
     (want_another_number, "DEAL", SHARED, ()),
     (tell_one_rank_other_wants, "DEAL WEIGHT", SHARED, ()),
     (read_from_another_place, "COVER DEAL ONCE", SHARED, ()),
@@ -452,16 +466,18 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (agree_before_all_have_offered, "RELEASE", JOIN, ()),
     (take_before_delivery, "RELEASE", JOIN, ()),
     (blame_another_rank_for_the_stop, "STOP", JOIN, STOP),
-    (take_a_step_after_leaving, "STOP", JOIN, STOP),
+    (take_a_step_after_leaving, "RELEASE STOP", JOIN, STOP),
     (leave_before_the_last_steps, "STOP", JOIN, STOP),
     (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
     (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
-    (put_two_groups_into_one, "BUDGET ORDER", JOIN, ()),
+    (put_two_groups_into_one, "BUDGET", JOIN, ()),
     (lower_a_limit, "BUDGET FEWEST", LIMITS, ()),
     (use_more_of_a_resource, "BUDGET FEWEST WEIGHT", LIMITS, ()),
     (leave_a_cost_out, "BUDGET FEWEST WEIGHT", LIMITS, ()),
     (move_a_sample_to_another_step, "ORDER SIZES WEIGHT", SIZES, ()),
     (offer_a_group_more, "FEWEST", JOIN, ()),
+    (offer_to_emit_what_is_left_over, "FEWEST", JOIN, ()),
+    (offer_to_keep_a_full_group_back, "FEWEST", JOIN, ()),
     (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
     (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),
     (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),
@@ -515,8 +531,8 @@ def test_a_shorter_limit_than_the_plan_violates_align(tmp_path: Path) -> None:
     # Its last step is then also taken beyond the limit.
     assert check(trace, tmp_path / "t") == {"ALIGN", "STOP"}
     assert tell(tmp_path / "t")[2:4] == [
-        "STOP rank 1 round 8 step 16: is taken, but the limit is 16",
-        "ALIGN rank 0 round 8 step 17: may take 16 steps, the ranks have planned 17",
+        "STOP rank 2 round 8 step 14: is taken, but the limit is 14",
+        "ALIGN rank 0 round 8 step 15: may take 14 steps, the ranks have planned 15",
     ]
 
 
@@ -540,9 +556,9 @@ def test_closing_when_the_first_rank_runs_dry_violates_cover(monkeypatch: pytest
     monkeypatch.setattr(machine_module, "compute_round_target", close_early)
     assert check(run(tmp_path / "t", JOIN), tmp_path / "t") == {"COVER"}
     assert tell(tmp_path / "t") == [
-        "COVER rank 0 round 6 step 14: closes before its source has ended",
-        "COVER rank 0 round 6 step 14: closes with 6 samples not emitted: position 33, 34, 35, 36, 37",
-        "COVER rank 1 round 6 step 14: closes with 2 samples not emitted: position 29, 30",
+        "COVER rank 0 round 6 step 11: closes before its source has ended",
+        "COVER rank 0 round 6 step 11: closes with 6 samples not emitted: position 31, 32, 33, 34, 35",
+        "COVER rank 1 round 6 step 11: closes with 6 samples not emitted: position 25, 26, 27, 28, 29",
     ]
 
 

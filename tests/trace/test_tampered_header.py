@@ -196,7 +196,7 @@ def blame_the_second_to_fail(trace: Tampered) -> None:
 
 
 LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
-    (say_another_budget, "ABORT", JOIN, ()),
+    (say_another_budget, "ABORT FEWEST", JOIN, ()),
     (say_another_rule, "ABORT", JOIN, ()),
     (say_another_seed, "ABORT", JOIN, ()),
     (say_a_longer_quota, "ABORT", QUOTA, ()),
