@@ -25,7 +25,7 @@ class PatientRule:
     name: str = "patient"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The fewest groups to emit of a reading rank, or while nothing is due one less; at least one, and as many as are due."""
+        """The fewest groups that a reading rank would emit, or while nothing is due one less; at least one, and what is due."""
         if agreement.groups_min == NONE:  # No rank reads any more: everything left is emitted.
             return agreement.groups_max
         kept_back = 0 if agreement.due_max else 1
