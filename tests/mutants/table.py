@@ -69,7 +69,7 @@ DEARER = Bounds(
 """The row of one long sample has fewer tokens than that of two, and costs more."""
 DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
 """The row of two samples costs more than that of one that is longer than each."""
-UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
+UNLIKE = Bounds(lengths=((6, 5, 4, 3), (3, 6, 4, 5)), budget_tokens=6, window_samples=4)
 # Windows of 1, 2 and 4. Under a budget of 12 rank 0 makes one group, less than half full; two, of which one is half full; and
 # three of 4, 5 and 7 tokens.
 KEPT_BACK = Bounds(lengths=((3, 6, 12, 2, 2, 5, 7, 9), (12, 12)), budget_tokens=12, window_samples=4, ramp_rounds=2)
@@ -304,7 +304,7 @@ def align(
         old="key = mix(mix(seed) ^ round_)",
         new="key = mix(mix(seed))",
         property="ORDER",
-        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2) * 2,)),
+        bounds=replace(UNLIKE, lengths=((6, 5, 4, 3) * 2,)),
     ),
     Mutant(
         name="idle steps are shuffled with the others",
@@ -312,7 +312,7 @@ def align(
         old="permute(len(steps), seed, round_) if steps[number]])",
         new="permute(len(steps), seed, round_)])",
         property="ORDER",
-        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2), (5, 4, 3))),
+        bounds=replace(UNLIKE, lengths=((6, 5, 4, 3), (6, 5, 4))),
     ),
     Mutant(
         name="neighbours are grouped with who fits",
@@ -547,7 +547,7 @@ def align(
         module="rounds",
         old="is_ready = state.is_collated and not state.wanted_samples",
         new="is_ready = state.is_collated",
-        property="RULE-BOUNDS",
+        property="FEWEST",
         bounds=PLAIN,
     ),
     Mutant(
@@ -571,7 +571,7 @@ def align(
         module="machine",
         old="is_ended=is_ended,",
         new="is_ended=False,",
-        property="RULE-BOUNDS",
+        property="TERM",
         bounds=PLAIN,
     ),
     Mutant(

@@ -165,7 +165,7 @@ class RankChecks:
     def _check_offer(self, config: Config, rank: Rank) -> None:
         """Checks the groups to emit. Spec: R3.1."""
         post, groups = rank.post, rank.state.groups
-        if not isinstance(post, PostOffer) or not post.offer.ready_min:
+        if rank.state.phase is not Phase.OFFER or not isinstance(post, PostOffer) or not post.offer.ready_min:
             return  # of a rank that ends the epoch the window may still change
         budget, _ = _compute_bounds(config, rank.get_budgets(rank.state.round))
         tokens = [_compute_tokens(config, [sample.length for sample in group]) for group in groups]
