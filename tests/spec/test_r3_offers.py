@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odb_ref.core.batching.alignment import count_groups_to_emit
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds, compute_checked_target
 from odb_ref.core.effects import PostOffer
 from odb_ref.core.errors import PeerError, RuleError
 from odb_ref.core.events import Agreed, Collated, ConsumerStopped, LocalFailed, SamplesRead, Urged
-from odb_ref.core.machine import Machine, transition
+from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE, WIRE_SIZE, Offer, Reduction, combine, reduce_offers
-from odb_ref.core.state import replace as replace_in_state
+from odb_ref.core.rounds import post_when_ready
+from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from tests.helpers.world import World, make_config, make_shard, make_shards, run
 
@@ -66,53 +65,42 @@ def test_an_offer_says_what_the_rank_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "options", "groups", "to_emit"),
+    ("layout", "lengths", "to_emit"),
     [
-        ([3], {}, 1, 1),
-        ([4, 8], {}, 2, 2),
-        ([3, 8], {}, 2, 1),
-        ([1, 1, 3, 5], {}, 3, 2),
-        ([8, 2, 1], {"layout": Layout.PACKED}, 2, 1),
-        ([8, 2, 1], {"layout": Layout.PADDED}, 2, 2),
-        ([2, 8, 2, 8], {"order": StepOrder.SAMPLER}, 4, 3),
-        ([4, 3, 4, 3], {"limits": (3,), "costs": 2}, 4, 3),
+        (Layout.PADDED, [8, 8, 8, 4], 4),  # half of the budget of 8
+        (Layout.PADDED, [8, 8, 8, 3], 3),
+        (Layout.PADDED, [2, 2, 8, 8], 3),  # two rows of two tokens hold half of it
+        (Layout.PADDED, [1, 2, 8, 8], 3),  # and a row and its padding
+        (Layout.PADDED, [1, 1, 8, 8], 2),
+        (Layout.PACKED, [1, 2, 8, 8], 2),  # without padding they hold three
+        (Layout.PADDED, [1, 3, 8, 20], 3),
+        (Layout.PADDED, [1, 1, 1, 1], 1),  # the only group there is
     ],
 )
-def test_one_group_fewer_is_emitted_where_one_is_less_than_half_full(
-    lengths: list[int], options: dict[str, Any], groups: int, to_emit: int
+def test_a_reading_rank_keeps_back_a_group_that_is_less_than_half_full(
+    layout: Layout, lengths: list[int], to_emit: int
 ) -> None:
-    """Spec: R3.1. Under a budget of 8; at half of it a group stays, and of several that are emptier one is kept back."""
-    costs = options.pop("costs", None)
-    machine = Machine(make_config(window_samples=len(lengths), **options))
-    machine.begin()
-    shard = [replace(sample, costs=(costs,)) if costs else sample for sample in make_shard(lengths)]
-    (post,) = machine.handle(SamplesRead(tuple(shard)))
-    assert isinstance(post, PostOffer)
-    assert (post.offer.groups_max, post.offer.groups_min) == (groups, to_emit)
+    """Spec: R3.1."""
+    assert _post_first(lengths, layout=layout).groups_min == to_emit
 
 
-def test_half_full_is_by_the_budget_in_force() -> None:
+def test_half_full_is_half_of_the_budget_in_force() -> None:
     """Spec: R3.1, R15.1."""
-    machine = Machine(make_config(window_samples=2))
-    machine.begin()
-    state = replace_in_state(machine.state, agreed_tokens=6)
-    for start, to_emit in ((state, 2), (machine.state, 1)):
-        _, (post,) = transition(machine.config, start, SamplesRead(make_shard([3, 6])))
+    config = make_config()
+    for tokens, to_emit in ((8, 3), (6, 4)):
+        state = State(window=make_shard([8, 8, 8, 3]), agreed_tokens=tokens, round=1)
+        _, (post,) = post_when_ready(config, state)
         assert isinstance(post, PostOffer)
         assert post.offer.groups_min == to_emit
 
 
-@given(
-    st.lists(st.integers(1, 20), max_size=12), st.sampled_from(Layout), st.sampled_from(StepOrder), st.integers(1, 30)
-)
-def test_groups_to_emit_are_one_at_least_and_at_most_one_fewer(
-    lengths: list[int], layout: Layout, order: StepOrder, budget: int
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.sampled_from(Layout), st.sampled_from(StepOrder))
+def test_a_reading_rank_offers_at_least_one_group_and_at_most_one_fewer_than_it_has(
+    lengths: list[int], layout: Layout, order: StepOrder
 ) -> None:
-    """Spec: R3.1. Checks: TERM. So the least target is one step, whatever the window holds."""
-    groups = order.compute_groups(make_shard(lengths), layout, budget)
-    to_emit = count_groups_to_emit(groups, layout, budget)
-    assert min(1, len(groups)) <= to_emit <= len(groups) <= to_emit + 1
-    assert to_emit == len(groups) or any(2 * layout.compute_tokens(group) < budget for group in groups)
+    """Spec: R3.1, R3.3. Checks: TERM."""
+    offer = _post_first(lengths, layout=layout, order=order, window_samples=len(lengths))
+    assert max(1, offer.groups_max - 1) <= offer.groups_min <= offer.groups_max
 
 
 @given(OFFERS, OFFERS, OFFERS)

@@ -123,8 +123,8 @@ def _group_friendly(items: list[Item], config: Config) -> list[list[Item]]:
 
 def _count_to_emit(groups: list[list[Item]], config: Config) -> int:
     """R3.1."""
-    is_one_half_empty = any(Fraction(_cost(group, config), config.budget_tokens) < Fraction(1, 2) for group in groups)
-    return len(groups) - 1 if len(groups) >= 2 and is_one_half_empty else len(groups)
+    is_one_kept = len(groups) >= 2 and any(_cost(group, config) < Fraction(config.budget_tokens, 2) for group in groups)
+    return len(groups) - 1 if is_one_kept else len(groups)
 
 
 def _halve(group: list[Item], config: Config) -> int:
@@ -260,8 +260,9 @@ def _run(
         most = max(map(len, groups))
         target = most
         if config.rule.name == "odb":
-            emit = [_count_to_emit(groups[r], bounds[r]) for r in ranks if not ended[r]]
-            target = max(due, min(emit, default=most))
+            to_emit = [_count_to_emit(groups[r], bounds[r]) for r in ranks if not ended[r]]
+            reached["kept back"] |= bool(to_emit) and max(due, min(to_emit)) < min(map(len, groups))
+            target = max(due, min(to_emit, default=most))
         if config.mode is Mode.QUOTA:
             target = min(target, *held)
         aligned = []
@@ -273,7 +274,6 @@ def _run(
             is_due = any(p < before[r] for group in groups[r] for p, _, _ in group)
             for case, holds in (
                 ("carried", windows[r]),
-                ("kept back", not ended[r] and _count_to_emit(groups[r], bounds[r]) < len(groups[r])),
                 ("due", is_due),
                 ("due and carried", is_due and windows[r]),
                 ("split", len(groups[r]) < sum(map(bool, emitted))),
@@ -427,8 +427,8 @@ def test_both_make_the_same_batches_of_a_long_common_order() -> None:
 
 
 LEAST = {
-    "carried": 30, "kept back": 30, "due": 25, "due and carried": 18, "split": 30, "cut": 4, "met exactly": 4,
-    "65,536 tokens": 10, "round 20": 10, "more than 16 ranks": 8, "full": 15,
+    "carried": 30, "due": 25, "due and carried": 18, "split": 30, "cut": 4, "met exactly": 4, "65,536 tokens": 10,
+    "round 20": 10, "more than 16 ranks": 8, "full": 15, "kept back": 25,
 }  # fmt: skip
 """In how many of the worlds below each case is met at least. Well below what was counted."""
 
