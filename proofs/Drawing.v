@@ -169,7 +169,7 @@ Qed.
 
 (** The configuration of one that follows: windows larger than its input, any of which may be full. *)
 Definition wide (big : nat) (c : config) : config :=
-  mkConfig (c_group c) (c_align c) (fun _ => big) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (fun _ => true).
+  mkConfig (c_group c) (c_align c) (fun _ => big) (c_is_quota c) (c_quota c) (c_max_age c) (c_rule c) (c_print c) (c_first c) (c_accepts c) (fun _ => true) (c_keeps c).
 
 Lemma wide_ok : forall big c, 1 <= big -> config_ok c -> config_ok (wide big c).
 Proof. intros big c B K. destruct K. constructor; simpl; auto. Qed.
@@ -209,7 +209,7 @@ Proof.
     replace (w =? 0) with false by (symmetry; apply Nat.eqb_neq; lia). split; [reflexivity|contradiction]. }
   destruct Rd as [Rd En]. rewrite Rd. destruct (_ || _) eqn:G; [|exists m; repeat split; auto; fail].
   set (gs := c_group c (budget u) (window u)).
-  assert (Co : compute_offer (wide big c) r (dress w e m u) gs = regroup (if e then None else Some (length gs)) (compute_offer c r u gs)).
+  assert (Co : compute_offer (wide big c) r (dress w e m u) gs = regroup (if e then None else Some (groups_to_emit c (budget u) gs)) (compute_offer c r u gs)).
   { unfold compute_offer. rewrite Rd. reflexivity. }
   exists (Some (MOffer (compute_offer (wide big c) r (dress w e m u) gs))). split; [reflexivity|]. split.
   - right. do 2 eexists. split; [reflexivity|]. split; [reflexivity|]. rewrite Co.

@@ -216,12 +216,26 @@ Proof. intros. change zero_counts with (count_group []). apply map_nth. Qed.
 
 (** ** Offers that are ready *)
 
+(** Of one group or more at least one is to be emitted, no more than there are, and at most one fewer. *)
+Lemma groups_to_emit_bounds : forall c b gs, 1 <= length gs -> 1 <= groups_to_emit c b gs <= length gs /\ length gs <= S (groups_to_emit c b gs).
+Proof. intros c b gs L. unfold groups_to_emit. destruct (Nat.ltb_spec 1 (length gs)), (c_keeps c b gs); simpl; lia. Qed.
+
 (** What the offer of a rank that is ready says of its groups. *)
 Record measured (o : offer) : Prop := {
   me_groups : o_groups_max o <= o_samples_max o;
   me_some : 1 <= o_samples_max o -> 1 <= o_groups_max o;
   me_due : o_due_max o <= o_groups_max o;
   me_min : forall g, o_groups_min o = Some g -> 1 <= g <= o_groups_max o }.
+
+(** A rank that reads on has a sample in its window, and so a group. *)
+Lemma ready_groups_to_emit : forall c c0 r inp h u o g, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> o_groups_min o = Some g ->
+  1 <= g <= o_groups_max o /\ o_groups_max o <= S g.
+Proof.
+  intros c c0 r inp h u o g OK K O Ro Eg. destruct (of_ready _ _ _ _ O Ro) as [_ [R2 [R3 [_ [R5 [R6 _]]]]]]. rewrite R6 in Eg.
+  destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. apply groups_to_emit_bounds. rewrite R3.
+  destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa.
+  pose proof (Permutation_length (ok_group_perm _ OK (budget u) (window u))). destruct (c_group c (budget u) (window u)); simpl in *; lia.
+Qed.
 
 Lemma ready_measured : forall c c0 r inp h u o, config_ok c -> core c c0 r inp h u -> offer_ok c r u o -> o_ready o = true -> is_quota_met c (gsum u) = false -> measured o.
 Proof.
@@ -231,8 +245,7 @@ Proof.
     induction NE as [|g gs Hg Hgs IH]; simpl; [lia|]. rewrite app_length. destruct g; [easy|]. simpl. lia.
   - rewrite R4, R5, R3. intros L. destruct (c_group c (budget u) (window u)); simpl in *; lia.
   - rewrite R7, R5. apply count_due_le.
-  - intros g Eg. rewrite R6 in Eg. destruct (ended u) eqn:En; [discriminate|]. injection Eg as <-. rewrite R5. split; [|lia]. rewrite R3.
-    destruct (k_window _ _ _ _ _ _ K) as [Wa|Wa]; [congruence|]. rewrite R2 in Wa. destruct (c_group c (budget u) (window u)); simpl in *; lia.
+  - intros g Eg. apply (ready_groups_to_emit c c0 r inp h u o g); assumption.
 Qed.
 
 Lemma sane_agreement : forall a os, agreement_of a os -> (forall o, In o os -> measured o) -> o_samples_max a <> 0 -> sane a.

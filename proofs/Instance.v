@@ -18,10 +18,14 @@ Definition limits_of (whole : nat) (limits : list nat) (b : option nat) : list n
 (** What a rank accepts, as it offers it: nothing where that is no less than the largest budget there is (R15.2). *)
 Definition offered (whole tokens : nat) : option nat := if tokens <? whole then Some tokens else None.
 
+(** A rank that reads on keeps a group back where one has less than half of the budget in force: its next window fills it (R3.1). *)
+Definition keeps_one (l : layout) (whole : nat) (b : option nat) (gs : list group) : bool :=
+  existsb (fun g => 2 * tokens_of (gauge_of l tokens_cost) g <? budget_of whole b) gs.
+
 Definition shipped (l : layout) (C : nat -> nat) (whole : nat) (limits : list nat) (first : nat -> nat) (accepts : nat -> nat -> nat)
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat) (o : order) (bounded : nat -> bool) : config :=
   mkConfig (fun b => form_in o l (budget_of whole b) (limits_of whole limits b)) (align_in o (gauge_of l C)) (window_samples size ramp)
-    is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded.
+    is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one l whole).
 
 Theorem the_shipped_configuration_meets_every_assumption : forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded,
   cost_ok C -> 1 <= max_age -> within_bounds rule ->
@@ -37,6 +41,18 @@ Proof.
   - intros k gs t d D. destruct (carried_in o (gauge_of l C) k gs t d) as [way ->].
     apply nothing_due_is_carried_when_the_target_covers_the_due_groups, D.
   - intros k. unfold window_samples. lia.
+Qed.
+
+(** FEWEST: it keeps a group back where there is another, and one has less than half of the budget in force. *)
+Theorem the_shipped_configuration_keeps_a_group_back_where_one_is_less_than_half_full :
+  forall l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded b gs,
+  groups_to_emit (shipped l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded) b gs < length gs <->
+  2 <= length gs /\ exists g, In g gs /\ 2 * tokens_of (gauge_of l tokens_cost) g < budget_of whole b.
+Proof.
+  intros l C whole limits first accepts size ramp max_age is_quota quota rule print o bounded b gs. unfold groups_to_emit. cbn [c_keeps shipped].
+  assert (K : keeps_one l whole b gs = true <-> exists g, In g gs /\ 2 * tokens_of (gauge_of l tokens_cost) g < budget_of whole b).
+  { unfold keeps_one. rewrite existsb_exists. split; intros [g [I L]]; exists g; (split; [exact I|apply Nat.ltb_lt, L]). }
+  rewrite <- K. destruct (Nat.ltb_spec 1 (length gs)), (keeps_one l whole b gs); simpl; split; intros; try lia; intuition (try lia; discriminate).
 Qed.
 
 (** AGE in quota mode asks for it. *)

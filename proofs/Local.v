@@ -89,7 +89,7 @@ Record offer_ok (c : config) (rank : nat) (s : state) (o : offer) : Prop := {
     collated s = true /\ wanted s = 0 /\ groups s = c_group c (budget s) (window s) /\
     o_samples_max o = (if is_quota_met c (gsum s) then 0 else length (window s)) /\
     o_groups_max o = length (groups s) /\
-    o_groups_min o = (if ended s then None else Some (length (groups s))) /\
+    o_groups_min o = (if ended s then None else Some (groups_to_emit c (budget s) (groups s))) /\
     o_due_max o = count_due (due_before c s) (groups s) }.
 
 Definition kind_ok (c c0 : config) (h : hist) (s : state) : Prop :=

@@ -58,7 +58,8 @@ Inductive result := Agreed (a : offer) | Counted (cs : list counts) | Reported (
 
 (** [c_group] forms groups under the budget that the round before has agreed on; [None] is the largest there is. [c_first] is the budget
     under which a rank begins, [c_accepts] what it accepts when it makes the offer of a round: any (R15). [c_bounded] is true of ranks
-    whose windows are bounded in bytes too (R2.3). *)
+    whose windows are bounded in bytes too (R2.3). [c_keeps] says of the groups of a window, under the budget in force, whether a rank
+    that reads on would keep one of them back (R3.1). *)
 Record config := mkConfig {
   c_group : option nat -> list sample -> list group;
   c_align : nat -> list group -> nat -> nat -> list group * list sample;
@@ -70,7 +71,8 @@ Record config := mkConfig {
   c_print : nat;
   c_first : nat -> option nat;
   c_accepts : nat -> nat -> option nat;
-  c_bounded : nat -> bool }.
+  c_bounded : nat -> bool;
+  c_keeps : option nat -> list group -> bool }.
 
 (** ** State *)
 
@@ -145,6 +147,10 @@ Definition is_quota_met (c : config) (g : nat) : bool := match c_quota c with So
 Definition is_ready (s : state) : bool := collated s && (wanted s =? 0).
 Definition must_end (s : state) : bool := is_some (failure s) || stopped s.
 
+(** R3.1: all groups, or one fewer, but never none. *)
+Definition groups_to_emit (c : config) (b : option nat) (gs : list group) : nat :=
+  length gs - (if (1 <? length gs) && c_keeps c b gs then 1 else 0).
+
 Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group) : offer :=
   let held := if is_quota_met c (gsum s) then 0 else length (window s) in
   {| o_round_min := round s; o_round_max := round s;
@@ -154,7 +160,7 @@ Definition compute_offer (c : config) (rank : nat) (s : state) (gs : list group)
      o_stop_step := if stopped s then Some (length (taken s)) else None;
      o_stop_rank := if stopped s then Some rank else None;
      o_samples_min := held; o_samples_max := held;
-     o_groups_min := if ended s then None else Some (length gs);
+     o_groups_min := if ended s then None else Some (groups_to_emit c (budget s) gs);
      o_groups_max := length gs;
      o_due_max := count_due (due_before c s) gs;
      o_budget := c_accepts c rank (round s) |}.

@@ -78,6 +78,20 @@ Proof.
   intros s r j x R H E. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K. rewrite <- (k_steps _ _ _ _ _ _ K). apply map_nth_error, E.
 Qed.
 
+(** FEWEST: an offer of a rank that is ready says how many groups it has formed. One whose source goes on offers to emit one of them
+    at least, no more than there are, and at most one fewer. *)
+Theorem a_rank_that_reads_on_offers_its_groups_or_one_fewer : forall s r o, reachable s -> r < W ->
+  at_phase (rank_of s r) = OFFER -> posted (rank_of s r) = Some (MOffer o) -> o_ready o = true ->
+  o_groups_max o = length (groups (rank_of s r)) /\ (o_groups_min o = None <-> ended (rank_of s r) = true) /\
+  forall g, o_groups_min o = Some g -> 1 <= g <= length (groups (rank_of s r)) /\ length (groups (rank_of s r)) <= S g.
+Proof.
+  intros s r o R H Ph Po Ro. pose proof (g_core _ _ _ _ _ (invariant_of W cfg depth input ok s R) r H) as K.
+  destruct (k_offer _ _ _ _ _ _ K Ph) as [o' [Po' O]]. rewrite Po in Po'. injection Po' as <-.
+  destruct (of_ready _ _ _ _ O Ro) as [_ [_ [_ [_ [R5 [R6 _]]]]]]. split; [exact R5|]. split.
+  - rewrite R6. destruct (ended (rank_of s r)); split; auto; discriminate.
+  - intros g Eg. rewrite <- R5. destruct ok as [_ Ok _]. eapply ready_groups_to_emit; eauto.
+Qed.
+
 (** ALIGN: step [j] is the same step on all ranks: same number, same round, same global counts. *)
 Theorem rounds_are_aligned : forall s r q j x y, reachable s -> r < W -> q < W ->
   nth_error (steps_of (rank_of s r)) j = Some x -> nth_error (steps_of (rank_of s q)) j = Some y ->

@@ -116,7 +116,7 @@ Definition offer_of (h : hist) (v : view) (o : offer) : Prop :=
   let gs := c_group c (v_budget v) (full_window v) in
   let held := if is_quota_met c (h_samples h) then 0 else length (full_window v) in
   o = mkOffer (h_round h) (h_round h) (c_print c) (c_print c) true None None None held held
-        (if full_ended v then None else Some (length gs)) (length gs) (count_due (due_of (v_marks v)) gs) (c_accepts c rank (h_round h)).
+        (if full_ended v then None else Some (groups_to_emit c (v_budget v) gs)) (length gs) (count_due (due_of (v_marks v)) gs) (c_accepts c rank (h_round h)).
 
 Definition message_of (h : hist) (v : view) (m : msg) : Prop :=
   match h_kind h with

@@ -274,7 +274,7 @@ Definition sized (s : nat -> bool) (C : nat -> nat) (whole : nat) (limits : list
   (size ramp max_age : nat) (is_quota : bool) (quota : option nat) (rule : offer -> nat) (print : nat)
   (before : nat -> nat -> nat -> bool) (bounded : nat -> bool) : config :=
   mkConfig (fun b => compute_sized_groups s (budget_of whole b) (limits_of whole limits b)) (align_in (ByPlaces before) (sized_gauge s C))
-    (window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded.
+    (window_samples size ramp) is_quota quota max_age rule print (fun r => offered whole (first r)) (fun r k => offered whole (accepts r k)) bounded (keeps_one Padded whole).
 
 Section System.
 Variable s : nat -> bool.

@@ -97,6 +97,6 @@ def test_a_goal_is_missed_by_the_epoch_that_misses_it() -> None:
 
 
 def test_the_rule_that_is_asked_for_is_judged_and_the_peer_stays_the_peer() -> None:
-    rule = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'patient.py'}:PatientRule"
+    rule = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'eager.py'}:EagerRule"
     cell, lengths = Cell("gsm8k", 2, 256, 1), load_lengths("gsm8k")
-    assert [_simulate(cell, lengths, way, rule).summary.policy for way in (PADDED, PEER)] == ["patient", "peer"]
+    assert [_simulate(cell, lengths, way, rule).summary.policy for way in (PADDED, PEER)] == ["eager", "peer"]

@@ -236,6 +236,35 @@ DEEP = (
         "REPLAY",
     ),
     _mutant(
+        "a group that is half full is kept back",
+        "batching.alignment",
+        "layout.compute_tokens(group) < budget_tokens for",
+        "layout.compute_tokens(group) <= budget_tokens for",
+        "FEWEST",
+    ),
+    _mutant(
+        "half of the budget of the configuration",
+        "rounds",
+        "config.layout, budget_tokens)",
+        "config.layout, config.budget_tokens)",
+        "FEWEST",
+    ),
+    _mutant(
+        "what is kept back is looked for in padded groups",
+        "rounds",
+        "count_groups_to_emit(groups, config.layout,",
+        "count_groups_to_emit(groups, type(config.layout).PADDED,",
+        "FEWEST",
+    ),
+    _mutant("a group is kept back of one", "batching.alignment", "if len(groups) < 2:", "if not groups:", "FEWEST"),
+    _mutant(
+        "every group that is less than half full is kept back",
+        "batching.alignment",
+        "return len(groups) - any(2",
+        "return len(groups) - sum(2",
+        "FEWEST",
+    ),
+    _mutant(
         "ready while a read is open", "rounds", "ready_min=int(is_ready)", "ready_min=int(state.is_collated)", "RELEASE"
     ),
     _mutant(

@@ -53,6 +53,9 @@ LEAST = {
     "more than 16 ranks": 50, "a failed rank beyond 16": 5, "a stopped rank beyond 16": 5, "65,536 tokens": 35,
     "split": 65, "split by cost": 60, "split packed": 30,
     "a window that is full": 40, "full at once": 9, "carried in sampler order": 40, "split in sampler order": 30,
+    "a group kept back": 160, "kept back packed": 50, "kept back in sampler order": 50,
+    "kept back under a smaller budget": 70, "half of a smaller budget, not of the whole": 45, "half full exactly": 35,
+    "one group, less than half full": 110,
     "carried packed": 35, "lined up otherwise than by tokens": 70,
     "begins under a budget of its own": 120, "the budget falls": 110, "the budget rises": 60, "limits shrink": 50,
     "idle": 40, "a step waits for room": 90, "urged": 80, "refused": 200, "no fault at all": 60,
@@ -164,6 +167,8 @@ class World:
         for effect in effects:
             if isinstance(effect, Post):
                 rank.waiting = effect
+            if isinstance(effect, PostOffer):
+                self._note_offer(rank, effect.offer)
 
     def _note(self, rank: Rank, before: State, event: Event) -> None:
         """Counts what has been reached."""
@@ -192,6 +197,26 @@ class World:
             reach("the budget falls", after.agreed_tokens < before.agreed_tokens)
             reach("the budget rises", after.agreed_tokens > before.agreed_tokens)
             reach("limits shrink", after.agreed_tokens < config.budget_tokens and bool(config.limits))
+
+    def _note_offer(self, rank: Rank, offer: Offer) -> None:
+        """Which way the groups to emit were counted; the core may be a mutant, so what it offers is taken as it is."""
+        config, state = rank.config, rank.state
+        if offer.groups_min == NONE or not state.groups:
+            return
+        budget_tokens, _ = config.compute_round_bounds(state.agreed_tokens)
+        least = 2 * min(map(config.layout.compute_tokens, state.groups))
+        is_one_kept = offer.groups_min < offer.groups_max
+        reach = self._reach
+        reach("a group kept back", is_one_kept)
+        reach("kept back packed", is_one_kept and config.layout is Layout.PACKED)
+        reach("kept back in sampler order", is_one_kept and config.order == StepOrder.SAMPLER)
+        reach("kept back under a smaller budget", is_one_kept and budget_tokens < config.budget_tokens)
+        reach(
+            "half of a smaller budget, not of the whole",
+            len(state.groups) > 1 and budget_tokens <= least < config.budget_tokens,
+        )
+        reach("half full exactly", len(state.groups) > 1 and least == budget_tokens)
+        reach("one group, less than half full", len(state.groups) == 1 and least < budget_tokens)
 
     def _note_alignment(self, rank: Rank, before: State) -> None:
         after, config = rank.state, rank.config

@@ -9,7 +9,6 @@ import pytest
 from odb_sim.cli.main import main
 
 EAGER = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'eager.py'}:EagerRule"
-PATIENT = f"{Path(__file__).parents[2] / 'examples' / 'rules' / 'patient.py'}:PatientRule"
 SMALL = ["gsm8k", "--samples", "200", "--token-budget", "2000", "--window", "32"]
 
 
@@ -34,25 +33,6 @@ def test_a_trace_of_another_rule_of_that_name_is_not_replayed(
     other.write_text(text.replace("(agreement.groups_min + agreement.groups_max + 1) // 2", "1"))
     assert main(["check", "--replay", "--policy", f"{other}:EagerRule", str(trace)]) == 1
     assert "REPLAY" in capsys.readouterr().out
-
-
-def test_a_group_kept_back_fills_later_batches_better(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
-    arguments = [
-        "compare",
-        "mm_mix_real",
-        "--ranks",
-        "8",
-        "--samples",
-        "16384",
-        "--window",
-        "256",
-        "--token-budget",
-        "12288",
-    ]
-    assert main([*arguments, "--policy", f"odb,{PATIENT}", "--json", str(figures)]) == 0
-    default, patient = json.loads(figures.read_text())
-    assert default["efficiency"] < 0.855 < patient["efficiency"]
 
 
 def test_compare_and_sweep_take_an_own_rule(tmp_path: Path) -> None:

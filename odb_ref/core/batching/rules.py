@@ -58,10 +58,10 @@ class PaperRule:
 
 @dataclass(frozen=True, slots=True)
 class OdbRule:
-    """The default: as many steps as every rank that still reads would emit of its groups; what is left over is carried.
+    """The default: as many steps as every rank that still reads would emit of its groups; the rest is carried.
 
-    No rank splits a good group to keep up with another, and none emits what its window leaves over. What is due by age is
-    emitted all the same, and when no rank reads any more there is nothing to wait for, so everything left is emitted.
+    No rank splits a good group to keep up with another. What is due by age is emitted all the same, and when no rank
+    reads any more there is nothing to wait for, so everything left is emitted.
     """
 
     name: str = "odb"
