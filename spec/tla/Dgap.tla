@@ -61,6 +61,11 @@ Halve(x, n) == IF n = 0 THEN x ELSE Halve(x \div 2, n - 1)
 WindowSize(k) == Max({1, Halve(Window, Max({0, Ramp - k}))})
 \* Of samples that are all of length 1, under the budget in force.
 Groups(s, samples) == Ceil(samples, s.agreed)
+\* R3.1: all, or one fewer, but never none, where the last, the smallest, has less than half of the budget in force.
+GroupsToEmit(s) ==
+    LET n == Groups(s, s.held)
+        isKept == 2 * (s.held - (n - 1) * s.agreed) < s.agreed /\ (n > 1 \/ (n = 1 /\ Variant = "only_group_kept"))
+    IN IF isKept THEN n - 1 ELSE n
 \* Of samples that are all alike the oldest are emitted first, so what is held is the newest that was read.
 DueSamples(s) == IF Len(s.marks) = Age THEN Max({0, s.marks[1] - (s.read - s.held)}) ELSE 0
 IsQuotaMet(s) == Quota > 0 /\ s.global >= Quota
@@ -72,7 +77,7 @@ Offer(r, s, isReady) ==
      stop |-> IF s.stopped THEN r ELSE None,
      step |-> IF s.stopped THEN s.taken ELSE None,
      samples |-> OfferedSamples(s),
-     reading |-> IF s.ended THEN None ELSE Groups(s, s.held),
+     reading |-> IF s.ended THEN None ELSE GroupsToEmit(s),
      groups |-> Groups(s, s.held),
      due |-> Groups(s, DueSamples(s)),
      budget |-> s.accepted]

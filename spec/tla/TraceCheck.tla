@@ -11,12 +11,13 @@ e == Trace[at]
 
 Numbers(first, n) == [i \in 1..n |-> first + i - 1]
 
-\* R3.1, but for what depends on lengths: groups and what is due.
+\* R3.1, but for what depends on lengths: groups, whether one is less than half full, and what is due.
 IsSameOffer(s, mine, theirs) ==
     /\ theirs.kind = "offer"
     /\ \A name \in {"round", "ready", "failed", "stop", "step", "samples", "budget"} : mine[name] = theirs[name]
     /\ theirs.groups <= s.held /\ (s.held > 0 => theirs.groups > 0) /\ theirs.due <= theirs.groups
-    /\ theirs.reading = IF s.ended THEN None ELSE theirs.groups
+    /\ IF s.ended THEN theirs.reading = None
+       ELSE theirs.reading \in {theirs.groups} \union IF theirs.groups > 1 THEN {theirs.groups - 1} ELSE {}
 
 \* R4: `sizes` is what a rank with `held` samples in `groups` groups may make of T steps.
 IsAlignment(sizes, held, groups, T) ==

@@ -84,9 +84,9 @@ MUTANTS = (
           "Theorem a_window_without_supervised_tokens_has_loss_zero :",
           'Notation "x == y" := (x == y -> x == y).\nTheorem a_window_without_supervised_tokens_has_loss_zero :',
           f"{_REVIEWED}|Weight.v", is_quick=True),
-    _edit("a name that means something else", "Witness.v", "(** Samples are carried",
+    _edit("a name that means something else", "Witness.v", "(** In round 1 rank 0",
           "Definition reachable (n : nat) (c : nat -> config) (d : nat -> nat) (i : nat -> list sample) (s : sys) : Prop :=\n"
-          "  System.reachable n c d i s.\n\n(** Samples are carried", _REVIEWED, is_quick=True),
+          "  System.reachable n c d i s.\n\n(** In round 1 rank 0", _REVIEWED, is_quick=True),
     # Assumptions that say more.
     _edit("an assumption that nothing meets", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, "Joined.v|Witness.v"),
     _edit("an assumption that nothing meets, and nobody to miss it", "Facts.v", _LAST_ASSUMPTION, _NO_RANK, _REVIEWED,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.offer import NONE
 from odb_ref.core.types import Mode
 from odb_ref.trace.format import Record, TraceWriter
 from tests.helpers.world import World, make_config, make_shards
@@ -101,13 +104,41 @@ def _find(records: list[Record], kind: str) -> int:
     )
 
 
+def _count_samples(record: Record) -> int:
+    """Returns how many samples the first step has that the record says to collate; 0 where it says nothing of the kind."""
+    steps = record.effects[0].get("steps", []) if record.effects else []
+    return len(steps[0]["positions"]) if steps else 0  # type: ignore[index, arg-type, call-overload]
+
+
 def _change(record: Record, kind: str, field: str, value: object) -> Record:
     effects = tuple({**effect, field: value} if effect["kind"] == kind else effect for effect in record.effects)
     return replace(record, effects=effects)  # type: ignore[arg-type]
 
 
+def _offer_otherwise(record: Record, emit: Callable[[int], int]) -> Record:
+    """Another number of groups to emit, in what a rank that reads on offers and in what is agreed on."""
+
+    def change(item: dict[str, object]) -> dict[str, object]:
+        return (
+            item | {"groups_min": emit(cast(int, item["groups_max"]))} if item.get("groups_min", NONE) != NONE else item
+        )
+
+    event, effects = json.loads(json.dumps([record.event, record.effects]), object_hook=change)
+    return replace(record, event=event, effects=tuple(effects))
+
+
 @pytest.mark.parametrize(
-    "way", ["drop a line", "swap deliveries", "lose a sample", "finish early", "read more", "other sum"]
+    "way",
+    [
+        "drop a line",
+        "swap deliveries",
+        "lose a sample",
+        "finish early",
+        "read more",
+        "other sum",
+        "emit none",
+        "keep two",
+    ],
 )
 def test_a_tampered_trace_is_refused(way: str, tmp_path: Path) -> None:
     """The validation must be able to fail."""
@@ -119,7 +150,8 @@ def test_a_tampered_trace_is_refused(way: str, tmp_path: Path) -> None:
             i = _find(records, "deliver")
             records[i] = _change(records[i], "deliver", "number", 0)
         case "lose a sample":
-            i = _find(records, "collate")
+            held = [record for record in records if _count_samples(record)]
+            i = records.index(held[-1])
             steps = [dict(step) for step in records[i].effects[0]["steps"]]  # type: ignore[union-attr, arg-type]
             steps[0]["positions"] = steps[0]["positions"][1:]
             records[i] = _change(records[i], "collate", "steps", steps)
@@ -133,6 +165,10 @@ def test_a_tampered_trace_is_refused(way: str, tmp_path: Path) -> None:
             i = _find(records, "counted")
             event = {"kind": "counted", "counts": [[9, 9, 9]] * len(records[i].event["counts"])}  # type: ignore[index, arg-type]
             records[i] = replace(records[i], event=event)
+        case "emit none":
+            records = [_offer_otherwise(record, lambda _: 0) for record in records]
+        case "keep two":
+            records = [_offer_otherwise(record, lambda groups: max(1, groups - 2)) for record in records]
     result = run_tlc(write_trace_data(header, records, tmp_path), tmp_path, module="TraceCheck")
     assert result.error == REFUSED, result.output[-3000:]
 
