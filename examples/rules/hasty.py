@@ -21,7 +21,7 @@ class HastyRule:
     name: str = "hasty"
 
     def compute_target(self, agreement: Offer) -> int:
-        """The fewest groups of a reading rank, no fewer than are due, and one more in a hurry."""
+        """The fewest groups that a reading rank would emit, no fewer than are due, and one more in a hurry."""
         wanted = agreement.groups_max if agreement.groups_min == NONE else agreement.groups_min
         is_in_a_hurry = 0 < 2 * agreement.samples_min < agreement.samples_max
         return max(wanted + is_in_a_hurry, agreement.due_max)

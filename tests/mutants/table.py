@@ -69,7 +69,12 @@ DEARER = Bounds(
 """The row of one long sample has fewer tokens than that of two, and costs more."""
 DEAREST = replace(DEARER, lengths=((4, 4, 5), (5, 4, 4)), budget_tokens=8)
 """The row of two samples costs more than that of one that is longer than each."""
-UNLIKE = Bounds(lengths=((5, 4, 3, 2), (2, 5, 3, 4)), budget_tokens=5, window_samples=4)
+UNLIKE = Bounds(lengths=((6, 5, 4, 3), (3, 6, 4, 5)), budget_tokens=6, window_samples=4)
+# Windows of 1, 2 and 4. Under a budget of 12 rank 0 makes one group, less than half full; two, of which one is half full; and
+# three of 4, 5 and 7 tokens.
+KEPT_BACK = Bounds(lengths=((3, 6, 12, 2, 2, 5, 7, 9), (12, 12)), budget_tokens=12, window_samples=4, ramp_rounds=2)
+# A row of 3 tokens, which would have 4 with padding: half of the budget.
+KEPT_ROW = Bounds(lengths=((8, 2, 1, 8), (8,)), budget_tokens=8, layout=Layout.PACKED, window_samples=3, ramp_rounds=0)
 HALVED = Bounds(
     lengths=((1,) * 7, (4,) * 3), sizes=Sizes.EVEN, budget_tokens=7, window_samples=7, ramp_rounds=0, rule=PaperRule()
 )
@@ -299,7 +304,7 @@ def align(
         old="key = mix(mix(seed) ^ round_)",
         new="key = mix(mix(seed))",
         property="ORDER",
-        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2) * 2,)),
+        bounds=replace(UNLIKE, lengths=((6, 5, 4, 3) * 2,)),
     ),
     Mutant(
         name="idle steps are shuffled with the others",
@@ -307,7 +312,7 @@ def align(
         old="permute(len(steps), seed, round_) if steps[number]])",
         new="permute(len(steps), seed, round_)])",
         property="ORDER",
-        bounds=replace(UNLIKE, lengths=((5, 4, 3, 2), (5, 4, 3))),
+        bounds=replace(UNLIKE, lengths=((6, 5, 4, 3), (6, 5, 4))),
     ),
     Mutant(
         name="neighbours are grouped with who fits",
@@ -349,6 +354,79 @@ def align(
         new="agreement.samples_max <= 1 or",
         property="COVER",
         bounds=PLAIN,
+    ),
+    # How many of its groups a rank would emit.
+    Mutant(
+        name="no group is ever kept back",
+        module="batching.alignment",
+        old="    return len(groups) - any(2 * layout.compute_tokens(group) < budget_tokens for group in groups)",
+        new="    return len(groups)",
+        property="FEWEST",
+        bounds=KEPT_BACK,
+    ),
+    Mutant(
+        name="a group that is half full is kept back",
+        module="batching.alignment",
+        old="2 * layout.compute_tokens(group) < budget_tokens",
+        new="2 * layout.compute_tokens(group) <= budget_tokens",
+        property="FEWEST",
+        bounds=KEPT_BACK,
+    ),
+    Mutant(
+        name="any group that is not full is kept back",
+        module="batching.alignment",
+        old="2 * layout.compute_tokens(group) < budget_tokens",
+        new="layout.compute_tokens(group) < budget_tokens",
+        property="FEWEST",
+        bounds=KEPT_BACK,
+    ),
+    Mutant(
+        name="each group less than half full is kept back",
+        module="batching.alignment",
+        old="len(groups) - any(2 *",
+        new="len(groups) - sum(2 *",
+        property="FEWEST",
+        bounds=KEPT_BACK,
+    ),
+    Mutant(
+        name="the only group is kept back",
+        module="batching.alignment",
+        old="    if len(groups) < 2:\n",
+        new="    if not groups:\n",
+        property="FEWEST",
+        bounds=KEPT_BACK,
+    ),
+    Mutant(
+        name="only the last group may be kept back",
+        module="batching.alignment",
+        old="< budget_tokens for group in groups)",
+        new="< budget_tokens for group in groups[-1:])",
+        property="FEWEST",
+        bounds=KEPT_BACK,
+    ),
+    Mutant(
+        name="how full a row is goes by padded tokens",
+        module="rounds",
+        old="count_groups_to_emit(groups, config.layout, budget_tokens)",
+        new="count_groups_to_emit(groups, type(config.layout).PADDED, budget_tokens)",
+        property="FEWEST",
+        bounds=KEPT_ROW,
+    ),
+    Mutant(
+        name="half full is by the largest budget, not by that in force",
+        module="rounds",
+        old="count_groups_to_emit(groups, config.layout, budget_tokens)",
+        new="count_groups_to_emit(groups, config.layout, config.budget_tokens)",
+        property="FEWEST",
+        bounds=TOLD,
+    ),
+    Mutant(
+        name="a rank keeps a group back though its source has ended",
+        module="rounds",
+        old="NONE if state.is_ended else count_groups_to_emit",
+        new="count_groups_to_emit",
+        property="FEWEST",
+        bounds=KEPT_BACK,
     ),
     Mutant(
         name="the fewest samples are taken where the most are meant",
@@ -469,7 +547,7 @@ def align(
         module="rounds",
         old="is_ready = state.is_collated and not state.wanted_samples",
         new="is_ready = state.is_collated",
-        property="RULE-BOUNDS",
+        property="FEWEST",
         bounds=PLAIN,
     ),
     Mutant(
@@ -493,7 +571,7 @@ def align(
         module="machine",
         old="is_ended=is_ended,",
         new="is_ended=False,",
-        property="RULE-BOUNDS",
+        property="TERM",
         bounds=PLAIN,
     ),
     Mutant(

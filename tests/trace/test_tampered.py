@@ -296,6 +296,20 @@ def offer_a_group_more(trace: Tampered) -> None:
     trace.reduce_again()
 
 
+def offer_to_emit_what_is_left_over(trace: Tampered) -> None:
+    offers = [effect["offer"] for effect in trace.effects("post_offer", 0)]
+    offer = next(offer for offer in offers if offer["groups_min"] < offer["groups_max"])
+    offer["groups_min"] += 1
+    trace.reduce_again()
+
+
+def offer_to_keep_a_full_group_back(trace: Tampered) -> None:
+    offers = [effect["offer"] for effect in trace.effects("post_offer", 0)]
+    offer = next(offer for offer in offers if offer["groups_min"] == offer["groups_max"] > 1)
+    offer["groups_min"] -= 1
+    trace.reduce_again()
+
+
 def lower_the_age(trace: Tampered) -> None:
     trace.configure(max_age_rounds=1)
 
@@ -462,6 +476,8 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (leave_a_cost_out, "BUDGET FEWEST WEIGHT", LIMITS, ()),
     (move_a_sample_to_another_step, "ORDER SIZES WEIGHT", SIZES, ()),
     (offer_a_group_more, "FEWEST", JOIN, ()),
+    (offer_to_emit_what_is_left_over, "FEWEST", JOIN, ()),
+    (offer_to_keep_a_full_group_back, "FEWEST", JOIN, ()),
     (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
     (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),
     (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),

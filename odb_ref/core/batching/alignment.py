@@ -29,8 +29,8 @@ def is_due(group: Group, due_before: int) -> bool:
 def count_groups_to_emit(groups: tuple[Group, ...], layout: Layout, budget_tokens: int) -> int:
     """Returns how many of its groups a rank that reads on would emit: all, but one fewer where one is less than half full.
 
-    That one is what its window leaves over. `align` carries the emptiest, and the next window fills it. At least one group is
-    emitted, so that a round is never without a step.
+    That one is what its window leaves over, and the next one fills: `align` carries the emptiest, or in sampler order the last.
+    At least one group is emitted, so that a round is never without a step.
     Spec: R3.1.
     """
     if len(groups) < 2:

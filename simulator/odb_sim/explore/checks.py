@@ -17,7 +17,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder, permute
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
-from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.effects import Outcome, OutcomeKind, PostOffer
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
@@ -110,6 +110,7 @@ class RankChecks:
             self._check_step(config, rank, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
         self._check_age(config, rank, steps)
         self._check_fewest(config, rank)
+        self._check_offer(config, rank)
         self._check_order(config, rank, steps)
 
     def _check_handed_out(self, config: Config, rank: Rank) -> None:
@@ -160,6 +161,18 @@ class RankChecks:
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget):
             raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
+
+    def _check_offer(self, config: Config, rank: Rank) -> None:
+        """Checks the groups to emit. Spec: R3.1."""
+        post, groups = rank.post, rank.state.groups
+        if rank.state.phase is not Phase.OFFER or not isinstance(post, PostOffer) or not post.offer.ready_min:
+            return  # of a rank that ends the epoch the window may still change
+        budget, _ = _compute_bounds(config, rank.get_budgets(rank.state.round))
+        tokens = [_compute_tokens(config, [sample.length for sample in group]) for group in groups]
+        to_emit = len(groups) - (len(groups) > 1 and 2 * min(tokens) < budget)
+        if post.offer.groups_min != (NONE if rank.state.is_ended else to_emit):
+            detail = f"offers to emit {post.offer.groups_min} groups, of {tokens} tokens under {budget}"
+            raise Violation("FEWEST", f"rank {config.rank}: {detail}")
 
     def _check_order(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
         if config.order == StepOrder.SAMPLER:
