@@ -19,7 +19,7 @@ SIZES = (23, 8)
 """Samples of each rank's shard."""
 LEARNING_RATE = 0.3
 BUDGET_TOKENS = 60
-OPTIONS: dict[str, Any] = {"window": 12, "ramp_rounds": 3, "timeout_s": 20}
+OPTIONS: dict[str, Any] = {"window": 7, "ramp_rounds": 3, "timeout_s": 20}
 STEPS = 11
 """Of an epoch: odd, so that its last accumulation window of two is not full."""
 PROMPT = 5
