@@ -58,9 +58,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        raise ImportError(
-            f"odb_ref.{name} needs PyTorch, which is not installed: pip install 'odb-ref[torch]'"
-        ) from error
+        raise ImportError(f"odb_ref.{name} needs PyTorch, which is not installed: pip install -e '.[torch]'") from error
     value: object = getattr(module, name)
     globals()[name] = value  # the next time it is found at once
     return value

@@ -45,7 +45,8 @@ Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable order : nat -> sample.
 Variable deal : list nat -> nat -> list nat.
-Variable wish : nat -> nat -> list sample -> list sample -> nat.
+(** What a rank wants: of its number, the round, how many places are drawn, what its window held and what is carried. *)
+Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 
 (** To the rank what it has drawn is its input, with positions of its own. *)
 Fixpoint content_from (q : nat) (l : list nat) : list sample :=
@@ -67,7 +68,7 @@ Definition may_shared (s : shared_sys) (r : nat) (e : event) : Prop :=
   | _ => may cfg (fun _ => []) (base s) r e
   end.
 
-Definition wish_of (r : nat) (u t : state) : nat := if ended u then 0 else wish r (S (round u)) (window u) (window t).
+Definition wish_of (r d : nat) (u t : state) : nat := if ended u then 0 else wish r (S (round u)) d (window u) (window t).
 
 Definition is_counted (x : result) : bool := match x with Counted _ => true | _ => false end.
 
@@ -86,7 +87,7 @@ Inductive shared_step : shared_sys -> shared_sys -> Prop :=
 | SharedRank : forall s r e t, r < W -> begun s r = true -> may_shared s r e ->
     handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some t ->
     shared_step s (mkShared (with_rank (base s) r t e) (begun s) (places s) (upto s)
-      (match e with Got (Agreed _) => update (wants s) r (wish_of r (rank_of (base s) r) t) | _ => wants s end) (told s))
+      (match e with Got (Agreed _) => update (wants s) r (wish_of r (upto s r) (rank_of (base s) r) t) | _ => wants s end) (told s))
 | SharedCounted : forall s r cs ws t, r < W -> begun s r = true -> may_shared s r (Got (Counted cs)) ->
     nth_error (told s) (got (base s) r) = Some (Some ws) ->
     let ds := dealt s r ws in

@@ -9,12 +9,12 @@ Variable cfg : nat -> config.
 Variable depth : nat -> nat.
 Variable order : nat -> sample.
 Variable deal : list nat -> nat -> list nat.
-Variable wish : nat -> nat -> list sample -> list sample -> nat.
+Variable wish : nat -> nat -> nat -> list sample -> list sample -> nat.
 Hypothesis ok : setting_ok W cfg.
 Hypothesis deal_length : forall ws left, length (deal ws left) = length ws.
 Hypothesis deal_sum : forall ws left, sum (deal ws left) = Nat.min (sum ws) left.
 Hypothesis deal_full : forall ws left, sum ws <= left -> deal ws left = ws.
-Hypothesis wish_some : forall r k w, r < W -> 1 <= wish r k w [].
+Hypothesis wish_some : forall r k d w, r < W -> 1 <= wish r k d w [].
 
 Notation shared_reachable := (shared_reachable W total cfg depth order deal wish).
 Notation shared_step := (shared_step W total cfg depth order deal wish).
@@ -749,14 +749,29 @@ End Job.
 
 Definition tokens_of (l : list sample) : nat := sum_nat (map len l).
 
-Definition wish_by_tokens (cfg : nat -> config) (r k : nat) (held carried : list sample) : nat :=
-  c_window (cfg r) k - (if tokens_of carried =? 0 then 0 else (length held * tokens_of carried + tokens_of held - 1) / tokens_of held).
+(** The size of a window: of packed rows near the end no more than what is left for each rank, but no less than half. *)
+Definition shared_window (W total : nat) (is_packed : bool) (size d : nat) : nat :=
+  if is_packed then Nat.min size (Nat.max ((total - d + W - 1) / W) (Nat.div2 (S size))) else size.
 
-Theorem the_shipped_deal_and_wants_meet_every_assumption : forall W cfg, setting_ok W cfg ->
-  (forall ws left, length (shares ws left) = length ws) /\ (forall ws left, sum (shares ws left) = Nat.min (sum ws) left) /\
-  (forall ws left, sum ws <= left -> shares ws left = ws) /\ (forall r k w, r < W -> 1 <= wish_by_tokens cfg r k w []).
+(** What is carried counts by its tokens, as so many samples of average length. *)
+Definition wish_for (size : nat) (held carried : list sample) : nat :=
+  size - (if tokens_of carried =? 0 then 0 else (length held * tokens_of carried + tokens_of held - 1) / tokens_of held).
+
+Definition wish_by_tokens (W total : nat) (is_packed : bool) (cfg : nat -> config) (r k d : nat) (held carried : list sample) : nat :=
+  wish_for (shared_window W total is_packed (c_window (cfg r) k) d) held carried.
+
+Lemma a_shared_window_is_not_empty : forall W total is_packed size d, 1 <= size -> 1 <= shared_window W total is_packed size d.
 Proof.
-  intros W cfg ok. split; [apply shares_are_one_for_each_rank|]. split; [apply shares_are_all_that_is_wanted_or_all_that_is_left|]. split.
+  intros W total is_packed size d S. unfold shared_window. destruct is_packed; [|exact S]. apply Nat.min_glb; [exact S|].
+  apply (Nat.le_trans _ (Nat.div2 (Datatypes.S size))); [destruct size; simpl; lia|apply Nat.le_max_r].
+Qed.
+
+Theorem the_shipped_deal_and_wants_meet_every_assumption : forall W total is_packed cfg, setting_ok W cfg ->
+  (forall ws left, length (shares ws left) = length ws) /\ (forall ws left, sum (shares ws left) = Nat.min (sum ws) left) /\
+  (forall ws left, sum ws <= left -> shares ws left = ws) /\ (forall r k d w, r < W -> 1 <= wish_by_tokens W total is_packed cfg r k d w []).
+Proof.
+  intros W total is_packed cfg ok. split; [apply shares_are_one_for_each_rank|]. split; [apply shares_are_all_that_is_wanted_or_all_that_is_left|]. split.
   - intros ws left L. unfold shares. apply Nat.leb_le in L. rewrite L. reflexivity.
-  - intros r k w H. unfold wish_by_tokens. simpl. rewrite Nat.sub_0_r. apply (ok_window _ (configs_ok _ _ ok r H)).
+  - intros r k d w H. unfold wish_by_tokens, wish_for. change (tokens_of [] =? 0) with true. cbn iota. rewrite Nat.sub_0_r.
+    apply a_shared_window_is_not_empty, (ok_window _ (configs_ok _ _ ok r H)).
 Qed.

@@ -1,7 +1,7 @@
 (** The executable [compute_rows] of odb_ref/core/batching/grouping.py, packed grouping: BUDGET for it, and that no two of its groups fit
     together (ANY-FIT), so that there are at most twice as many as needed. Spec: R2.5. *)
 Require Import List Arith Lia Permutation Bool.
-From ODB Require Import Types.
+From ODB Require Import Types Alignment.
 Import ListNotations.
 Arguments Nat.eqb : simpl never.
 Arguments Nat.leb : simpl never.
@@ -19,14 +19,8 @@ Definition fits_packed (budget : nat) (limits : list nat) (g : group) : Prop :=
 
 Definition longer (x y : sample) : bool := (len y <? len x) || ((len x =? len y) && (pos x <=? pos y)).
 
-Fixpoint insert_longest (x : sample) (l : list sample) : list sample :=
-  match l with
-  | [] => [x]
-  | y :: r => if longer x y then x :: l else y :: insert_longest x r
-  end.
-
 (** By falling length, ties by position. *)
-Definition sort_longest (l : list sample) : list sample := fold_right insert_longest [] l.
+Definition sort_longest : list sample -> list sample := sort_by longer.
 
 Section Packing.
 Variables (budget : nat) (limits : list nat).
@@ -47,17 +41,37 @@ Fixpoint put (x : sample) (most : nat) (gs : list group) : list group :=
 
 Definition place (gs : list group) (x : sample) : list group := put x (fullest x gs) gs.
 
-Definition compute_rows (window : list sample) : list group := fold_left place (sort_longest window) [].
+(** The oldest: those of [l], which is by position, that fit together with [acc], up to the first that does not. *)
+Fixpoint oldest (acc : group) (l : list sample) : group :=
+  match l with
+  | [] => acc
+  | x :: r => if (length acc =? 0) || is_open x acc then oldest (acc ++ [x]) r else acc
+  end.
 
-(** ** Nothing is lost *)
+(** The oldest first, then the longest. *)
+Definition line_up (window : list sample) : list sample :=
+  let l := by_position window in
+  let g := oldest [] l in
+  g ++ sort_longest (skipn (length g) l).
 
-Lemma insert_longest_perm : forall x l, Permutation (insert_longest x l) (x :: l).
+Definition fill_rows (window : list sample) : list group := fold_left place (line_up window) [].
+
+Definition compute_rows (window : list sample) : list group := map sort_longest (fill_rows window).
+
+(** What is said of a row does not depend on the order of its samples. *)
+Lemma total_perm : forall g h, Permutation g h -> total g = total h.
+Proof. induction 1; simpl; lia. Qed.
+
+Lemma roomy_perm : forall g h, Permutation g h -> is_roomy budget limits g = is_roomy budget limits h.
 Proof.
-  induction l as [|y l IH]; simpl; [auto|]. destruct (longer x y); [auto|]. rewrite IH. apply perm_swap.
+  intros g h P. unfold is_roomy. rewrite (total_perm _ _ P). f_equal. apply eq_true_iff_eq.
+  split; apply is_within_le; intros r; rewrite (used_perm r _ _ P); lia.
 Qed.
 
-Lemma sort_longest_perm : forall l, Permutation (sort_longest l) l.
-Proof. induction l as [|x l IH]; simpl; [auto|]. rewrite insert_longest_perm, IH. auto. Qed.
+Lemma sort_longest_perm : forall g, Permutation (sort_longest g) g.
+Proof. intros g. apply sort_by_perm. Qed.
+
+(** ** Nothing is lost *)
 
 Lemma put_perm : forall x most gs, Permutation (concat (put x most gs)) (x :: concat gs).
 Proof.
@@ -72,8 +86,29 @@ Proof.
   rewrite IH. unfold place. rewrite put_perm. simpl. apply Permutation_middle.
 Qed.
 
+(** The oldest are the first by position. *)
+Lemma oldest_prefix : forall l acc, exists r, oldest acc l = acc ++ r /\ exists s, l = r ++ s.
+Proof.
+  induction l as [|x l IH]; intros acc; simpl.
+  - exists []. rewrite app_nil_r. split; [reflexivity|]. exists []. reflexivity.
+  - destruct ((length acc =? 0) || is_open x acc).
+    + destruct (IH (acc ++ [x])) as [r [E [s ->]]]. exists (x :: r). rewrite E, <- app_assoc. split; [reflexivity|]. exists s. reflexivity.
+    + exists []. rewrite app_nil_r. split; [reflexivity|]. exists (x :: l). reflexivity.
+Qed.
+
+Lemma line_up_perm : forall w, Permutation (line_up w) w.
+Proof.
+  intros w. unfold line_up. destruct (oldest_prefix (by_position w) []) as [r [E [s S]]]. simpl in E.
+  rewrite E, sort_longest_perm. rewrite S at 1. rewrite skipn_app, skipn_all, Nat.sub_diag. simpl. rewrite <- S. apply sort_by_perm.
+Qed.
+
+Lemma sorted_rows_perm : forall gs, Permutation (concat (map sort_longest gs)) (concat gs).
+Proof. induction gs as [|g gs IH]; simpl; [auto|]. apply Permutation_app; [apply sort_longest_perm|exact IH]. Qed.
+
 Theorem rows_hold_exactly_the_window : forall w, Permutation (concat (compute_rows w)) w.
-Proof. intros w. unfold compute_rows. rewrite fold_place_perm. simpl. apply sort_longest_perm. Qed.
+Proof.
+  intros w. unfold compute_rows, fill_rows. rewrite sorted_rows_perm, fold_place_perm. simpl. apply line_up_perm.
+Qed.
 
 Theorem no_row_is_empty : forall w, Forall (fun g => g <> []) (compute_rows w).
 Proof.
@@ -82,7 +117,44 @@ Proof.
     destruct (_ && _); constructor; auto. destruct g; discriminate. }
   assert (Q : forall l gs, Forall (fun g => g <> []) gs -> Forall (fun g => g <> []) (fold_left place l gs)).
   { induction l as [|x l IH]; simpl; intros gs F; [exact F|]. apply IH, P, F. }
-  intros w. apply Q. constructor.
+  intros w. apply Forall_map. eapply Forall_impl; [|apply Q; constructor]. intros g Ne E. apply Ne, Permutation_nil.
+  rewrite <- E. apply sort_longest_perm.
+Qed.
+
+(** ** The oldest share the first row *)
+
+(** They fill it one by one: each fits together with those before it. *)
+Lemma oldest_fill : forall l acc, acc <> [] -> exists r, oldest acc l = acc ++ r /\ fold_left place r [acc] = [acc ++ r].
+Proof.
+  induction l as [|x l IH]; intros acc Ne; simpl.
+  - exists []. rewrite app_nil_r. auto.
+  - destruct acc as [|y acc]; [contradiction|]. change (length (y :: acc) =? 0) with false. rewrite orb_false_l.
+    destruct (is_open x (y :: acc)) eqn:O; [|exists []; rewrite app_nil_r; auto].
+    destruct (IH ((y :: acc) ++ [x])) as [r [E F]]; [discriminate|]. exists (x :: r). rewrite E. cbn [fold_left].
+    replace (place [y :: acc] x) with [(y :: acc) ++ [x]].
+    + rewrite F, <- app_assoc. auto.
+    + unfold place, fullest. cbn [fold_right put]. rewrite O, Nat.max_0_r, Nat.eqb_refl. reflexivity.
+Qed.
+
+Lemma first_row_grows : forall l g gs, exists r hs, fold_left place l (g :: gs) = (g ++ r) :: hs.
+Proof.
+  induction l as [|x l IH]; intros g gs; cbn [fold_left].
+  - exists [], gs. rewrite app_nil_r. reflexivity.
+  - unfold place at 2. cbn [put]. destruct (_ && _).
+    + destruct (IH (g ++ [x]) gs) as [r [hs E]]. exists (x :: r), hs. rewrite E, <- app_assoc. reflexivity.
+    + apply IH.
+Qed.
+
+Theorem the_oldest_share_the_first_row : forall w, w <> [] ->
+  exists x r others rows, by_position w = x :: r /\ compute_rows w = sort_longest (oldest [x] r ++ others) :: rows.
+Proof.
+  intros w Ne. destruct (by_position w) as [|x r] eqn:B.
+  - exfalso. apply Ne, Permutation_nil. rewrite <- B. apply sort_by_perm.
+  - destruct (oldest_fill r [x]) as [q [E F]]; [discriminate|].
+    unfold compute_rows, fill_rows, line_up. rewrite B. change (oldest [] (x :: r)) with (oldest [x] r). rewrite E, fold_left_app.
+    cbn [app fold_left]. change (place [] x) with [[x]]. cbn [app] in F. rewrite F.
+    destruct (first_row_grows (sort_longest (skipn (length (x :: q)) (x :: r))) (x :: q) []) as [o [hs G]].
+    exists x, r, o, (map sort_longest hs). split; [reflexivity|]. rewrite E. cbn [app] in *. rewrite G. reflexivity.
 Qed.
 
 (** ** BUDGET *)
@@ -98,7 +170,10 @@ Lemma fold_place_fits : forall l gs, Forall (fits_packed budget limits) gs ->
 Proof. induction l as [|x l IH]; simpl; intros gs F; [exact F|]. apply IH, put_fits, F. Qed.
 
 Theorem every_row_fits_the_budget : forall w, Forall (fits_packed budget limits) (compute_rows w).
-Proof. intros w. apply fold_place_fits. constructor. Qed.
+Proof.
+  intros w. apply Forall_map. eapply Forall_impl; [|apply fold_place_fits; constructor]. intros g. unfold fits_packed.
+  rewrite (Permutation_length (sort_longest_perm g)), (roomy_perm _ _ (sort_longest_perm g)). auto.
+Qed.
 
 (** ** ANY-FIT *)
 
@@ -197,14 +272,15 @@ Qed.
 
 Theorem no_two_rows_of_a_window_fit_together : forall w i j, i < j -> j < length (compute_rows w) ->
   is_roomy budget limits (nth i (compute_rows w) [] ++ nth j (compute_rows w) []) = false.
-Proof. intros w i j I J. apply apart_nth; [|exact I|exact J]. apply fold_place_apart. exact Logic.I. Qed.
+Proof.
+  intros w i j I J. unfold compute_rows in *. rewrite map_length in J. change (@nil sample) with (sort_longest []). rewrite !map_nth.
+  rewrite (roomy_perm _ (nth i (fill_rows w) [] ++ nth j (fill_rows w) [])) by (apply Permutation_app; apply sort_longest_perm).
+  apply apart_nth; [|exact I|exact J]. apply fold_place_apart. exact Logic.I.
+Qed.
 
 End Packing.
 
 (** ** Near the fewest: tokens alone, and no sample longer than the budget (such a one is alone in any partition) *)
-
-Lemma total_perm : forall g h, Permutation g h -> total g = total h.
-Proof. induction 1; simpl; lia. Qed.
 
 Lemma apart_total : forall b gs, apart b [] gs -> (length gs - 1) * S b <= 2 * total (concat gs).
 Proof.
@@ -233,8 +309,10 @@ Theorem packing_uses_at_most_twice_the_fewest_rows : forall b w P, Forall (fun x
   Permutation (concat P) w -> Forall (fits_packed b []) P -> length (compute_rows b [] w) <= 2 * length P.
 Proof.
   intros b w P L E F.
-  assert (A : apart b [] (compute_rows b [] w)) by (apply fold_place_apart; exact I).
-  apply apart_total in A. rewrite (total_perm _ _ (rows_hold_exactly_the_window b [] w)) in A.
+  assert (A : apart b [] (fill_rows b [] w)) by (apply fold_place_apart; exact I).
+  apply apart_total in A. rewrite <- (total_perm _ _ (sorted_rows_perm (fill_rows b [] w))) in A.
+  fold (compute_rows b [] w) in A. rewrite (total_perm _ _ (rows_hold_exactly_the_window b [] w)) in A.
+  rewrite <- (map_length sort_longest (fill_rows b [] w)) in A. fold (compute_rows b [] w) in A.
   assert (T : total w <= length P * b).
   { rewrite <- (total_perm _ _ E). apply partition_total; [exact F|].
     eapply Permutation_Forall; [apply Permutation_sym; exact E|exact L]. }

@@ -167,6 +167,11 @@ class Config(Terms):
         """Returns the size of the window of ``round_``, at least 1. Spec: R2.3."""
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))
 
+    def compute_shared_window(self, round_: int, drawn: int) -> int:
+        """Returns the size of the window of ``round_`` when so many places of the common order are drawn. Spec: R14.2."""
+        left = -(-((self.shared_samples or 0) - drawn) // self.world_size)
+        return self.layout.compute_shared_window(self.compute_window_samples(round_), left)
+
 
 def _check_least(name: str, value: int | tuple[int, ...] | None, least: int | None) -> None:
     if least is None or value is None or value == ():

@@ -106,7 +106,7 @@ def ask_for_samples(config: Config, state: State, carried: Group) -> tuple[int, 
     if is_ended:
         return 0, 0
     tokens, carried_tokens = compute_real_tokens(state.window), compute_real_tokens(carried)
-    size = config.compute_window_samples(round_)
+    size = config.compute_shared_window(round_, state.draw.end)
     return 0, compute_want(size, samples=len(state.window), tokens=tokens, carried_tokens=carried_tokens)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from odb_ref.core.batching.budgets import BudgetSchedule
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms
 from odb_ref.core.errors import check_integer
@@ -89,8 +90,11 @@ class Epochs(Generic[Batch]):
     # Epochs ----------------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next."""
-        self._schedule.epoch = epoch
+        """Chooses the epoch that the next iteration reads; without it each iteration goes on to the next.
+
+        Raises: UsageError when it is not an integer of at least 0.
+        """
+        self._schedule.epoch = check_integer(epoch, "epoch", 0)
 
     @property
     def epoch(self) -> int:
@@ -195,8 +199,10 @@ class Epochs(Generic[Batch]):
 
     def _begin(self, rank: int, world_size: int) -> Beginning:
         beginning = self._schedule.plan(rank, world_size)
-        path = self._trace
-        trace = None if path is None else compute_trace_path(path, rank, world_size, beginning.start.epoch)
+        is_rest = beginning.start.checkpoint is not None or beginning.emitted_before > 0
+        taken = self._count_steps() if is_rest else 0
+        path, epoch = self._trace, beginning.start.epoch
+        trace = None if path is None else compute_trace_path(path, rank, world_size, epoch, taken)
         # A round that is formed again was counted before.
         self._steps_before, self._is_loaded = self._count_steps() - beginning.start.progress.steps, False
         start = replace(
@@ -306,6 +312,7 @@ class Epochs(Generic[Batch]):
             window_bytes=self._window_bytes,
             on_bad_sample=self._on_bad_sample,
             label_check=self._counting.label_check,
+            is_packed=config.layout is Layout.PACKED,
             budget_schedule=self._budget_schedule,
         )
         return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec, is_inline=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Final
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -27,10 +27,10 @@ ADOPTED: Final = (
 def apply(dataloader: DataLoader[object], *, token_budget: int, **options: object) -> ODBDataLoader:
     """Returns an `ODBDataLoader` over the data set of ``dataloader``, with its workers and its ``collate_fn``.
 
-    ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler is replaced by the
-    loader's own shards, in random or sequential order: the first two read everything on every rank, the last pads shards by
-    repeating samples. What seeded the shuffling still does. Any other sampler is kept and read as it is; its batches are formed
-    anew.
+    ``options`` are those of `ODBDataLoader` and come first. A random, sequential or distributed sampler of the whole data set
+    is replaced by the loader's own shards, in random or sequential order: the first two read everything on every rank, the
+    last pads shards by repeating samples. What seeded the shuffling still does. Any other sampler is kept and read as it is,
+    one of a part of the data set too; its batches are formed anew.
 
     Raises: UsageError when the DataLoader has no samples to batch, and as `ODBDataLoader`.
     """
@@ -64,13 +64,30 @@ def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:
         return {}
     sampler: object = getattr(dataloader.batch_sampler, "sampler", dataloader.sampler)
     match sampler:
-        case DistributedSampler():
+        case DistributedSampler() if _is_plain(sampler, DistributedSampler) and _holds_all(sampler.dataset, dataloader):
             return {"shuffle": sampler.shuffle, "seed": sampler.seed}
-        case RandomSampler() if not sampler.replacement and sampler.num_samples == len(sampler.data_source):
-            return {"shuffle": True, "generator": dataloader.generator}
-        case SequentialSampler():
+        case RandomSampler() if _holds_all(sampler.data_source, dataloader) and _draws_each_once(sampler):
+            return {"shuffle": True, "generator": sampler.generator or dataloader.generator}
+        case SequentialSampler() if _is_plain(sampler, SequentialSampler) and _holds_all(
+            sampler.data_source, dataloader
+        ):
             return {"shuffle": False}
         case Iterable():
             return {"sampler": sampler}
         case _:
             raise UsageError(f"apply: a batch sampler without a sampler ({type(sampler).__name__}): pass sampler=")
+
+
+def _is_plain(sampler: object, kind: type[object]) -> bool:
+    """Returns True when the sampler lists what one of its kind lists: a class of the user's may leave samples out."""
+    return type(sampler).__iter__ is kind.__iter__  # type: ignore[attr-defined]
+
+
+def _holds_all(source: object, dataloader: DataLoader[object]) -> bool:
+    """Returns True when what a sampler lists is the whole data set, and not the first samples of it."""
+    dataset: object = dataloader.dataset
+    return isinstance(source, Sized) and isinstance(dataset, Sized) and len(source) == len(dataset)
+
+
+def _draws_each_once(sampler: RandomSampler) -> bool:
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)

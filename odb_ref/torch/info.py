@@ -105,7 +105,7 @@ class StepInfo:
     is_idle: bool
     """True when this rank has nothing to train on: the batch, if any, is a replay with loss scale 0."""
     is_last: bool
-    """True for the last step of the epoch."""
+    """True for the last step of the epoch, if it is complete: one that is broken off has none, on any rank."""
     is_window_end: bool
     """True when the accumulation window ends with this step: time for the optimizer."""
     local_samples: int

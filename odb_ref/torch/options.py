@@ -18,6 +18,8 @@ from odb_ref.torch.reading.collator import CollateFn, OnIdle
 SAMPLES: Final = "samples"
 """The bound of ``len()`` that always holds: no step is idle on all ranks, so an epoch has no more steps than samples."""
 
+_LEAST_SEED: Final = -(2**63)
+
 
 def choose_collate(layout: Layout, *, causal_shift: bool) -> CollateFn:
     """Returns what makes batches where the user gives no ``collate_fn``."""
@@ -73,7 +75,7 @@ def make_order(
         is_auto=shard != "given" and sampler is None and not is_iterable,
         is_shared=shard == "shared",
         is_shuffled=shuffle,
-        seed=seed if generator is None else draw_seed(generator),
+        seed=check_integer(seed, "seed", _LEAST_SEED) if generator is None else draw_seed(generator),
         seed_source="" if generator is None else " drawn from generator,",
     )
 
@@ -108,10 +110,11 @@ def check_len_bound(bound: int | str | None, order: Order) -> int | None:
             return check_integer(bound, "len_bound", 1)
 
 
-def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int) -> Path:
+def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int, resumed_at: int = 0) -> Path:
     """Returns where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
 
-    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on.
+    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on. The rest of an
+    epoch that was saved after so many steps does not overwrite its beginning: ``-step36`` is added.
     """
     path = Path(path)
     name = path.name
@@ -120,5 +123,7 @@ def compute_trace_path(path: str | Path, rank: int, world_size: int, epoch: int)
         stem += "-rank{rank}"
     if "{epoch}" not in name and epoch:
         stem += "-epoch{epoch}"
+    if resumed_at:
+        stem += f"-step{resumed_at}"
     name = f"{stem}{dot}{suffix}".replace("{rank}", str(rank)).replace("{epoch}", str(epoch))
     return path.with_name(name)

@@ -116,6 +116,13 @@ let layout () = match word () with
   | "packed" -> Packed
   | name -> failwith ("no layout " ^ name)
 
+let sizes () = match word () with
+  | "any" -> Any
+  | "even" -> Even
+  | "threes" -> Threes
+  | "powers" -> Powers
+  | name -> failwith ("no sizes " ^ name)
+
 (* What a sample of so many tokens costs; stairs are a cost of one's own. *)
 let cost () = match word () with
   | "tokens" -> tokens_cost
@@ -235,6 +242,19 @@ let answer = function
   | "rest" ->
       let base = list (fun () -> list checkpoint) in
       print_endline (show_list show_int (rest_of base (list int)))
+  | "want" ->
+      let ranks = int () in let total = int () in let is_packed = int () = 1 in let size = int () in let drawn = int () in
+      let size = shared_window ranks total is_packed size drawn in
+      let held = list sample in print_endline (show_int (wish_for size held (list sample)))
+  | "sized" ->
+      let sizes = sizes () in let budget = int () in let limits = list int in
+      print_endline (show_list show_group (compute_sized_groups (friendly_in sizes) budget limits (list sample)))
+  | "sized_align" ->
+      let sizes = sizes () in let target = int () in let due = int () in
+      let cost = cost () in let order = order () in
+      let gauge = sized_gauge (friendly_in sizes) cost in
+      let emitted, carried = align_in order gauge 0 (list (fun () -> list sample)) target due in
+      print_endline (show_list show_group emitted ^ " " ^ show_group carried)
   | "shares" -> let wants = list int in print_endline (show_list show_int (shares wants (int ())))
   | "groups" ->
       let budget = int () in let limits = list int in

@@ -63,9 +63,22 @@ def test_the_order_in_which_samples_come_does_not_matter(lengths: list[int], bud
     assert compute_rows(shuffled, budget) == compute_rows(samples, budget)
 
 
-def test_a_sample_joins_the_group_that_it_fills_most() -> None:
+def test_the_oldest_share_the_first_group_as_far_as_they_fit_together() -> None:
     groups = compute_rows(make_samples([1, 5, 6, 3, 2, 4]), 8)
-    assert [[sample.length for sample in group] for group in groups] == [[6, 2], [5, 3], [4, 1]]
+    assert [[sample.length for sample in group] for group in groups] == [[5, 2, 1], [6], [4, 3]]
+
+
+@given(LENGTHS, st.integers(1, 60))
+def test_what_is_as_old_as_fits_together_is_in_one_group(lengths: list[int], budget: int) -> None:
+    count = max((n for n in range(2, len(lengths) + 1) if sum(lengths[:n]) <= budget), default=1)
+    assert set(range(len(lengths))[:count]) <= {
+        sample.position for group in compute_rows(make_samples(lengths), budget)[:1] for sample in group
+    }
+
+
+def test_a_sample_joins_the_group_that_it_fills_most() -> None:
+    groups = compute_rows(make_samples([8, 1, 5, 6, 3, 2, 4]), 8)
+    assert [[sample.length for sample in group] for group in groups] == [[8], [6, 2], [5, 3], [4, 1]]
 
 
 def test_of_equally_full_groups_the_one_begun_first_is_joined_and_of_equal_samples_the_first_goes_first() -> None:
@@ -75,6 +88,8 @@ def test_of_equally_full_groups_the_one_begun_first_is_joined_and_of_equal_sampl
 
 def test_a_sample_longer_than_the_budget_travels_alone() -> None:
     groups = compute_rows(make_samples([3, 50, 10, 50, 7]), 10)
+    assert [[sample.length for sample in group] for group in groups] == [[7, 3], [50], [50], [10]]
+    groups = compute_rows(make_samples([50, 3, 10, 50, 7]), 10)
     assert [[sample.length for sample in group] for group in groups] == [[50], [50], [10], [7, 3]]
 
 

@@ -148,11 +148,11 @@ PLANTED = (
     _torch(
         "a schedule is asked after the offer",
         "backend/driver",
-        "                    self._accept(self._acceptance.ask(state.planned_steps, state.agreed_tokens))\n"
+        "                    self._ask_schedule()\n"
         "                    planned = self._make_round_note(effects)\n"
         "                self._perform(effects, planned, is_answer=entry.is_answered)\n",
         "                    planned = self._make_round_note(effects)\n"
-        "                    self._accept(self._acceptance.ask(state.planned_steps, state.agreed_tokens))\n"
+        "                    self._ask_schedule()\n"
         "                self._perform(effects, planned, is_answer=entry.is_answered)\n",
     ),
     _torch(
@@ -271,6 +271,42 @@ PLANTED = (
         "resume",
         "taken_samples=start.read_samples - len(carried),",
         "taken_samples=start.read_samples,",
+    ),
+    _core(
+        "windows near the end of a common order stay as large",
+        "batching/layouts",
+        "return min(size, max(left, (size + 1) // 2))",
+        "return size",
+    ),
+    _core(
+        "half a window is rounded down",
+        "batching/layouts",
+        "return min(size, max(left, (size + 1) // 2))",
+        "return min(size, max(left, size // 2))",
+    ),
+    _core(
+        "what is left for each rank is what is left for all",
+        "config",
+        "-(-((self.shared_samples or 0) - drawn) // self.world_size)",
+        "(self.shared_samples or 0) - drawn",
+    ),
+    _core(
+        "the oldest samples of a row are not the longest first",
+        "batching/grouping",
+        '        group.sort(key=attrgetter("length"), reverse=True)\n',
+        "",
+    ),
+    _trace(
+        "windows of packed rows stay as large",
+        "check/draws",
+        "size = size if for_each >= size else max(for_each, size - size // 2)",
+        "size = max(for_each, size)",
+    ),
+    _trace(
+        "the oldest are packed as all others are",
+        "check/groups",
+        "return line[:count] + sorted(line[count:],",
+        "return sorted(line,",
     ),
     _trace(
         "of a due group one sample later", "check/groups", "sum(any(row[1] < due_before", "sum(any(row[1] <= due_before"

@@ -49,9 +49,12 @@ CARRY = Bounds(lengths=((4,) * 5, (1,) * 8), budget_tokens=4, window_samples=3, 
 AGED = Bounds(lengths=((1, 9, 9, 9), (1,) * 8), budget_tokens=9, window_samples=2, max_age_rounds=1)
 # Samples use 0, 1, 2, 0 ... of the one further resource.
 LIMITS = Bounds(lengths=((1, 1, 1), (1,)), limits=(2,), window_samples=3)
-ROWS = Bounds(lengths=((3, 1, 2, 2, 1, 3), (2, 3)), layout=Layout.PACKED, window_samples=4)
+# The oldest, longer than the budget, is alone: the others are packed by their length.
+ROWS = Bounds(lengths=((5, 3, 1, 2, 2, 1, 3), (2, 3)), layout=Layout.PACKED, window_samples=5)
 # The longest sample leaves the least room and uses the resource up: the shortest fits into the second row only.
-ROW_LIMITS = Bounds(lengths=((5, 1, 6), (1, 2)), budget_tokens=8, layout=Layout.PACKED, limits=(2,), window_samples=3)
+ROW_LIMITS = Bounds(
+    lengths=((9, 9, 9, 5, 1, 6), (1, 2)), budget_tokens=8, layout=Layout.PACKED, limits=(2,), window_samples=6
+)
 LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
 SHARED = Bounds(lengths=compute_lengths((5, 2), (3, 1, 2)), is_shared=True)
@@ -188,6 +191,14 @@ MUTANTS = (
         new="limits",
         property="BUDGET",
         bounds=ROW_LIMITS,
+    ),
+    Mutant(
+        name="the oldest are packed as all others are",
+        module="batching.grouping",
+        old="next(_iterate_runs(by_position, _count_row_tokens, budget_tokens, limits), ())",
+        new="()",
+        property="ANY-FIT",
+        bounds=ROWS,
     ),
     Mutant(
         name="packed groups are formed as padded ones",

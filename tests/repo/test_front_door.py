@@ -29,7 +29,7 @@ def test_what_needs_torch_says_so_where_there_is_none() -> None:
     hide = "import sys; sys.modules['torch'] = None\n"
     done = run("-c", hide + "from odb_ref import ODBDataLoader")
     assert done.returncode
-    assert "odb_ref.ODBDataLoader needs PyTorch, which is not installed: pip install 'odb-ref[torch]'" in done.stderr
+    assert "odb_ref.ODBDataLoader needs PyTorch, which is not installed: pip install -e '.[torch]'" in done.stderr
     assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__, plan").returncode == 0
 
 

@@ -110,3 +110,65 @@ def test_the_page_of_the_scaling_curve(
     with pytest.raises(SystemExit):
         bench_scale.main()
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["check", "{trace}", "--json"],
+        ["replay", "{trace}", "--json"],
+        ["explore", "--shard-sizes", "1,1", "--json"],
+        ["explore", "--shard-sizes", "1,1", "--save"],
+        ["verify", "--json"],
+        ["verify", "--save"],
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work_and_is_no_verdict(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = str(tmp_path / "trace.ndjson")
+    assert main([*RUN, "--trace", trace]) == 0
+    capsys.readouterr()
+    given = [argument.format(trace=trace) for argument in arguments]
+    assert main([*given, str(tmp_path / "none" / "file")]) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.count("\n") == 1
+    assert "make the folder" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+@pytest.mark.parametrize("option", ["--json", "--trace", "--steps-csv", "--perfetto"])
+def test_a_full_disk_is_said_in_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, option, "/dev/full"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "No space left on device" in said
+
+
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        RUN,
+        [*RUN, "--json", "-"],
+        ["compare", "gsm8k", "--ranks", "2", "--samples", "20", "--policy", "odb,standard"],
+        ["explore", "--shard-sizes", "1,1"],
+    ],
+)
+def test_a_reader_that_leaves_is_no_verdict(arguments: list[str], *, is_buffered: bool) -> None:
+    """Neither 0, as a check that found a violation must not end, nor 1, as one that found none must not."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from odb_sim.cli.main import main; sys.exit(main())", *arguments],
+        env=os.environ | {"PYTHONUNBUFFERED": "" if is_buffered else "1"},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(writing)
+    assert done.returncode == 141
+    assert "BrokenPipe" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -37,3 +38,24 @@ def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     arguments = ["gsm8k", "--ranks", "2", "--samples", "50", "--token-budget", "2048", "--html", str(page), *fault]
     assert main(["simulate", *arguments]) == 0
     assert "failed" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "simulate mm_mix_real --ranks 8 --samples 400 --token-budget 1024",
+        "compare mm_mix_real --ranks 8 --samples 400 --token-budget 1024",
+        "sweep mm_mix_real --ranks 8 --samples 400 --token-budget 1024 --window 16,32 --processes 1",
+        "tune mm_mix_real --ranks 8 --samples 400 --memory-tokens 1024 --window-max 32 --processes 1",
+    ],
+    ids=lambda arguments: arguments.split()[0],
+)
+def test_a_page_says_the_cautions_that_the_terminal_says(
+    arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert main([*arguments.split(), "--html", str(page)]) == 0
+    cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Caution: ")]
+    assert cautions
+    text = html.unescape(page.read_text())
+    assert all(caution in text for caution in cautions)

@@ -235,7 +235,7 @@ def test_too_few_spans_are_not_fitted_and_it_says_so() -> None:
     spans = Spans(("fixed_s",), np.ones((3, 1)), np.ones(3))
     fit = fit_component("step", spans, spans, "the run is short")
     assert fit.values == {}
-    assert fit.reason == "6 spans, needs 8: the run is short"
+    assert fit.reason == "3 spans to fit to and 3 held back, needs 4 of each: the run is short"
 
 
 def test_a_table_follows_a_device_that_no_line_describes(tmp_path: Path) -> None:
@@ -297,6 +297,17 @@ def test_the_command_says_which_runs_were_held_back(tmp_path: Path, capsys: pyte
     rows = {trace: next(line for line in table.splitlines() if trace in line) for trace in traces}
     assert ["held back" in rows[trace] for trace in traces] == [False, True, False]
     assert ["fitted to" in rows[trace] for trace in traces] == [True, False, True]
+
+
+def test_a_fit_that_predicts_nothing_is_cautioned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slower = replace(COSTS, gpu=replace(COSTS.gpu, fixed_s=1.0, per_token_s=9e-4))
+    for number, costs in enumerate((COSTS, slower)):
+        record_noisy(tmp_path / f"{number}.ndjson", number, costs, 0.02)
+    traces = [str(tmp_path / f"{number}.ndjson") for number in range(2)]
+    assert main(["calibrate", *traces]) == 0
+    assert "Caution: the step times of half the spans held back are off by" in capsys.readouterr().out
+    assert main(["calibrate", traces[0]]) == 0
+    assert "Caution" not in capsys.readouterr().out
 
 
 def test_the_pace_around_takes_out_a_drifting_machine_and_nothing_else() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from fractions import Fraction
 
@@ -257,3 +258,19 @@ def test_age_ends_with_windows_that_are_bounded_in_bytes_and_a_quota() -> None:
     assert rounds[2] == 2  # held in round 0, and not planned in round 1
     assert max(rounds.values()) > 2
     assert World(replace(config, mode=Mode.JOIN), shards, window_bytes=4).run().nodes[0].taken[2].round == 1
+
+
+def test_age_ends_with_shared_shards_and_a_quota() -> None:
+    """NP26. Checks: AGE. A rank that carries a long sample draws fewer than it carries, and then holds few."""
+    lengths = [1, 4, 1, 1, 1, 1, 4, 1, 4, 4, *[1] * 9]
+    config = make_config(
+        mode=Mode.QUOTA, quota_samples=19, shared_samples=19, budget_tokens=7, max_age_rounds=1, window_samples=3
+    )
+    rank = World(config, [(), ()], order=make_shard(lengths)).run().nodes[1]
+    read, marks = 0, []
+    for event, _ in rank.events:
+        read += len(event.samples) if isinstance(event, SamplesRead) else 0
+        marks += [read] if isinstance(event, Agreed) else []
+    held = [(bisect_right(marks, sample.position), step.round) for step in rank.taken for sample in step.group]
+    assert (1, 3) in held  # held in round 1, and planned in round 3, which is not the last
+    assert max(round_ for _, round_ in held) > 3

@@ -73,6 +73,34 @@ def test_what_is_carried_counts_by_its_tokens() -> None:
     assert compute_want(4, samples=8, tokens=80, carried_tokens=80) == 0
 
 
+@pytest.mark.parametrize(
+    ("layout", "left", "size"),
+    [
+        (Layout.PACKED, 9, 8),
+        (Layout.PACKED, 7, 7),
+        (Layout.PACKED, 3, 4),
+        (Layout.PADDED, 3, 8),
+    ],
+)
+def test_windows_of_packed_rows_shrink_to_what_is_left_for_each_rank(layout: Layout, left: int, size: int) -> None:
+    """Spec: R14.2."""
+    assert layout.compute_shared_window(8, left) == size
+    assert layout.compute_shared_window(1, left) == 1
+    assert layout.compute_shared_window(7, 1) == (4 if layout is Layout.PACKED else 7)
+
+
+def test_a_rank_wants_no_more_than_what_is_left_for_each() -> None:
+    """Spec: R14.2. Of 13 places 8 are drawn: 3 for each rank are left, for 4 there is room."""
+    for layout, wanted in ((Layout.PACKED, 3), (Layout.PADDED, 4)):
+        _, machine = begin(13, layout=layout)
+        machine.begin()
+        (offer,) = machine.handle(SamplesRead(make_shard([8, 8, 8, 8])))
+        assert isinstance(offer, PostOffer)
+        (counts,) = machine.handle(Agreed(offer.offer))
+        assert isinstance(counts, PostCounts)
+        assert counts.wanted == wanted
+
+
 def run_shared(lengths: list[int], ranks: int, *, seed: int = 0, **options: object) -> World:
     """A run over a common order of these lengths."""
     config = make_config(shared_samples=len(lengths), **options)

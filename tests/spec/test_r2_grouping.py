@@ -134,8 +134,14 @@ def test_a_packed_group_fits_the_budget_in_sum_and_no_two_fit_together(lengths: 
 
 def test_a_packed_sample_joins_the_fullest_group_that_it_fits() -> None:
     """Spec: R2.5."""
-    groups = Layout.PACKED.compute_groups(make_shard([1, 5, 6, 3, 2, 4]), 8, ())
-    assert [[sample.length for sample in group] for group in groups] == [[6, 2], [5, 3], [4, 1]]
+    groups = Layout.PACKED.compute_groups(make_shard([8, 1, 5, 6, 3, 2, 4]), 8, ())
+    assert [[sample.length for sample in group] for group in groups] == [[8], [6, 2], [5, 3], [4, 1]]
+
+
+def test_the_oldest_of_a_packed_window_share_the_first_group() -> None:
+    """Spec: R2.5."""
+    groups = Layout.PACKED.compute_groups(make_shard([1, 2, 6, 3, 5]), 8, ())
+    assert [[sample.position for sample in group] for group in groups] == [[4, 1, 0], [2], [3]]
 
 
 def test_a_packed_epoch_emits_every_sample_once() -> None:

@@ -62,13 +62,15 @@ def _fit(group: list[Item], config: Config) -> bool:
 def _pack(window: list[Item], config: Config) -> list[list[Item]]:
     """R2.5."""
     groups: list[list[Item]] = []
-    for item in sorted(window, key=lambda item: (-item[1], item[0])):
+    count = max((n for n in range(2, len(window) + 1) if _fit(sorted(window)[:n], config)), default=1)
+    oldest, younger = sorted(window)[:count], sorted(window)[count:]
+    for item in [*oldest, *sorted(younger, key=lambda item: (-item[1], item[0]))]:
         open_ = [i for i, group in enumerate(groups) if _fit([*group, item], config)]
         if open_:
             groups[max(open_, key=lambda i: (_cost(groups[i], config), -i))].append(item)
         else:
             groups.append([item])
-    return groups
+    return [sorted(group, key=lambda item: (-item[1], item[0])) for group in groups]
 
 
 def _run_of(window: list[Item], config: Config) -> list[list[Item]]:
@@ -226,6 +228,10 @@ def _run(
         accepted = [schedule(len(steps[0]), in_force[r]) for r, schedule in enumerate(schedules)]
         size = max(1, config.window_samples // 2 ** max(0, config.ramp_rounds - round_))
         if config.shared_samples is not None:
+            if config.layout is Layout.PACKED and round_:
+                room = max(math.ceil(Fraction(len(common), len(shards))), math.ceil(Fraction(size, 2)))
+                reached["smaller near the end"] |= common != [] and room < size
+                size = min(size, room)
             dealt = _deal([max(0, size - counted[r]) for r in ranks], len(common))
             reached["dealt out"] |= common != [] and sum(dealt) == len(common)
             reached["dealt unevenly"] |= len(set(dealt)) > 1
@@ -424,6 +430,7 @@ def test_both_make_the_same_batches_of_a_long_common_order() -> None:
         reached += found
     assert reached["dealt out"] >= 30
     assert reached["dealt unevenly"] >= 25
+    assert reached["smaller near the end"] >= 9
 
 
 LEAST = {

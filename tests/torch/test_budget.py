@@ -163,3 +163,23 @@ def test_a_budget_that_is_none_is_refused() -> None:
         loader.accept_budget(0)
     with _make_loader(budget_schedule=_answer_nonsense) as loader, pytest.raises(Exception, match="budget schedule"):
         _read(loader)
+
+
+def _fail_in_its_schedule(rank: int, workers: int) -> None:
+    def ask(step: int, current: int) -> int:
+        if rank and step:
+            raise ValueError("no such step")
+        return current
+
+    with _make_loader(num_workers=workers, budget_schedule=ask, timeout_s=20) as loader:
+        _read(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_schedule_that_raises_fails_on_every_rank_with_its_cause(workers: int) -> None:
+    """Spec: R15.4, R7.2. Checks: ABORT."""
+    results = run_ranks(2, _fail_in_its_schedule, workers)
+    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
+    assert {result.text for result in results} == {"rank 1 failed: its budget schedule: ValueError: no such step"}, (
+        results
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from multiprocessing import util
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -177,6 +179,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
         ({"len_bound": "steps"}, "len_bound must be a number of steps or 'samples'"),
         ({"len_bound": "samples", "shard": "given"}, "len_bound='samples' needs shard='auto'"),
         ({"generator": torch.Generator(), "seed": 4}, "seed and generator exclude each other"),
+        ({"seed": "3"}, "seed must be an integer, got '3'"),
         ({"token_budget": 0}, "token_budget must be at least 1, got 0"),
         ({"window": 0}, "window must be at least 1, got 0"),
         ({"mode": "both"}, "mode must be one of"),
@@ -312,3 +315,16 @@ def test_dropping_the_steps_leaves_the_epoch() -> None:
         side = loader._trainer_side
         assert side is not None
         assert side.wait(10)
+
+
+def test_epoch_and_seed_are_integers_of_any_library() -> None:
+    with ODBDataLoader(Numbers(0, 20), shuffle=True, seed=np.int64(7), **SETTINGS) as loader:
+        loader.set_epoch(np.int64(3))
+        found = read(loader)
+        assert json.dumps(loader.state_dict())
+        for wrong in (1.0, -1, None):
+            with pytest.raises(UsageError, match="epoch must be"):
+                loader.set_epoch(wrong)  # type: ignore[arg-type]
+    with ODBDataLoader(Numbers(0, 20), shuffle=True, seed=7, **SETTINGS) as loader:
+        loader.set_epoch(3)
+        assert read(loader) == found

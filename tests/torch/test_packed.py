@@ -174,6 +174,20 @@ def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> Non
         list(loader)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
+    def pad(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = [sample["input_ids"] for sample in samples]
+        return {"input_ids": torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)}
+
+    settings = SETTINGS | {"supervised_fn": lambda _: 1, "num_workers": num_workers}
+    with (
+        ODBDataLoader(Texts(0, 12), collate_fn=pad, **settings) as loader,
+        pytest.warns(RuntimeWarning, match="a row for each sample: its batches hold more than token_budget"),
+    ):
+        assert sum(info.local_samples for _, info in loader.steps()) == 12
+
+
 def test_an_unknown_layout_is_refused() -> None:
     with pytest.raises(UsageError, match="layout must be one of padded, packed, got 'rows'"):
         ODBDataLoader(Texts(0, 2), token_budget=8, layout="rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
@@ -202,6 +203,7 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
     assert compute_trace_path("a/run.ndjson.gz", 1, 2, 0) == Path("a/run-rank1.ndjson.gz")
     assert compute_trace_path("run-{epoch}-{rank}.ndjson", 1, 2, 3) == Path("run-3-1.ndjson")
     assert compute_trace_path("run.ndjson", 0, 1, 3) == Path("run-epoch3.ndjson")
+    assert compute_trace_path("run.ndjson", 1, 2, 0, 36) == Path("run-rank1-step36.ndjson")
 
 
 @pytest.mark.parametrize(
@@ -259,6 +261,50 @@ def test_a_sampler_of_the_users_own_is_kept() -> None:
     repeated = RandomSampler(data, replacement=True, num_samples=9)
     with apply(DataLoader(data, 4, sampler=repeated, collate_fn=collate), token_budget=60) as loader:
         assert sum(len(batch["numbers"]) for batch in loader) == 9
+
+
+class Odd(SequentialSampler):
+    """Leaves every second sample out."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(1, len(self.data_source), 2))
+
+    def __len__(self) -> int:
+        return len(self.data_source) // 2
+
+
+class Few(DistributedSampler[int]):
+    """Lists three samples, whatever the rank."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((4, 5, 6))
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        (SequentialSampler(range(5)), range(5)),
+        (RandomSampler(range(5)), range(5)),
+        (DistributedSampler(range(5), 1, 0), range(5)),
+        (Odd(Numbers(0, 31)), range(1, 31, 2)),
+        (Few(Numbers(0, 31), 1, 0), range(4, 7)),
+    ],
+)
+def test_a_sampler_of_a_part_of_the_data_set_is_kept(sampler: Any, expected: range) -> None:
+    with apply(DataLoader(Numbers(0, 31), 4, sampler=sampler, collate_fn=collate), token_budget=60) as loader:
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(expected)
+
+
+def test_a_samplers_own_generator_is_taken_over() -> None:
+    def make(seed: int) -> DataLoader[Any]:
+        sampler = RandomSampler(Numbers(0, 31), generator=torch.Generator().manual_seed(seed))
+        return DataLoader(Numbers(0, 31), 4, sampler=sampler, collate_fn=collate)
+
+    first, second, again = (read_in_order(apply(make(seed), token_budget=60)) for seed in (1, 2, 1))
+    assert first == again != second
 
 
 def test_an_iterable_data_set_is_taken_over() -> None:

@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from odb_ref.core.batching.shards import Draw  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.core.resume import RoundStart  # noqa: E402
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, DrawFeed  # noqa: E402
@@ -171,6 +173,31 @@ def test_a_sample_that_cannot_be_read_ends_all_ranks(workers: int) -> None:
     assert all("spoilt 40" in result.text for result in results)
 
 
+def resume_after_each_step(rank: int, count: int) -> list[Steps]:
+    found = []
+    for limit in range(1, count):
+        options = SETTINGS | {"window": 2, "token_budget": 30, "on_bad_sample": "quarantine"}
+        with ODBDataLoader(Numbers(0, count), **options) as loader:
+            first = read(loader, limit)
+            if len(first) < limit:
+                break
+            state = json.loads(json.dumps(loader.state_dict()))
+        with ODBDataLoader(Numbers(0, count), **options) as loader:
+            loader.load_state_dict(state)
+            found.append(first + read(loader))
+    return found
+
+
+@pytest.mark.parametrize("count", [5, 7, 13])
+def test_a_rank_goes_on_in_a_round_for_which_it_has_drawn_nothing(count: int) -> None:
+    """Spec: R14.6. Checks: RESUME, COVER, ONCE. Near the end of the order some ranks hold no sample, and draw none."""
+    results = run_ranks(2, resume_after_each_step, count)
+    assert not any(result.error for result in results), results
+    for own, others in zip(*(result.value for result in results), strict=True):
+        assert sorted(number for step in (*own, *others) for number in step) == list(range(count))
+    assert len(results[0].value) > 2
+
+
 def test_what_has_no_common_order_is_refused() -> None:
     """Spec: R14.1."""
     for dataset, options in (
@@ -192,6 +219,18 @@ def test_the_places_of_what_is_drawn_are_known_by_number() -> None:
     assert (own.get_place(7), own.get_number(7)) == (7, 7)
 
 
+def test_places_go_on_with_those_of_a_round() -> None:
+    """Spec: R11.3, R14.6. Samples 0 to 8 stand before place 40, 5 is carried, and the round has drawn two places or none."""
+    for count in (0, 2):
+        places = Places(())
+        start = RoundStart(read_samples=9, carried=(5,), draw=Draw(40, count, 60))
+        places.resume(start, (22,))
+        assert places.end == 40 + count
+        places.draw(range(60, 61))
+        assert (places.get_place(5), places.get_number(22)) == (22, 5)
+        assert [places.get_place(number) for number in range(9, 10 + count)] == [*range(40, 40 + count), 60]
+
+
 def test_a_quarantine_counts_what_is_drawn() -> None:
     """Spec: R11.1, R14.4."""
     quarantine = Quarantine(lambda place: place, max_bad=9, total_samples=40, places=Places(()))
@@ -200,7 +239,9 @@ def test_a_quarantine_counts_what_is_drawn() -> None:
     assert [quarantine.get_position(place) for place in (10, 12, 13)] == [0, 1, 2]
     quarantine.places.draw(range(30, 32))
     assert [quarantine.get_place(position) for position in range(5)] == [10, 12, 13, 30, 31]
-    assert quarantine.get_known(3, False) == 14
+    assert quarantine.get_known(3, False) == 32  # what was drawn was read
+    assert quarantine.add(31, "spoilt") == ""
+    assert quarantine.get_known(4, False) == 32  # though a rank that draws nothing more reads no good sample behind it
 
 
 def test_a_feed_hands_out_nothing_while_nothing_is_drawn() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -404,9 +405,11 @@ def test_a_sharded_model_that_cannot_hold_a_sample_fails_before_the_step_on_ever
 
 def test_a_batch_is_cut_where_samples_end() -> None:
     batch = {"ids": torch.arange(6).view(3, 2), "names": ["a", "b", "c"], "scale": torch.tensor(2.0), "kind": "text"}
+    batch["weights"] = np.arange(3)
     first, second = split_batch(batch, 3)
     assert first["ids"].tolist() == [[0, 1], [2, 3]] and second["ids"].tolist() == [[4, 5]]
     assert (first["names"], second["names"]) == (["a", "b"], ["c"])
+    assert (first["weights"].tolist(), second["weights"].tolist()) == ([0, 1], [2])
     assert first["scale"] == second["scale"] == 2.0 and first["kind"] == "text"
     pair = split_batch((torch.arange(4), torch.arange(4)), 4)
     assert [[part.tolist() for part in half] for half in pair] == [[[0, 1], [0, 1]], [[2, 3], [2, 3]]]
@@ -414,7 +417,8 @@ def test_a_batch_is_cut_where_samples_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [{"ids": torch.zeros(1, 9)}, {"images": {"a": torch.zeros(3)}}, object(), {"mask": [1, 2]}]
+    "batch",
+    [{"ids": torch.zeros(1, 9)}, {"images": {"a": torch.zeros(3)}}, object(), {"mask": [1, 2]}, {"ids": {1, 2, 3}}],
 )
 def test_a_batch_whose_samples_nobody_can_tell_is_not_cut(batch: Any) -> None:
     with pytest.raises(UsageError, match="pass split="):

@@ -105,6 +105,12 @@ def test_files_of_several_jobs_are_told_apart(tmp_path: Path) -> None:
     assert verdict.is_ok
 
 
+def test_a_file_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    paths = run(tmp_path / "t", is_one_file=False)
+    with pytest.raises(UsageError, match="given twice"):
+        check_traces([*paths, tmp_path / "." / paths[1].name])
+
+
 def test_fewest_does_not_apply_where_there_are_limits(tmp_path: Path) -> None:
     job = check_traces(run(tmp_path / "t", limits=(9, 7)), is_replayed=True).jobs[0]
     assert job.is_ok

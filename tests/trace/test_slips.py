@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import StepTaken
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
+from odb_ref.trace.check.draws import Places, RankDraws
 from odb_ref.trace.check.exchanges import Exchanges
 from odb_ref.trace.check.groups import Counted, count_groups, list_excesses
 from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
@@ -165,3 +167,25 @@ def test_a_time_is_written_to_the_microsecond(tmp_path: Path) -> None:
         writer.record(0, StepTaken(), (), 1.23456789)
     *_, line = (tmp_path / "t").read_text().splitlines()
     assert json.loads(line)["time_s"] == 1.234568
+
+
+@pytest.mark.parametrize(
+    ("round_", "draw", "is_right"),
+    [
+        (0, NOTHING_DRAWN, True),
+        (1, NOTHING_DRAWN, False),
+        (0, Draw(2, 0, 0), False),
+        (1, Draw(4, 2, 8), True),
+        (1, Draw(4, 5, 8), False),
+        (1, Draw(4, 2, 11), False),
+    ],
+)
+def test_an_epoch_of_shared_shards_begins_with_no_draw_in_its_first_round_alone(
+    round_: int, draw: Draw, *, is_right: bool
+) -> None:
+    """Spec: R14.6. Checks: DEAL."""
+    draws = RankDraws(1, replace(make_settings(()), shared_samples=10), Places())
+    assert [not what for _, what in draws.resume(draw.first, draw.count, draw.end, round_)] == [is_right]
+    if is_right:
+        first, count = (4, 4) if draw == NOTHING_DRAWN else (draw.first, draw.count)
+        assert [what for _, what in draws.note_read(count, first)] == ["", ""]

@@ -11,6 +11,7 @@ import pytest
 import odb_ref.core.machine as machine_module
 import odb_ref.core.rounds as rounds_module
 from odb_ref.core.batching.cost import get_cost
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.offer import Offer
@@ -24,6 +25,7 @@ SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank i
 JOIN: dict[str, Any] = {"max_age_rounds": 3}
 LIMITS: dict[str, Any] = {"limits": (20, 5)}
 SHARED: dict[str, Any] = {"shared_samples": sum(map(len, SHARDS)), "max_age_rounds": 3}
+PACKED_SHARED: dict[str, Any] = {**SHARED, "layout": Layout.PACKED}
 SAMPLER: dict[str, Any] = {"order": StepOrder.SAMPLER}
 FULLEST: dict[str, Any] = {"order": StepOrder.FULLEST}
 SIZES: dict[str, Any] = {"sizes": Sizes.POWERS, "budget_tokens": 60}
@@ -370,6 +372,14 @@ def want_another_number(trace: Tampered) -> None:
         trace.events("counted", rank)[1]["wants"][1] -= 1
 
 
+def want_more_near_the_end(trace: Tampered) -> None:
+    posted = trace.effects("post_counts", 1)
+    last = max(i for i, counts in enumerate(posted) if counts["wanted"])
+    posted[last]["wanted"] += 1
+    for rank in trace.ranks:
+        trace.events("counted", rank)[last]["wants"][1] += 1
+
+
 def tell_one_rank_other_wants(trace: Tampered) -> None:
     wants = trace.events("counted", 0)[1]["wants"]
     wants[1], wants[2] = wants[2] + 1, wants[1]
@@ -442,6 +452,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
     (do_not_end_the_source, "COVER FEWEST REPLAY", JOIN, ()),
     (want_another_number, "DEAL", SHARED, ()),
+    (want_more_near_the_end, "DEAL", PACKED_SHARED, ()),
     (tell_one_rank_other_wants, "DEAL WEIGHT", SHARED, ()),
     (read_from_another_place, "COVER DEAL ONCE", SHARED, ()),
     (read_from_a_source_of_ones_own, "COVER DEAL", SHARED, ()),

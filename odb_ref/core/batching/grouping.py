@@ -7,9 +7,10 @@ the shortest: the one group that may be far from full then holds the longest sam
 Further resources are summed, not padded, and no order suits all of them: with limits the same sweep still keeps them, but
 may use more groups than would do (NP21).
 
-**Packed.** Laid end to end, samples cost their sum. A sample begins a group only where it fits into none (best fit, longest
-first), so no two groups fit together (ANY-FIT) and there are fewer than twice the fewest; finding the fewest is bin packing,
-which is NP-hard (NP22).
+**Packed.** Laid end to end, samples cost their sum. A sample begins a group only where it fits into none (best fit), so no two
+groups fit together (ANY-FIT) and there are fewer than twice the fewest; finding the fewest is bin packing, which is NP-hard
+(NP22). The longest come first, which leaves the shortest to fill what is left; but before them the oldest, which would else be
+carried round after round, as the shortest are, until they are due, and leave in a group that nothing has filled.
 
 **In sampler order** a group is a run of the window, in either layout: no sample is moved to fill a group better.
 """
@@ -17,7 +18,8 @@ which is NP-hard (NP22).
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from operator import attrgetter, gt, le, sub
 from typing import Final
 
@@ -82,16 +84,19 @@ def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[in
     """Returns the samples as groups of at most ``budget_tokens`` tokens in sum that use no more of any resource than
     ``limits`` say.
 
-    A sample that exceeds one of these by itself is a group of its own. Groups come in the order in which they were begun;
-    inside a group the longest sample is first. Ties in length fall to the position, ties in room to the group begun first.
+    A sample that exceeds one of these by itself is a group of its own. Groups come in the order in which they were begun, the
+    first by the oldest samples, as many as fit together; inside a group the longest sample is first. Ties in length fall to the
+    position, ties in room to the group begun first.
 
     Spec: R2.5. Preserves: BUDGET.
     """
+    by_position = sorted(samples, key=attrgetter("position"))
+    oldest = next(_iterate_runs(by_position, _count_row_tokens, budget_tokens, limits), ())
+    others = sorted(by_position[len(oldest) :], key=attrgetter("length"), reverse=True)
     groups: list[list[Sample]] = []
     rests: list[tuple[int, ...]] = []  # what is left of each limit, by group
     rooms: list[tuple[int, int]] = []  # tokens left, and the group's number; in order
-    by_position = sorted(samples, key=attrgetter("position"))
-    for sample in sorted(by_position, key=attrgetter("length"), reverse=True):
+    for sample in chain(oldest, others):
         place = bisect_left(rooms, (sample.length, 0))
         while limits and place < len(rooms) and not all(map(le, sample.costs, rests[rooms[place][1]])):
             place += 1
@@ -105,6 +110,9 @@ def compute_rows(samples: Iterable[Sample], budget_tokens: int, limits: tuple[in
         if limits:
             rests[number] = tuple(map(sub, rests[number], sample.costs))
         insort(rooms, (room - sample.length, number))
+    for group in groups[:1]:  # the others are in this order
+        group.sort(key=attrgetter("position"))
+        group.sort(key=attrgetter("length"), reverse=True)
     return tuple(map(tuple, groups))
 
 
@@ -121,18 +129,32 @@ def compute_runs(
 
     Spec: R2.6. Preserves: BUDGET.
     """
-    groups: list[list[Sample]] = []
+    return tuple(_iterate_runs(sorted(samples, key=attrgetter("position")), count_tokens, budget_tokens, limits))
+
+
+def _iterate_runs(
+    by_position: Iterable[Sample],
+    count_tokens: Callable[[int, int, int], int],
+    budget_tokens: int,
+    limits: tuple[int, ...],
+) -> Iterator[Group]:
+    group: list[Sample] = []
     longest = total = 0
     rest = limits
-    for sample in sorted(samples, key=attrgetter("position")):
+    for sample in by_position:
         longest, total = max(longest, sample.length), total + sample.length
-        fits = bool(groups) and count_tokens(len(groups[-1]) + 1, longest, total) <= budget_tokens
-        if fits and all(map(le, sample.costs, rest)):
-            groups[-1].append(sample)
-        else:
-            groups.append([sample])
+        fits = count_tokens(len(group) + 1, longest, total) <= budget_tokens and all(map(le, sample.costs, rest))
+        if group and not fits:
+            yield tuple(group)
+            group = []
             longest = total = sample.length
             rest = limits
+        group.append(sample)
         if limits:
             rest = tuple(map(sub, rest, sample.costs))
-    return tuple(map(tuple, groups))
+    if group:
+        yield tuple(group)
+
+
+def _count_row_tokens(_size: int, _longest: int, total: int) -> int:
+    return total

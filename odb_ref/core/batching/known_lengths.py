@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeAlias
 
 from odb_ref.core.batching.alignment import align
@@ -115,7 +116,11 @@ def prepare(lengths: Iterable[Length], terms: PlanTerms) -> RankPlan:
 
     Raises: UsageError when a length or its cost makes no sense, or exceeds the budget. Spec: R13.2.
     """
-    samples = tuple(_make_sample(index, length, terms) for index, length in enumerate(lengths))
+    made = [_make_sample(index, length, terms) for index, length in enumerate(lengths)]
+    # None waits longer than another: the oldest, which are packed first, are the longest.
+    by_length = sorted(made, key=attrgetter("length"), reverse=True)
+    placed = (replace(sample, position=place) for place, sample in enumerate(by_length))
+    samples = tuple(sorted(placed, key=attrgetter("id")))
     groups = terms.layout.compute_groups(samples, terms.budget_tokens, ())
     return RankPlan(terms, samples, len(groups))
 

@@ -74,6 +74,18 @@ class Layout(StrEnum):
                 sums = accumulate(cost.of_tokens(sample.length) for sample in group[:-2])
                 return next((size for size, held in enumerate(sums, 1) if held >= half), len(group) - 1)
 
+    def compute_shared_window(self, size: int, left: int) -> int:
+        """Returns the size of a window of shared shards, of ``size`` elsewhere, where ``left`` samples are left for each rank.
+
+        Smaller windows at the end share out what is left by what the ranks turn out to hold. Rows are as full in half a
+        window; padded groups need a whole one, in which more samples are of one length. Spec: R14.2.
+        """
+        match self:
+            case Layout.PADDED:
+                return size
+            case Layout.PACKED:
+                return min(size, max(left, (size + 1) // 2))
+
 
 _PACKED: Final = Layout.PACKED
 """To look a member up takes a good part of what `Layout.compute_tokens` takes, which is asked for every group several times."""

@@ -190,10 +190,19 @@ class Driver:
                 effects = self._machine.handle(event)
                 planned = None
                 if isinstance(event, Counted):
-                    state = self._machine.state
-                    self._accept(self._acceptance.ask(state.planned_steps, state.agreed_tokens))
+                    self._ask_schedule()
                     planned = self._make_round_note(effects)
                 self._perform(effects, planned, is_answer=entry.is_answered)
+
+    def _ask_schedule(self) -> None:
+        """Has the budget schedule say what this rank accepts from now on; one that raises has failed. Spec: R15.4."""
+        state = self._machine.state
+        try:
+            acceptance = self._acceptance.ask(state.planned_steps, state.agreed_tokens)
+        except Exception as error:
+            self.on_error(f"its budget schedule: {describe(error)}", error)
+        else:
+            self._accept(acceptance)
 
     def _accept(self, acceptance: Acceptance) -> None:
         """Tells the machine what this rank accepts, where that is something else than before. Spec: R15.4."""

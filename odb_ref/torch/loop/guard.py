@@ -96,7 +96,18 @@ class WindowGuard(Generic[Batch]):
                 f"DistributedDataParallel stands inside a {type(self._model).__name__}, and would average gradients where a "
                 "rank that runs out of memory cannot take part: it must be the outermost (compile the model before)"
             )
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if any(isinstance(item, nn.Embedding | nn.EmbeddingBag) and item.sparse for item in model.modules()):
+            raise UsageError(
+                "an Embedding with sparse=True has gradients that cannot be averaged here: use sparse=False"
+            )
+        # Those that do not train now may do so later.
+        self._parameters = list(model.parameters())
+        if not any(parameter.requires_grad for parameter in self._parameters):
+            raise UsageError(
+                "the model has no parameter to train: call requires_grad_ on some before the guard is made"
+            )
+        self._example = next(parameter for parameter in self._parameters if parameter.requires_grad)
+        """A parameter of the kind and on the device that losses are of."""
         self._is_sharded = is_sharded(model)
         self._run = run_pass
         self._reduction = choose(LossReduction, loss_reduction, "loss_reduction")
@@ -124,7 +135,8 @@ class WindowGuard(Generic[Batch]):
         Raises: when the window ends, what running a pass has raised, and OutOfMemoryError for a sample that does not fit
         alone; JobError on the other ranks.
         """
-        if not self._window:
+        if not (self._window and follows(self._window[-1][1], info)):
+            self._window, self._losses, self._failure = [], [], None  # what is left of one that was broken off
             self._clear()
         if self._is_sharded:
             self._run_together((batch, info))
@@ -139,7 +151,7 @@ class WindowGuard(Generic[Batch]):
             if info.is_window_end:
                 self._average()
             if self._failure is not None:
-                return self._parameters[0].new_full((), torch.nan)
+                return self._example.new_full((), torch.nan)
         loss = [loss for loss, (_, of) in zip(self._losses, self._window, strict=True) if of.step == info.step]
         total = torch.stack(loss).sum()
         if info.is_window_end:
@@ -165,7 +177,7 @@ class WindowGuard(Generic[Batch]):
     def _try(self, batch: Batch, info: StepInfo) -> tuple[torch.Tensor | None, str]:
         """Returns the loss; or None and why, when memory runs out: no frame that held tensors is left then."""
         if not info.loss_scale:
-            return self._parameters[0].new_zeros(()), ""
+            return self._example.new_zeros(()), ""
         try:
             return self._run(self._model, batch, info), ""
         except Exception as error:
@@ -195,7 +207,7 @@ class WindowGuard(Generic[Batch]):
 
     def _count_failures(self) -> None:
         """Adds up what is new on all ranks; a collective, which they take part in only when there is something."""
-        (new,) = reduce_sum([self.failures - self._told_failures], self._parameters[0].device, self._group)
+        (new,) = reduce_sum([self.failures - self._told_failures], self._example.device, self._group)
         self._told_failures = self.failures
         self.all_failures += new
 
@@ -227,7 +239,7 @@ class WindowGuard(Generic[Batch]):
             return True
         needed = self._memory.predict_bytes(piece[1].padded_tokens) - self._memory.predict_bytes(0)
         try:
-            reserve_memory(needed, self._parameters[0].device)
+            reserve_memory(needed, self._example.device)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -290,7 +302,7 @@ class WindowGuard(Generic[Batch]):
         Raises: JobError when another rank has failed.
         """
         rank = dist.get_rank(self._group) if dist.is_initialized() else 0
-        failed, *values = reduce_max([rank + 1 if has_failed else 0, *own], self._parameters[0].device, self._group)
+        failed, *values = reduce_max([rank + 1 if has_failed else 0, *own], self._example.device, self._group)
         if failed and not has_failed:
             raise JobError(f"rank {failed - 1} failed in a step: see what it raised", failed - 1, "failed in a step")
         return values
@@ -334,6 +346,11 @@ class StepGuard(WindowGuard[Batch]):
             return scaled.detach()
 
         super().__init__(model, run_pass, **options)
+
+
+def follows(last: StepInfo, info: StepInfo) -> bool:
+    """Returns whether a step lies in the accumulation window of the one before it, and comes next."""
+    return not last.is_window_end and (info.epoch, info.step) == (last.epoch, last.step + 1)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sized
 from functools import partial
 from typing import Final, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from odb_ref.core.errors import UsageError
@@ -24,7 +25,8 @@ _PAIRS: Final = (
 
 
 def split_batch(batch: Batch, samples: int) -> tuple[Batch, Batch]:
-    """Returns a batch of so many samples as two: tensors and lists with an entry for each sample are cut, all else is shared.
+    """Returns a batch of so many samples as two: tensors, arrays and lists with an entry for each sample are cut, single values
+    shared.
 
     Padding stays as wide as it was. For a mapping, tuple, list or tensor; whatever else (a packed row) needs a function of the
     caller's.
@@ -81,9 +83,12 @@ def _cut(batch: object, part: Part, samples: int, most_rows: int) -> object:
 
 
 def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name: str) -> object:
-    if isinstance(value, Mapping):
-        raise UsageError(f"{name} is a mapping, and nobody knows what of it belongs to which sample: {_SPLIT}")
-    if not isinstance(value, torch.Tensor | list | tuple) or (isinstance(value, torch.Tensor) and not value.ndim):
+    if not isinstance(value, torch.Tensor | np.ndarray | list | tuple):
+        if isinstance(value, str | bytes) or not isinstance(value, Sized):
+            return value
+        kind = "mapping" if isinstance(value, Mapping) else type(value).__name__
+        raise UsageError(f"{name} is a {kind}, and nobody knows what of it belongs to which sample: {_SPLIT}")
+    if isinstance(value, torch.Tensor | np.ndarray) and not value.ndim:
         return value
     rows, rest = divmod(len(value), samples)
     if rest or not 1 <= rows <= most_rows:
@@ -96,6 +101,8 @@ def _cut_value(value: object, *, part: Part, samples: int, most_rows: int, name:
     starts = range(0, len(value), samples)
     if isinstance(value, torch.Tensor):
         return torch.cat([value[start : start + samples][part] for start in starts])
+    if isinstance(value, np.ndarray):
+        return np.concatenate([value[start : start + samples][part] for start in starts])
     return [entry for start in starts for entry in value[start : start + samples][part]]
 
 

@@ -196,13 +196,13 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     keys, progress = start.keys, start.progress
     round_start = None if progress.checkpoint is None else progress.checkpoint.start
     carried = () if round_start is None else tuple(map(quarantine.get_place, round_start.carried))
+    if start.is_shared and keys is not None:
+        return ReadPlan(keys=[keys[p] for p in carried], places=carried, seed=start.seed, draws=DrawFeed())
     read_samples = 0 if round_start is None else round_start.read_samples
     first = quarantine.get_place(read_samples - 1) + 1 if read_samples else 0
     bad = frozenset(progress.bad)
     if keys is None:
         return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
-    if start.is_shared:
-        return ReadPlan(keys=[keys[p] for p in carried], places=carried, seed=start.seed, draws=DrawFeed())
     places = (*carried, *(p for p in range(first, len(keys)) if p not in bad))
     return ReadPlan(keys=[keys[p] for p in places], places=places, seed=start.seed)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import torch
+
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.reading.collate_workers import CollateTask, Made
 from odb_ref.torch.reading.counting import LabelCheck
@@ -16,8 +18,14 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
 from odb_ref.torch.reading.serialization import unpack
+from odb_ref.torch.reading.tasks import get_field
 
 _IDLE_ADVICE: Final = "pass idle_sample= or on_idle='none'"
+
+_PADDED: Final = (
+    "layout='packed' counts the tokens of a batch without padding, and collate_fn makes a row for each sample: its batches "
+    "hold more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
+)
 
 CollateFn = Callable[[list[object]], object]
 
@@ -48,6 +56,7 @@ class BatchMaker:
 
     collate_fn: CollateFn
     label_check: LabelCheck | None
+    is_packed: bool = False
 
     def __call__(self, task: CollateTask) -> Made:
         """Returns the batch, and what is doubtful about it.
@@ -56,11 +65,20 @@ class BatchMaker:
         """
         seed_generators(task.seed)
         samples = [unpack(sample) for sample in task.samples]
+        count, doubts = len(samples), list[str]()
         if self.label_check is None or task.supervised is None:
-            return Made(self.collate_fn(samples))
-        doubts: list[str] = []
-        batch = self.label_check.collate(self.collate_fn, samples, task.supervised, doubts.append)
+            batch = self.collate_fn(samples)
+        else:
+            batch = self.label_check.collate(self.collate_fn, samples, task.supervised, doubts.append)
+        if self.is_packed and _is_padded(batch, count):
+            doubts.append(_PADDED)
         return Made(batch, tuple(doubts))
+
+
+def _is_padded(batch: object, samples: int) -> bool:
+    """Returns whether a batch has a row for each of several samples, as one that is padded."""
+    ids = get_field(batch, "input_ids")
+    return isinstance(ids, torch.Tensor) and samples > 1 and ids.ndim > 1 and len(ids) == samples
 
 
 class Collator:

@@ -54,6 +54,8 @@ class PipelineSpec:
     """How many bytes of samples a window may hold; None: any."""
     label_check: LabelCheck | None = None
     """None where no weight depends on it, or only the user knows what carries loss."""
+    is_packed: bool = False
+    """True where the tokens of a batch are counted without padding."""
     budget_schedule: BudgetSchedule | None = None
     """What the rank accepts as its token budget, by the steps planned. Spec: R15.4."""
 
@@ -201,7 +203,7 @@ def _make_source(spec: PipelineSpec) -> Source:
 
 def _make_collators(spec: PipelineSpec, *, is_inline: bool) -> CollateWorkers:
     return CollateWorkers(
-        BatchMaker(spec.collate_fn, spec.label_check),
+        BatchMaker(spec.collate_fn, spec.label_check, is_packed=spec.is_packed),
         0 if is_inline else spec.options.num_workers,
         context=spec.options.multiprocessing_context,
         init_fn=spec.options.collator_init_fn,

@@ -153,6 +153,8 @@ class Places:
         self._numbers, self._firsts = ([0], [0]) if drawn is None else ([], [])
         """Where each run begins."""
         self._count = 0
+        self.end = None if drawn is None else 0
+        """What a rank has drawn stands before this, all of it; None with a shard of its own."""
         for places in drawn or ():
             self.draw(places)
 
@@ -160,6 +162,7 @@ class Places:
         """Begins where a round did: with the places of what was ``carried`` into it, and those drawn for it. Spec: R14.6."""
         self._numbers, self._firsts = list(start.carried), list(carried)
         self._count = start.read_samples
+        self.end = start.draw.first
         self.draw(range(start.draw.first, start.draw.first + start.draw.count))
 
     def draw(self, places: range) -> None:
@@ -168,6 +171,7 @@ class Places:
             self._numbers.append(self._count)
             self._firsts.append(places.start)
             self._count += len(places)
+            self.end = places.stop
 
     def get_place(self, number: int) -> int:
         """Returns where sample ``number`` stands, as far as is known."""
@@ -268,10 +272,12 @@ class Quarantine:
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first so many good samples; those behind the last included if these are all
-        there are.
+        there are. With shared shards: that hold all that was drawn, which is read to its end.
 
         Spec: R11.3. Preserves: RESUME.
         """
+        if self.places.end is not None:
+            return self.places.end
         last = self.get_place(good_samples - 1) if good_samples else -1
         return max(last, self._bad[-1]) + 1 if is_all and self._bad else last + 1
 

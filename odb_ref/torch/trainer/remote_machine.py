@@ -85,8 +85,8 @@ class RemoteMachine:
         return outcome is not None and outcome.kind is OutcomeKind.COMPLETE
 
     def is_last(self, number: int) -> bool:
-        """Returns True when no step follows the one of this number."""
-        summary = self.summary
-        return (
-            summary is not None and summary.is_ending and number + 1 >= min(summary.planned_steps, summary.step_limit)
-        )
+        """Returns True when the epoch ends with the step of this number, on all ranks.
+
+        Of one that is broken off no step is: who takes it early cannot know, and ranks would differ. Spec: R7.1.
+        """
+        return self.is_complete and self.summary is not None and number + 1 >= self.summary.planned_steps

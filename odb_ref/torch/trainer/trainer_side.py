@@ -359,7 +359,7 @@ class TrainerSide:
             if self._has_left:
                 return
             # One that has had the last step of a complete epoch loses nothing.
-            has_had_all = self._machine.is_complete and self._machine.is_last(self._position.next_step - 1)
+            has_had_all = self._machine.is_last(self._position.next_step - 1)
             self._has_left, self._lost_to = True, "" if has_had_all else lost_to
             self._queue.close()
             self._submit(ConsumerStopped())

@@ -53,8 +53,8 @@ class RankDraws:
         self._places = places
         self._total = settings.shared_samples
         self._wanted: int | None = None
-        self._had_ended = False
-        """Whether the order had ended when it was wanted."""
+        self._left = 0
+        """How many places were left when it was wanted."""
         self.first = 0
         """The first place of the common order that may be drawn in this trace."""
         self.drawn = 0
@@ -78,17 +78,22 @@ class RankDraws:
             wants = [self._settings.compute_window_samples(0)] * self._settings.world_size
             self._draw(wants, self._total)
 
-    def resume(self, first: int, count: int, drawn: int) -> Iterator[Judgement]:
-        """Begins with what was drawn for the round. Yields what is judged of it."""
-        if self._total is not None:
+    def resume(self, first: int, count: int, drawn: int, round_: int) -> Iterator[Judgement]:
+        """Begins ``round_`` with what was drawn for it, by all ``drawn`` places. Yields what is judged of it. Spec: R14.6."""
+        if self._total is None:
+            return
+        is_first = first == count == drawn == round_ == 0
+        is_possible = 0 <= first <= first + count <= drawn <= self._total and (drawn > 0 or is_first)
+        what = f"is resumed in round {round_} with {count} places from {first} on, {drawn} of {self._total} drawn"
+        yield Property.DEAL, "" if is_possible else what
+        if is_first:
+            self.begin()
+        else:
             self._expected, self.drawn, self.first = (first, count) if count else None, drawn, first
-            is_possible = 0 <= first <= first + count <= drawn <= self._total
-            what = f"is resumed with {count} places from {first} on, {drawn} of {self._total} drawn"
-            yield Property.DEAL, "" if is_possible else what
 
     def note_want(self, wanted: int | None) -> Iterator[Judgement]:
         """Hears what the rank posts that it wants. Yields what is judged of it."""
-        self._wanted, self._had_ended = wanted, self.has_ended
+        self._wanted, self._left = wanted, (self._total or 0) - self.drawn
         if (wanted is not None) != self.is_shared:
             yield Property.DEAL, f"posts that it wants {wanted}, and the ranks share {self._total} samples"
 
@@ -98,7 +103,11 @@ class RankDraws:
             return
         tokens, kept = (sum(row[2] for row in rows) for rows in (window, carried))
         held = -(-len(window) * kept // tokens) if tokens else 0
-        wanted = 0 if self._had_ended else max(0, self._settings.compute_window_samples(round_) - held)
+        size = self._settings.compute_window_samples(round_)
+        if self._settings.is_packed:
+            for_each = -(-self._left // self._settings.world_size)
+            size = size if for_each >= size else max(for_each, size - size // 2)
+        wanted = max(0, size - held) if self._left else 0
         what = f"wants {self._wanted} samples; what it carries leaves room for {wanted}"
         yield Property.DEAL, what if self._wanted != wanted else ""
 

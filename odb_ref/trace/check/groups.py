@@ -33,7 +33,7 @@ def _list_packed(rows: Rows, settings: Settings) -> list[Rows]:
     bounds = (settings.budget_tokens, *settings.limits)
     groups: list[Rows] = []
     sums: list[list[int]] = []
-    for row in sorted(rows, key=lambda row: (-row[2], row[1])):
+    for row in _line_up_for_packing(rows, bounds):
         uses = [row[2], *row[4:]]
         best: list[int] | None = None
         place = 0
@@ -48,6 +48,19 @@ def _list_packed(rows: Rows, settings: Settings) -> list[Rows]:
             groups[place].append(row)
             sums[place] = [have + more for have, more in zip(best, uses, strict=False)]
     return groups
+
+
+def _line_up_for_packing(rows: Rows, bounds: tuple[int, ...]) -> Rows:
+    """Returns the samples as they are packed: as many of the oldest as keep all bounds together, then the longest."""
+    line = sorted(rows, key=itemgetter(1))
+    count = 0
+    used = [0] * len(bounds)
+    for row in line:
+        used = [have + more for have, more in zip(used, (row[2], *row[4:]), strict=False)]
+        if count and any(have > most for have, most in zip(used, bounds, strict=False)):
+            break
+        count += 1
+    return line[:count] + sorted(line[count:], key=lambda row: (-row[2], row[1]))
 
 
 def _iterate_groups(rows: Rows, settings: Settings) -> Iterator[Rows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -46,6 +47,9 @@ def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rule
     streams = [stream for path in paths for stream in _open(Path(path))]
     if not streams:
         raise UsageError("no trace to check")
+    given = Counter(Path(stream.path).resolve() for stream in streams)
+    if twice := [str(path) for path, times in given.items() if times > 1]:
+        raise UsageError(f"{twice[0]}: given twice")
     return judge(streams, is_replayed=is_replayed, rules=rules)
 
 

@@ -159,7 +159,7 @@ class RankChecker:
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
-        self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end))
+        self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end, start.round))
         self._budget.resume(start.agreed_tokens, start.accepted_tokens)
         self.read_samples, self.is_ended = start.read_samples, start.is_ended or self.draws.has_ended
         self.seen_samples = len(rows)

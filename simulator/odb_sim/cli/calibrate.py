@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import check_writable
@@ -15,7 +16,10 @@ from odb_sim.inputs.costs import Transport
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
 from odb_sim.recorded.replay import Replay
 from odb_sim.recorded.runs import load_runs
-from odb_sim.reports.terminal import print_table
+from odb_sim.reports.terminal import print_cautions, print_table
+
+_POOR: Final = 0.5
+"""A median error beyond which a fit is cautioned of."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -119,6 +123,14 @@ def _print_errors(calibration: Calibration) -> None:
     for fit in calibration.fits:
         if fit.reason:
             print(f"{fit.component}: not fitted, {fit.reason}")
+    print_cautions(
+        [
+            f"the {fit.component} times of half the spans held back are off by {fit.median_error:.0%} or more, so the cost "
+            "model says little of them: record longer runs, on a machine that does nothing else"
+            for fit in calibration.fits
+            if not fit.reason and fit.median_error > _POOR
+        ]
+    )
 
 
 def _print_numbers(calibration: Calibration) -> None:

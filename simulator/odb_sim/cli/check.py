@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
+from odb_sim.cli.options import check_writable
 from odb_sim.inputs.rules import load_policy_rule
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises: UsageError when a file is not a trace, or there is no such rule.
     """
+    check_writable(options.json)
     rules = [load_policy_rule(name) for name in options.policy]
     told: Counter[Violation] = Counter()
     if options.follow:

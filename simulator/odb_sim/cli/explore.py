@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import add_terms, build_terms
+from odb_sim.cli.options import add_terms, build_terms, check_writable
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.graph import Shape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
 from odb_sim.explore.scenario import (
@@ -106,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
     """0 when everything holds and was covered, 1 when a property does not hold, 3 when the limit was reached before either."""
     if options.replay is not None:
         return _replay(options.replay)
+    check_writable(options.json, options.save)
     if options.graph is not None:
         check_graph_path(options.graph)
         if options.suite is not None:

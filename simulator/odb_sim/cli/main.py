@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -73,7 +74,9 @@ def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input."""
+    """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
+    130 and 141 broken off: by a signal, or because nobody reads what is printed.
+    """
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -82,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _json_to_stdout(options):
             status: int = options.run(options)
+        sys.stdout.flush()
     except UsageError as error:
         print(f"odb-ref {options.command}: {error}", file=sys.stderr)
         return 2
@@ -91,10 +95,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output has left; nothing more is wanted, not even a complaint at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # The reader of our output has left: nothing more is wanted, and what was found may not have reached anybody.
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        # A traceback would end with status 1, which says that a property does not hold.
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"odb-ref {options.command}: {where}{error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return 2
     return status
+
+
+def _drop_output() -> None:
+    """Sees to it that the interpreter does not try again at exit to write what could not be written, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def build_costs(options: argparse.Namespace) -> Costs:
     return costs
 
 
-def check_writable(*paths: str | None) -> None:
+def check_writable(*paths: str | Path | None) -> None:
     """Checks that every path can be written: better said before a long run than after it.
 
     Raises: UsageError naming the path.

@@ -19,7 +19,7 @@ from odb_sim.inputs.conditions import parse_budget_schedule, parse_fault
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import choose_ranks, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.runs import POLICIES, Result, Run, run
+from odb_sim.studies.runs import POLICIES, Result, Run, describe_window, run
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -146,7 +146,8 @@ _SHOWN: Final = (
 def _print_summary(summary: Summary) -> None:
     """A headline, and the figures that say why; all are in the JSON."""
     print(
-        f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, budget {summary.token_budget:,}: "
+        f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks, budget {summary.token_budget:,}"
+        f"{describe_window(summary)}: "
         f"{summary.tokens_per_s:,.0f} tokens/s\n"
         f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({summary.samples_per_s:,.1f}/s) in "
         f"{summary.sim_time_s:,.1f} simulated seconds; {_describe_outcome(summary)}\n"

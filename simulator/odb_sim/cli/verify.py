@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import check_writable
 from odb_sim.explore.scenario import encode_scenario, write_scenario
 from odb_sim.reports.terminal import print_table
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
@@ -62,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
     Raises: UsageError when there is no such rule or core.
     """
     if options.time_limit <= 0:
-        raise UsageError(f"--limit must be more than 0, got {options.time_limit:g}")
+        raise UsageError(f"--time-limit must be more than 0, got {options.time_limit:g}")
+    check_writable(options.json, options.save)
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))

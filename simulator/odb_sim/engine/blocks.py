@@ -258,7 +258,8 @@ class Block:
             self.wants = compute_wanted(self._config, round_ + 1, carried, self._is_ended)
         else:
             carried_tokens = self._windows.tokens - self._runs.compute_sums(self._windows.sums).sum(axis=1)
-            self.wants = compute_shared_wants(self._config, round_ + 1, self._windows, carried_tokens, self._is_ended)
+            drawn = int(self._known[0])  # by all ranks: the same for each
+            self.wants = compute_shared_wants(self._config, round_ + 1, self._windows, carried_tokens, drawn)
         samples: Integers = sizes.sum(axis=0)
         return samples
 

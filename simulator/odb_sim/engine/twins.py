@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import gt, sub
+from itertools import accumulate, pairwise, takewhile
+from operator import add, gt, sub
 from typing import Final
 
 import numpy as np
@@ -83,7 +83,8 @@ def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] =
     bounds: list[list[int]] = []
     for row, count in enumerate(windows.counts.tolist()):
         costs = [np.diff(used[row, : count + 1]).tolist() for used in windows.used]
-        rows = _pack_row(windows.lengths[row, :count].tolist(), costs, budget_tokens, limits)
+        by_position = np.argsort(windows.positions[row, :count]).tolist()
+        rows = _pack_row(windows.lengths[row, :count].tolist(), by_position, costs, budget_tokens, limits)
         samples[row, :count] = windows.samples[row, [place for group in rows for place in reversed(group)]]
         bounds.append([0, *accumulate(map(len, rows))])
     most = max(map(len, bounds), default=1)
@@ -93,14 +94,20 @@ def pack_windows(windows: Windows, budget_tokens: int, limits: tuple[int, ...] =
 
 
 def _pack_row(
-    lengths: list[int], costs: list[list[int]], budget_tokens: int, limits: tuple[int, ...]
+    lengths: list[int], by_position: list[int], costs: list[list[int]], budget_tokens: int, limits: tuple[int, ...]
 ) -> list[list[int]]:
-    """Returns the groups of a sorted window, as places in it, in the order of R2.5."""
+    """Returns the groups of a sorted window, as places in it, in the order of R2.5; ``by_position`` are its places too."""
+    uses = list(zip(lengths, *costs, strict=True))
+    sums = accumulate((uses[place] for place in by_position), lambda sum_, more: tuple(map(add, sum_, more)))
+    bounds = (budget_tokens, *limits)
+    fitting = takewhile(lambda used: not any(map(gt, used, bounds)), sums)
+    oldest = by_position[: max(1, sum(1 for _ in fitting))]
     groups: list[list[int]] = []
     rooms: list[tuple[int, int]] = []
     rests: list[list[int]] = []
     # Equal lengths stand by rising position, as they are to join: longest first, the run of equals in its own order.
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+    others = sorted(set(range(len(lengths))) - set(oldest), key=lambda place: (-lengths[place], place))
+    for place in oldest + others:
         amounts = [amount[place] for amount in costs]
         found = bisect_left(rooms, (lengths[place], 0))
         while found < len(rooms) and any(map(gt, amounts, rests[rooms[found][1]])):
@@ -114,6 +121,8 @@ def _pack_row(
         groups[number].append(place)
         rests[number] = list(map(sub, rests[number], amounts))
         insort(rooms, (room - lengths[place], number))
+    for group in groups[:1]:  # the others are longest first
+        group.sort(key=lambda place: (-lengths[place], place))
     return groups
 
 
@@ -216,11 +225,15 @@ def compute_wanted(config: Config, round_: int, carried: Integers, is_ended: Boo
 
 
 def compute_shared_wants(
-    config: Config, round_: int, windows: Windows, carried_tokens: Integers, is_ended: Booleans
+    config: Config, round_: int, windows: Windows, carried_tokens: Integers, drawn: int
 ) -> Integers:
-    """Returns what ranks want of a common order. Twin of `odb_ref.core.batching.shards.compute_want`."""
+    """Returns what ranks want of a common order, of which all have ``drawn`` so many.
+
+    Twin of `odb_ref.core.rounds.ask_for_samples`.
+    """
     held = -(-windows.counts * carried_tokens // np.maximum(1, windows.tokens))
-    return np.where(is_ended, 0, np.maximum(0, min(config.compute_window_samples(round_), HUGE) - held))
+    is_ended = drawn == config.shared_samples
+    return np.where(is_ended, 0, np.maximum(0, min(config.compute_shared_window(round_, drawn), HUGE) - held))
 
 
 @dataclass(frozen=True, slots=True)

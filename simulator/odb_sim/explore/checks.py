@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations, groupby
-from operator import gt
+from operator import attrgetter, gt
 from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
@@ -20,7 +20,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Outcome, OutcomeKind, PostOffer
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import Phase
-from odb_ref.core.types import ZERO_COUNTS, Mode, Step, StepCounts, compute_counts
+from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Step, StepCounts, compute_counts
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Rank
 from odb_sim.explore.violation import Violation
@@ -155,12 +155,24 @@ class RankChecks:
                 tokens = sum(sample.length for sample in both)
                 if tokens <= budget and not any(map(gt, used, limits)):
                     raise Violation("ANY-FIT", f"rank {config.rank}: two groups of {tokens} tokens together")
+            self._check_oldest(config, groups, budget, limits)
             return
         if config.limits or config.sizes != Sizes.ANY:
             return
         lengths = tuple(sorted(sample.length for group in groups for sample in group))
         if len(lengths) <= _MOST_PARTITIONED and len(groups) > compute_fewest_groups(lengths, budget):
             raise Violation("FEWEST", f"rank {config.rank}: {len(groups)} groups of {lengths}")
+
+    def _check_oldest(self, config: Config, groups: Sequence[Group], budget: int, limits: tuple[int, ...]) -> None:
+        """Checks that the oldest samples of a packed window share its first group as far as they fit together."""
+        window = sorted((sample for group in groups for sample in group), key=attrgetter("position"))
+        for count in range(1, len(window) + 1):
+            oldest = window[:count]
+            used = [sum(costs) for costs in zip(*(sample.costs for sample in oldest), strict=True)]
+            fits = sum(sample.length for sample in oldest) <= budget and not any(map(gt, used, limits))
+            if (fits or count == 1) and not set(oldest) <= set(groups[0]):
+                positions = [sample.position for sample in oldest]
+                raise Violation("ANY-FIT", f"rank {config.rank}: positions {positions} are not all in the first group")
 
     def _check_offer(self, config: Config, rank: Rank) -> None:
         """Checks the groups to emit. Spec: R3.1."""
@@ -195,6 +207,8 @@ class RankChecks:
             raise Violation("ORDER", f"rank {config.rank} round {round_}: {detail}")
 
     def _check_age(self, config: Config, rank: Rank, steps: Sequence[Step]) -> None:
+        if config.mode is Mode.QUOTA and (self.bounds.window_bytes or self.bounds.is_shared):
+            return  # NP26
         for step in steps:
             for sample in step.group:
                 arrival = bisect_right(rank.windows, sample.position)

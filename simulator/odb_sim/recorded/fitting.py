@@ -240,7 +240,8 @@ def fit_apart_from_zero(component: str, fitted: Spans, held: Spans, why_few: str
 def fit_component(component: str, fitted: Spans, held: Spans, why_few: str) -> Fit:
     """Fits ``fitted`` and judges on ``held``; where there are too few spans the fit says ``why_few`` and has no values."""
     if min(len(fitted), len(held)) < FEWEST_SPANS:
-        reason = f"{len(fitted) + len(held)} spans, needs {2 * FEWEST_SPANS}: {why_few}"
+        halves = f"{len(fitted)} spans to fit to and {len(held)} held back, needs {FEWEST_SPANS} of each"
+        reason = f"{halves}: {why_few}"
         return Fit(component, {}, len(fitted), len(held), reason=reason)
     if not fitted.columns.any():
         return Fit(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.errors import UsageError
+from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.reports.page import COLOURS, Report, make_figure
 from odb_sim.studies.runs import has_window
 from odb_sim.studies.sweep import Answer, Point
@@ -54,7 +55,7 @@ def check_plots(path: str | None) -> None:
     Raises: UsageError when matplotlib is missing.
     """
     if path is not None and find_spec("matplotlib") is None:
-        raise UsageError("--html needs matplotlib: pip install 'odb-ref[plots]'")
+        raise UsageError("--html needs matplotlib: pip install -e '.[plots]'")
 
 
 def build_row(answer: Answer) -> list[str]:
@@ -91,7 +92,9 @@ def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> Non
         others = [name for name in varying if name not in (across, "policy")]
         key = ", ".join(f"{name} {DIMENSIONS[name](answer.point):,}" for name in others)
         lines.setdefault((answer.point.policy, key), []).append(answer)
-    report = Report(f"Sweep: {title}", f"{len(answers)} simulations of the same samples. Times are simulated.")
+    lead = f"{len(answers)} simulations of the same samples. Times are simulated."
+    cautions = summarize_cautions(caution for answer in answers for caution in answer.cautions)
+    report = Report(f"Sweep: {title}", lead, cautions)
     shown = list(lines.items())[:_MOST_LINES]
     styles = {key: number for number, key in enumerate(dict.fromkeys(key for (_, key), _ in shown))}
     colours = {policy: COLOURS.get(policy, f"C{n}") for n, policy in enumerate(dict.fromkeys(p for (p, _), _ in shown))}
@@ -166,7 +169,7 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
 
     Raises: UsageError when matplotlib is missing.
     """
-    report = Report(f"Tuning: {title}", lead)
+    report = Report(f"Tuning: {title}", lead, tuning.cautions)
     report.add_table(TUNE_HEADER, [build_tune_row(tuning.recommended, tuning), build_tune_row(tuning.best, tuning)])
     report.add_text(TUNE_NOTE)
     for reason in tuning.reasons:

@@ -35,6 +35,7 @@ th,td{padding:.35rem .7rem;border-bottom:1px solid #e6ebf0;text-align:right;whit
 th:first-child,td:first-child,td.text{text-align:left}th{background:#f5f7f9}
 figure{margin:1.2rem 0}figure svg{max-width:100%;height:auto}figcaption{color:#55606c;font-size:.9rem}
 td.text{white-space:normal;min-width:14rem}
+.caution{background:#fff6e0;border-left:4px solid #c27c0e;padding:.4rem .8rem;margin:.5rem 0}
 code{background:#f3f5f7;padding:.1rem .3rem;border-radius:3px}.scroll{overflow-x:auto}
 """
 
@@ -47,7 +48,7 @@ def make_figure(width_in: float = 8.0, height_in: float = 3.2, columns: int = 1)
     try:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
-        raise UsageError("plots need matplotlib: pip install 'odb-ref[plots]'") from None
+        raise UsageError("plots need matplotlib: pip install -e '.[plots]'") from None
     figure = Canvas(figsize=(width_in, height_in), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for axis in axes:
@@ -60,9 +61,11 @@ def make_figure(width_in: float = 8.0, height_in: float = 3.2, columns: int = 1)
 class Report:
     """Collects sections in order and writes them as one page."""
 
-    def __init__(self, title: str, lead: str) -> None:
+    def __init__(self, title: str, lead: str, cautions: Sequence[str] = ()) -> None:
+        """Begins with what the figures do not show by themselves, as the terminal says it."""
         self._title = title
         self._parts = [f"<h1>{html.escape(title)}</h1>", f"<p>{html.escape(lead)}</p>"]
+        self._parts += [f'<p class="caution">Caution: {html.escape(caution)}.</p>' for caution in cautions]
 
     def add_heading(self, text: str) -> None:
         """Starts a section."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary
 from odb_sim.engine.timeline import TRACKS, Span, Timeline
 from odb_sim.reports.page import COLOURS, Report, make_figure
 from odb_sim.studies.comparison import Compared
-from odb_sim.studies.runs import Result, has_window
+from odb_sim.studies.runs import Result, describe_window
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,9 +75,10 @@ def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
         f"One simulated epoch: {summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
         f"{summary.token_budget:,} padded tokens"
         + (f" (fixed batches of {summary.batch_size:,})" if summary.batch_size is not None else "")
-        + (f", window {summary.window:,}" if has_window(summary.policy) or summary.rounds else "")
+        + describe_window(summary)
         + f", depth {summary.depth}. Times are simulated; GLOSSARY.md of the simulator has the "
         "formula of every figure.",
+        summarize_cautions(result.cautions),
     )
     figures = summary.to_json()
     report.add_table(["figure", "value"], [[key, _show(figures[key])] for key in _KEY_FIGURES])
@@ -208,7 +210,8 @@ def write_compare_report(path: Path, terms: str, compared: Sequence[Compared], t
     Raises: UsageError when matplotlib is missing.
     """
     reference = compared[0].reference.policy
-    report = Report("Policies compared", terms)
+    cautions = summarize_cautions(caution for item in compared for caution in item.cautions)
+    report = Report("Policies compared", terms, cautions)
     figure, (left, right) = make_figure(11.0, 1.6 + 0.55 * len(compared), columns=2)
     _plot_dots(left, compared, lambda item, one: item.compute_speedup(one))
     left.set_title(f"speed-up over {reference}", loc="left", fontsize=11)

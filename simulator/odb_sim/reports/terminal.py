@@ -6,6 +6,8 @@ blocks, each beginning with the columns that say what a row is.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,12 +37,18 @@ def show_progress(label: str, total: int) -> Iterator[Callable[[int], None] | No
         yield lambda done: progress.update(task, completed=done)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command what is done when nobody reads on; rich would end it with status 1, a verdict."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def print_table(title: str, header: list[str], rows: list[list[str]], *, keys: int = 1) -> None:
     """Prints a table on stdout: the first column to the left, the others to the right; never cut off.
 
     The first ``keys`` columns say what a row is: they are repeated where a table is too wide for the terminal.
     """
-    console = Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
+    console = _Console(width=None if sys.stdout.isatty() else _UNLIMITED, highlight=False)
     console.print(title, soft_wrap=True, markup=False)
     for columns in _split_columns(console, header, rows, keys):
         console.print(_build(console, columns, header, rows), crop=False)

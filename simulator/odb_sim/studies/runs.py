@@ -50,6 +50,11 @@ def has_window(policy: str) -> bool:
     return is_rule(policy) or policy == PEER
 
 
+def describe_window(summary: Summary) -> str:
+    """Returns the window of a run as a part of its headline, empty where it has none."""
+    return f", window {summary.window:,}" if has_window(summary.policy) or summary.rounds else ""
+
+
 def is_rule(policy: str) -> bool:
     """Returns True when the policy is a target rule, shipped or one's own: the protocol core runs it."""
     return policy in RULES or OWN in policy
@@ -100,7 +105,7 @@ class Run(Terms):
         self.conditions.check_ranks(self.workload.ranks)
         if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
             raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")
-        if self.starts and self.sharding is Sharding.SHARED:
+        if self.sharding is Sharding.SHARED and any(start.round for start in self.starts):
             raise UsageError("an epoch of shared shards is simulated from its beginning only")
         self.build_config()
         if self.is_protocol and self.driver is Driver.ROUNDS and (obstacle := self.find_obstacle()):

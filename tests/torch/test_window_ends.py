@@ -1,0 +1,173 @@
+"""Where an accumulation window begins and ends: on all ranks with the same step, also in an epoch that is broken off."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
+from odb_ref.torch.loop import StepGuard  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+from tests.torch.test_training import compute_loss, get_gradient, make_model  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+STEPS = 3
+OPTIONS: dict[str, Any] = {
+    "token_budget": 40,
+    "window": 8,
+    "collate_fn": collate,
+    "shard": "given",
+    "accumulation_steps": 2,
+    "num_workers": 1,
+    "timeout_s": 30,
+}
+
+
+def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
+    """The ends that each rank is told of, of the steps that both take: rank 1 takes the last long before rank 0, and leaves."""
+    found = []
+    with ODBDataLoader(Numbers(100 * rank, 60), **OPTIONS) as loader:
+        steps = loader.steps()
+        for number in range(STEPS):
+            if rank == 0 and number == STEPS - 1:
+                dist.barrier()
+            _, info = next(steps)
+            found.append((info.step, info.is_last, info.is_window_end))
+        if rank == 1:
+            loader.close()  # returns when all ranks know
+            dist.barrier()
+    return found
+
+
+def test_a_rank_that_leaves_ends_no_window_of_another() -> None:
+    """Spec: R7.1, R7.4. Else one rank would average gradients, or train, with a step that was none of the others' last."""
+    results = run_ranks(2, take_and_leave)
+    assert not any(result.error for result in results), results
+    assert results[0].value == results[1].value
+    assert results[0].value == [(0, False, False), (1, False, True), (2, False, False)]
+
+
+def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
+    """The same of all steps of an epoch that fails: rank 0 is slow with each, rank 1 is not."""
+    found = []
+    data = Numbers(100 * rank, 60, bad=50 if rank else None, fault="raise")
+    with ODBDataLoader(data, **OPTIONS) as loader:
+        try:
+            for _, info in loader.steps():
+                found.append((info.step, info.is_last, info.is_window_end))
+                time.sleep(0.0 if rank else 0.05)
+        except JobError:
+            return found
+    raise AssertionError("the epoch did not fail")
+
+
+def test_a_failed_epoch_has_no_last_step() -> None:
+    """Spec: R7.1, R7.2."""
+    results = run_ranks(2, take_and_fail)
+    assert not any(result.error for result in results), results
+    assert results[0].value == results[1].value
+    assert [end for _, _, end in results[0].value] == [bool(step % 2) for step, _, _ in results[0].value]
+    assert not any(is_last for _, is_last, _ in results[0].value)
+
+
+# A guard's windows ----------------------------------------------------------------------------------------------------------
+
+
+def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBDataLoader[Any]) -> list[list[float]]:
+    """The gradient of each window of an epoch."""
+    found = []
+    for batch, info in loader.steps():
+        guard.backward(batch, info)
+        if info.is_window_end:
+            found.append(get_gradient(model))
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_window_that_was_broken_off_adds_nothing_to_the_next(number: int) -> None:
+    """Preserves: WEIGHT. An epoch that is left in the middle of a window, and one after it."""
+    model = make_model()
+    guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    with ODBDataLoader(Numbers(0, 40), **OPTIONS | {"num_workers": 0, "accumulation_steps": 3}) as loader:
+        expected = get_gradients_after(guard, model, loader)
+        for batch, info in loader.steps():
+            guard.backward(batch, info)
+            if info.step == number + 1:
+                break
+        loader.set_epoch(0)
+        assert get_gradients_after(guard, model, loader) == expected
+
+
+def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
+    """Two epochs, by the same guard: in the first, the second window fails on rank 1."""
+    model = make_model()
+    is_bad = False
+
+    def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        if is_bad:
+            raise ValueError("a bug")
+        return compute_loss(model, batch, "mean")
+
+    guard = StepGuard(model, step)
+    errors = []
+    with ODBDataLoader(Numbers(40 * rank, 40), **OPTIONS | {"num_workers": 0}) as loader:
+        for batch, info in loader.steps():
+            is_bad = rank == 1 and info.step == 2
+            try:
+                guard.backward(batch, info)
+            except (ValueError, JobError) as error:
+                errors.append(type(error).__name__)
+        loader.set_epoch(0)
+        return get_gradients_after(guard, model, loader), errors
+
+
+def test_a_window_that_failed_is_over() -> None:
+    """Preserves: WEIGHT. Whoever goes on all the same does so with the window after it."""
+    first, second = run_ranks(2, go_on_after_a_failure)
+    assert (first.error, second.error) == ("", ""), (first, second)
+    assert (first.value[1], second.value[1]) == (["JobError"], ["ValueError"])
+    assert first.value[0] == second.value[0] == run_ranks(2, train_plainly)[0].value
+
+
+def train_plainly(rank: int) -> list[list[float]]:
+    model = make_model()
+    guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    with ODBDataLoader(Numbers(40 * rank, 40), **OPTIONS | {"num_workers": 0}) as loader:
+        return get_gradients_after(guard, model, loader)
+
+
+def unfreeze_later(rank: int) -> list[list[float]]:
+    model = make_model()
+    model[0].requires_grad_(False)
+    guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
+    model[0].requires_grad_(True)
+    with ODBDataLoader(Numbers(40 * rank, 40), **OPTIONS | {"num_workers": 0}) as loader:
+        return get_gradients_after(guard, model, loader)
+
+
+def test_what_is_trained_only_later_is_averaged_too() -> None:
+    """Preserves: WEIGHT. Layers that were frozen when the guard was made."""
+    results = run_ranks(2, unfreeze_later)
+    assert not any(result.error for result in results), results
+    assert results[0].value == results[1].value == run_ranks(2, train_plainly)[0].value
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(UsageError, match="no parameter to train"):
+        StepGuard(make_model().requires_grad_(False), lambda model, batch: compute_loss(model, batch, "mean"))
+
+
+def test_gradients_that_cannot_be_averaged_are_refused() -> None:
+    """A rank whose batches are idle has none of them, and would wait for a rank that has failed."""
+    model = nn.Sequential(nn.Embedding(32, 6, sparse=True), nn.Linear(6, 32))
+    with pytest.raises(UsageError, match="use sparse=False"):
+        StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
