@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 import struct
+import sys
 import time
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 import torch
@@ -48,11 +48,8 @@ def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
     dist.all_gather(received, sent, group=group)
-    parts = [tensor.numpy().tobytes() for tensor in received]
-    held = [weakref.ref(tensor) for tensor in (sent, *received)]
-    del sent, received
-    _wait_for_release(held)
-    return parts
+    _wait_for_release([sent, *received])
+    return [tensor.numpy().tobytes() for tensor in received]
 
 
 def all_reduce(
@@ -67,25 +64,30 @@ def all_reduce(
         return values
     reduced = values.clone()
     dist.all_reduce(reduced, how, group=group)
-    if values.device.type != "cpu" or "gloo" not in dist.get_backend(group):
-        return reduced
-    found = reduced.clone()
-    held = weakref.ref(reduced)
-    del reduced
-    _wait_for_release([held])
-    return found
+    if values.device.type == "cpu" and "gloo" in dist.get_backend(group):
+        _wait_for_release([reduced])
+    return reduced
 
 
-def _wait_for_release(tensors: Iterable[weakref.ref[torch.Tensor]]) -> None:
-    """Waits until gloo's thread has let go of the tensors of a collective that is over.
+def _wait_for_release(tensors: Sequence[torch.Tensor]) -> None:
+    """Waits until gloo's thread has let go of the tensors of a collective that is over; the caller holds each of them once.
 
     It does so a moment after the collective, and needs the interpreter's lock for it. When the process ends in that moment,
     the last owner of the process group, such as DDP, waits for the thread with that lock held, for ever; or the interpreter
-    ends before the thread, which aborts the process (pytorch issue 190489). Who else holds them is not waited for.
+    ends before the thread, which aborts the process (pytorch issue 190489). While we hold a tensor, letting go of it lowers its
+    count of references with the lock held, and that is the last the thread does with it; were it the last to hold one, it would
+    need the lock once more after all that can be seen of the tensor is gone. Who else holds them is not waited for.
     """
+    own = torch.empty(0)
+    alone = _count_references([own])
     deadline = time.monotonic() + _RELEASE_S
-    while any(tensor() is not None for tensor in tensors) and time.monotonic() < deadline:
+    while _count_references(tensors) > alone and time.monotonic() < deadline:
         time.sleep(0.0001)
+
+
+def _count_references(tensors: Sequence[torch.Tensor]) -> int:
+    """Returns the most references that one of them has."""
+    return max(sys.getrefcount(tensor) for tensor in tensors)
 
 
 def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.ProcessGroup | None = None) -> list[Output]:

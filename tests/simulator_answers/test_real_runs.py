@@ -158,8 +158,10 @@ def test_step_times_of_a_held_back_run_are_predicted_within_a_tenth(runs: list[R
     step = calibration.fits[0]
     assert calibration.held_back == "every second run"
     assert step.median_error < 0.1
-    assert calibration.costs.gpu.per_token_s == pytest.approx(PER_TOKEN_S, rel=0.25)
-    assert FIXED_S * 0.8 < calibration.costs.gpu.fixed_s < FIXED_S * 2
+    cost = calibration.costs.gpu
+    for tokens in (100, 200):  # noise moves the two coefficients against each other, the line between them hardly
+        slept_s = FIXED_S + PER_TOKEN_S * tokens
+        assert 0.9 * slept_s < cost.fixed_s + cost.per_token_s * tokens < 1.4 * slept_s
     timing = replay(runs[1], costs=calibration.costs).timing
     assert timing is not None
     # Medians only: a busy machine stalls a process now and then, which says nothing about the model.
