@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,30 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path: Path) -> None:
+    program = (
+        "import time; from odb_sim.studies.sweep import make_executor\n"
+        "if __name__ == '__main__':\n"
+        "    with make_executor(2) as executor:\n"
+        "        executor.submit(time.sleep, 0.1)\n"
+        "        print(executor.submit(sum, [1]).result(), flush=True)\n"
+        "        executor.submit(time.sleep, 600).result()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        if process.stdout is None:
+            pytest.fail("no pipe")
+        process.stdout.readline()
+        process.send_signal(sent)
+        process.communicate(timeout=30)  # ends when nobody holds its output
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_page_of_the_scaling_curve(
