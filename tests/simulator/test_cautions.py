@@ -101,6 +101,19 @@ def test_a_cost_model_used_beyond_what_it_was_fitted_to_is_said() -> None:
     assert "batches of at most 500 padded tokens" in tokens.text
 
 
+@pytest.mark.parametrize("kind", FaultKind)
+def test_a_fault_beyond_the_end_is_said(kind: FaultKind) -> None:
+    first, late = Fault(kind, 1, 1), Fault(kind, 1, 10_000)
+    assert simulate(conditions=Conditions(faults=(first,))).cautions == ()
+    missed = simulate(conditions=Conditions(faults=(late,)))
+    assert missed.summary.outcome == "complete"
+    (caution,) = missed.cautions
+    assert caution.about is About.FAULT
+    assert caution.text == f"1 fault asked for never happened, the run ended before: {kind}:1:10000"
+    (caution,) = simulate(conditions=Conditions(faults=(first, late))).cautions
+    assert caution.text.endswith(f"before: {kind}:1:10000"), "the first has ended the run"
+
+
 def test_waiting_for_ranks_is_told_from_the_collective() -> None:
     free, dear = (simulate(costs=Costs(collective=CollectiveCost(fixed_s=seconds))).summary for seconds in (0.0, 1.0))
     waited_s = [summary.trainer_wait_share * summary.sim_time_s for summary in (free, dear)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from odb_sim.engine.metrics import SHORT, Summary
+from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.costs import FittedTo
 from odb_sim.inputs.workload import Workload
 
@@ -21,6 +22,7 @@ class About(StrEnum):
     WINDOW = "window"
     QUOTA = "quota"
     COST_MODEL = "cost_model"
+    FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,13 @@ class Caution:
     text: str
 
 
-def list_cautions(workload: Workload, summary: Summary, fitted: FittedTo, *, has_window: bool) -> tuple[Caution, ...]:
-    """Returns what the figures of ``summary`` do not show by themselves; most runs give none."""
+def list_cautions(
+    workload: Workload, summary: Summary, fitted: FittedTo, *, has_window: bool, missed: Sequence[Fault] = ()
+) -> tuple[Caution, ...]:
+    """Returns what the figures of ``summary`` do not show by themselves; most runs give none.
+
+    ``missed`` are the faults asked for that did not happen.
+    """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
     over = int((workload.tokens > budget).sum())
@@ -56,6 +63,10 @@ def list_cautions(workload: Workload, summary: Summary, fitted: FittedTo, *, has
         found.append(Caution(About.WINDOW, text))
     if summary.outcome == SHORT:
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
+    if missed:
+        named = ", ".join(map(str, missed))
+        text = f"{_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
+        found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (
             f"the cost model was fitted to runs of {fitted.ranks:,} ranks, and {summary.ranks:,} are simulated: exchanges are "

@@ -133,7 +133,7 @@ class Trainers:
         for fault in self._leaving:
             if fault.at != number:
                 continue
-            stage.note_fault()
+            stage.note_fault(fault)
             self._departed.add(fault.rank)
             if fault.kind is FaultKind.KILL:
                 self._ranks[fault.rank].is_gone = True

@@ -40,6 +40,9 @@ class Fault:
         """What a report says of it."""
         return f"{self.kind} fault at {self.at}"
 
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.rank}:{self.at}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:

@@ -24,7 +24,7 @@ from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.windows import fits_twins
 from odb_sim.engine.world import TimedObserver, World
-from odb_sim.inputs.conditions import STEADY, Conditions
+from odb_sim.inputs.conditions import STEADY, Conditions, Fault
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.rules import OWN, load_policy_rule
 from odb_sim.inputs.workload import Sharding, Workload
@@ -200,6 +200,7 @@ def run(
     begin_s = time.perf_counter()
     batch_size: int | None = None
     outcome, abort_s, ended_s, policy, driver = COMPLETE, None, 0.0, what.policy, "plan"
+    missed: tuple[Fault, ...] = ()
     if what.is_protocol:
         config = what.build_config()
         policy = config.rule.name
@@ -231,6 +232,7 @@ def run(
         outcome = world.run()
         rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
         ended_s = world.stage.ended_s
+        missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
@@ -275,7 +277,11 @@ def run(
         ended_s=ended_s,
     )
     cautions = list_cautions(
-        what.workload, summary, what.costs.fitted, has_window=what.rule is not None or has_window(what.policy)
+        what.workload,
+        summary,
+        what.costs.fitted,
+        has_window=what.rule is not None or has_window(what.policy),
+        missed=missed,
     )
     return Result(summary, rows, cautions)
 
