@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.engine.cautions import About, Caution, summarize_cautions
-from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
+from odb_sim.inputs.conditions import BudgetTable, Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, FittedTo
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.runs import POLICIES, Result, Run, run
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
 
 TOKENS = np.random.default_rng(1).integers(20, 200, 600)
@@ -22,7 +24,7 @@ TOKENS = np.random.default_rng(1).integers(20, 200, 600)
 
 def simulate(**settings: object) -> Result:
     workload = build_workload(Lengths("test", TOKENS, TOKENS), ranks=4)
-    asked = {"policy": "odb", "budget_tokens": 1000, "window_samples": 32, **settings}
+    asked = {"policy": "odb", "budget_tokens": 1000, "window_samples": 128, **settings}
     return run(Run(workload=workload, **asked))  # type: ignore[arg-type]
 
 
@@ -81,6 +83,39 @@ def test_a_window_above_every_shard_is_said(capsys: pytest.CaptureFixture[str]) 
     sweep = ["sweep", "gsm8k", "--ranks", "2", "--samples", "100", "--token-budget", "2048", "--processes", "1"]
     assert main([*sweep, "--window", "16,64,128"]) == 0
     assert capsys.readouterr().out.count("larger than any shard") == 1
+
+
+def simulate_window(lengths: object, window: int, **settings: object) -> Result:
+    tokens = np.array(lengths)
+    workload = build_workload(Lengths("test", tokens, tokens), ranks=4)
+    return run(Run(workload=workload, policy="odb", budget_tokens=1000, window_samples=window, **settings))  # type: ignore[arg-type]
+
+
+def test_a_window_of_few_batches_is_said_with_one_that_does_better() -> None:
+    lengths = np.random.default_rng(1).integers(20, 180, 2400)  # 10 to a batch
+    (caution,) = (small := simulate_window(lengths, 32)).cautions
+    assert caution.about is About.SMALL_WINDOW
+    assert caution.text.startswith("a window of 32 holds 3.2 batches of average samples")
+    (named,) = re.findall(r"a window of (\d+) would", caution.text)
+    assert int(named) == -(-16 * 1000 // lengths.mean())
+    better = simulate_window(lengths, int(named))
+    assert better.cautions == ()
+    assert better.summary.tokens_per_s > 1.1 * small.summary.tokens_per_s
+
+
+def test_a_small_window_is_not_blamed_for_what_it_does_not_do() -> None:
+    lengths = np.random.default_rng(1).integers(20, 180, 2400)
+    assert simulate_window(lengths, 32, layout=Layout.PACKED).cautions == ()
+    assert simulate_window(lengths, 32, budget_schedule=BudgetTable(((0, 200),))).cautions == ()
+    assert simulate_window(np.full(2400, 100), 32).cautions == ()
+    assert simulate_window(lengths[:240], 32).cautions == (), "a shard holds 6 batches, so no window holds more"
+    assert (
+        simulate_window(lengths[:480], 32).cautions[0].text.endswith("a window of 120 would make them, which holds 12")
+    )
+    uses = np.ones((2400, 1), dtype=np.int64)
+    workload = build_workload(Lengths("test", lengths, lengths, uses), ranks=4)
+    what = Run(workload=workload, policy="odb", budget_tokens=1000, window_samples=32, limits=(2,))
+    assert run(what).cautions == ()
 
 
 @pytest.mark.parametrize("policy", ["odb", "standard"])

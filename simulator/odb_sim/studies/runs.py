@@ -281,6 +281,7 @@ def run(
         summary,
         what.costs.fitted,
         has_window=what.rule is not None or has_window(what.policy),
+        is_steady=what.budget_schedule is None,
         missed=missed,
     )
     return Result(summary, rows, cautions)
