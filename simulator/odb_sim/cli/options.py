@@ -13,6 +13,7 @@ from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
+from odb_sim.baselines.plans import FIXED_SIZE
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, Transport
@@ -242,14 +243,31 @@ def build_costs(options: argparse.Namespace) -> Costs:
     return costs
 
 
+def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
+    """Checks that ``--batch-size`` means something to one of ``policies`` at least.
+
+    Raises: UsageError when none of them has fixed batches.
+    """
+    if size is not None and not set(policies) & set(FIXED_SIZE):
+        raise UsageError(
+            f"--batch-size {size}: of fixed batches only ({', '.join(FIXED_SIZE)}), and policy {', '.join(policies)} has none"
+        )
+
+
 def check_writable(*paths: str | Path | None) -> None:
-    """Checks that every path can be written: better said before a long run than after it.
+    """Checks that every path can be written, and that none is named twice: better said before a long run than after it.
 
     Raises: UsageError naming the path.
     """
+    files: set[Path] = set()
     for path in paths:
         if path is None:
             continue
+        file = Path(path).resolve()
+        if file in files:
+            raise UsageError(f"{path}: two options name this file, and each would write it")
+        if file.is_file() or not file.exists():  # a device takes what it is given
+            files.add(file)
         is_new = not Path(path).exists()
         try:
             with Path(path).open("ab"):

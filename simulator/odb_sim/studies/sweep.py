@@ -172,7 +172,7 @@ def make_executor(workers: int) -> Executor:
     Raises: UsageError when there is less than one.
     """
     if workers < 1:
-        raise UsageError(f"--workers must be at least 1, got {workers}")
+        raise UsageError(f"--processes must be at least 1, got {workers}")
     if workers == 1:
         return Local()
     return ProcessPoolExecutor(workers) if sys.platform == "win32" else _Pool(workers)
