@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -116,6 +118,15 @@ def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_output_is_no_violation(closed: str, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = shlex.join([sys.executable, "-m", "odb_sim.cli.main", *RUN, "--json", str(figures)])
+    done = subprocess.run(["sh", "-c", f"{command} {closed}>&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(figures.read_text())["outcome"] == "complete"
 
 
 def test_the_page_of_the_scaling_curve(

@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
     130 and 141 broken off: by a signal, or because nobody reads what is printed.
     """
+    _open_what_is_closed()
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -105,6 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 2
     return status
+
+
+def _open_what_is_closed() -> None:
+    """Sees to it that there is a standard output and a standard error: a parent may have closed them, and wants neither."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:
