@@ -195,7 +195,7 @@ BAD_ARGUMENTS = {
         "policy standard does not run the protocol",
     ),
     "json in no folder": (["gsm8k", "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json: cannot be written"),
-    "json and trace in one file": (["gsm8k", "--json", "x", "--trace", "./x"], "./x: two options name this file"),
+    "json and trace in one file": (["gsm8k", "--json", "x", "--trace", "./x"], "./x: named twice"),
     "schedule above the budget": (
         ["gsm8k", "--budget-schedule", "0:1024,40:4096"],
         "--budget-schedule 40:4096: --token-budget 2048 is the largest budget there is",
@@ -262,3 +262,23 @@ def test_a_batch_size_needs_a_policy_with_fixed_batches(
 def test_processes_are_called_so(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["sweep", "gsm8k", "--ranks", "2", "--samples", "40", "--token-budget", "2048", "--processes", "0"]
     assert "--processes must be at least 1, got 0" in complain(arguments, capfd)
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "sweep", "tune"])
+def test_what_is_read_is_not_written_over(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("total_tokens\n" + "5\n7\n" * 20)
+    budget = "--memory-tokens" if command == "tune" else "--token-budget"
+    arguments = [command, str(path), "--ranks", "2", budget, "50", "--json", str(path)]
+    assert f"{path}: named twice" in complain(arguments, capfd)
+    assert len(load_lengths(str(path))) == 40
+
+
+def test_a_trace_is_not_written_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "t.ndjson")
+    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048", "--trace", path]
+    assert main(arguments) == 0
+    capfd.readouterr()
+    for command in (["check", "--json"], ["replay", "--json"], ["calibrate", "--out"]):
+        assert f"{path}: named twice" in complain([command[0], path, command[1], path], capfd)
+    assert main(["check", path]) == 0

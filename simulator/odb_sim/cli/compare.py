@@ -101,7 +101,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.token_budget is not None:
         check_batch_size(options.batch_size, policies)
     runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
-    check_writable(options.json, options.csv, options.html)
+    check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
     check_plots(options.html)
     total = len(policies) * sum(what.workload.samples_total for what in runs)
     with show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_progress:

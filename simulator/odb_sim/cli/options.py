@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -254,18 +254,19 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
         )
 
 
-def check_writable(*paths: str | Path | None) -> None:
-    """Checks that every path can be written, and that none is named twice: better said before a long run than after it.
+def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Checks that every path can be written, that none is named twice and that it is none of those that are read: better said
+    before a long run than after it.
 
     Raises: UsageError naming the path.
     """
-    files: set[Path] = set()
+    files = {Path(path).resolve() for path in reads if path is not None and Path(path).is_file()}
     for path in paths:
         if path is None:
             continue
         file = Path(path).resolve()
         if file in files:
-            raise UsageError(f"{path}: two options name this file, and each would write it")
+            raise UsageError(f"{path}: named twice, so what is in it would be lost")
         if file.is_file() or not file.exists():  # a device takes what it is given
             files.add(file)
         is_new = not Path(path).exists()

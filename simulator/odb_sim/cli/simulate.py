@@ -90,7 +90,14 @@ def run_command(options: argparse.Namespace) -> int:
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
     if options.trace is not None and not what.is_protocol:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
-    check_writable(options.json, options.trace, options.steps_csv, options.perfetto, options.html)
+    check_writable(
+        options.json,
+        options.trace,
+        options.steps_csv,
+        options.perfetto,
+        options.html,
+        reads=[options.lengths, options.cost_model],
+    )
     check_plots(options.html)
     timeline = _make_timeline(options, what)
     result = _simulate(what, options.trace, timeline)

@@ -112,7 +112,7 @@ def run_command(options: argparse.Namespace) -> int:
         ),
         batch_size=options.batch_size,
     )
-    check_writable(options.json, options.csv, options.html)
+    check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
     check_plots(options.html)
     with (
         show_progress(f"{grid.study.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
