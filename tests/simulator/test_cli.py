@@ -13,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from odb_sim.cli import bench_scale
+from odb_sim.cli import bench_scale, demo
 from odb_sim.cli.main import main
+
+from odb_ref.core.errors import UsageError
 
 RUN = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
 
@@ -127,6 +129,45 @@ def test_a_closed_output_is_no_violation(closed: str, tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", f"{command} {closed}>&-"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(figures.read_text())["outcome"] == "complete"
+
+
+SLEEPY = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_a_broken_off_demo_has_started_ends_with_it(sent: signal.Signals, status: int, tmp_path: Path) -> None:
+    """The program that is run starts another and ends it when it is asked to, as torchrun does with the ranks."""
+    starter = (
+        "import os, signal, subprocess, sys, pathlib\n"
+        f"one = subprocess.Popen([sys.executable, '-c', {SLEEPY!r}])\n"
+        "def end(*_): os.kill(one.pid, signal.SIGKILL); os.waitpid(one.pid, 0); os._exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"pathlib.Path({str(tmp_path / 'started')!r}).write_text(str(one.pid))\n"
+        "one.wait()\n"
+    )
+    program = (
+        "import signal, sys; from odb_sim.cli import demo; from odb_sim.cli.main import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
+        f"demo.run_command = lambda options: demo.run_whole([sys.executable, '-c', {starter!r}], 600)[0]\n"
+        "sys.exit(main(['demo']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    started = tmp_path / "started"
+    try:
+        while not (started.exists() and started.read_text()) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == status
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(started.read_text()), 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_demo_that_takes_too_long_says_so() -> None:
+    with pytest.raises(UsageError, match=r"took more than 0\.5 s, and was ended"):
+        demo.run_whole([sys.executable, "-c", SLEEPY], 0.5)
 
 
 def test_the_page_of_the_scaling_curve(

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Final, NoReturn
 
 from odb_ref import __version__
@@ -73,9 +75,28 @@ def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
             print(file.read_text(encoding="utf-8"), end="")
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: an end like Ctrl-C, in which whoever has started something ends it."""
+
+
+@contextmanager
+def _heed_sigterm() -> Iterator[None]:
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise _Terminated
+
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
-    130 and 141 broken off: by a signal, or because nobody reads what is printed.
+    130, 143 and 141 broken off: by Ctrl-C, by SIGTERM, or because nobody reads what is printed.
     """
     _open_what_is_closed()
     parser = build_parser()
@@ -84,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        with _json_to_stdout(options):
+        with _heed_sigterm(), _json_to_stdout(options):
             status: int = options.run(options)
         sys.stdout.flush()
     except UsageError as error:
@@ -93,8 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print(f"odb-ref {options.command}: this machine has not enough memory for so large a run", file=sys.stderr)
         return 2
+    except _Terminated:
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output has left: nothing more is wanted, and what was found may not have reached anybody.
         _drop_output()
