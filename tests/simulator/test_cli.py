@@ -170,6 +170,16 @@ def test_a_demo_that_takes_too_long_says_so() -> None:
         demo.run_whole([sys.executable, "-c", SLEEPY], 0.5)
 
 
+def test_a_name_that_cannot_be_printed_is_escaped(tmp_path: Path) -> None:
+    lengths = tmp_path / "l\u00e4nge.csv"
+    lengths.write_text("total_tokens\n" + "5\n" * 40)
+    command = [sys.executable, "-m", "odb_sim.cli.main", "simulate", str(lengths), *RUN[2:4], "--token-budget", "50"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("odb on l\\xe4nge, 2 ranks")
+
+
 def test_the_page_of_the_scaling_curve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

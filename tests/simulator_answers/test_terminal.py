@@ -216,6 +216,14 @@ def test_on_a_real_terminal_of_80_columns(arguments: list[str]) -> None:
     assert max(map(len, lines)) <= WIDTH
 
 
+@pytest.mark.parametrize("width", [12, 16, 20, 24])
+def test_on_the_narrowest_of_terminals_words_are_folded_and_not_cut(width: int) -> None:
+    shown = show((["policy", "speed-up"], [["standard", "1,000.00"]]), width)
+    assert "…" not in shown
+    assert max(map(cell_len, shown.splitlines())) <= width
+    assert sorted(re.sub(r"[\s─]", "", shown)) == sorted("policyspeed-upstandard1,000.00"), "every character is there"
+
+
 def test_without_a_terminal_progress_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
     130, 143 and 141 broken off: by Ctrl-C, by SIGTERM, or because nobody reads what is printed.
     """
-    _open_what_is_closed()
+    _make_printable()
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -131,11 +132,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _open_what_is_closed() -> None:
-    """Sees to it that there is a standard output and a standard error: a parent may have closed them, and wants neither."""
+def _make_printable() -> None:
+    """Sees to it that whatever is printed can be: by a parent that has closed standard output or standard error and wants
+    neither, and in an encoding that lacks a character of a path.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

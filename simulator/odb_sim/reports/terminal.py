@@ -123,6 +123,8 @@ def _build(console: Console, columns: list[int], header: list[str], rows: list[l
     while excess > 0:
         widest = max(table.columns, key=lambda column: column.width or 0)
         if (widest.width or 0) <= _NARROWEST:
+            for column in table.columns:
+                column.width, column.no_wrap, column.overflow = None, False, "fold"
             break
         give = min(excess, (widest.width or 0) - _NARROWEST)
         widest.width = (widest.width or 0) - give
