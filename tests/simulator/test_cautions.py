@@ -14,7 +14,7 @@ from odb_sim.inputs.conditions import BudgetTable, Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, FittedTo
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import POLICIES, Result, Run, run
+from odb_sim.studies.runs import POLICIES, Driver, Result, Run, run
 
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
@@ -156,6 +156,15 @@ def test_waiting_for_ranks_is_told_from_the_collective() -> None:
     assert dear.sim_time_s - free.sim_time_s == pytest.approx(dear.steps)
     one = simulate(policy="standard", costs=Costs(collective=CollectiveCost(fixed_s=1.0))).summary
     assert one.collective_share * one.sim_time_s > one.steps
+
+
+@pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
+@pytest.mark.parametrize("policy", ["odb", "standard"])
+def test_one_rank_waits_for_no_other(policy: str, driver: Driver) -> None:
+    workload = build_workload(Lengths("test", TOKENS, TOKENS), ranks=1)
+    result = run(Run(workload=workload, policy=policy, budget_tokens=1000, window_samples=128, driver=driver))
+    assert min(row.sync_wait_s for row in result.rows) >= 0
+    assert f"{result.summary.trainer_wait_share:.3f}" == "0.000", "and not -0.000"
 
 
 def test_the_wait_for_a_killed_rank_counts() -> None:

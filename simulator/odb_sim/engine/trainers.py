@@ -205,7 +205,7 @@ class Trainers:
             queued_steps=self._queued_steps,
             data_wait_s=computing.wait_s,
             compute_s=computing.compute_s,
-            sync_wait_s=len(takers) * (slowest_s - start_s) - computing.wait_s - computing.compute_s,
+            sync_wait_s=max(0.0, len(takers) * (slowest_s - start_s) - computing.wait_s - computing.compute_s),
             collective_s=len(takers) * (end_s - slowest_s),
         )
         if stage.timeline is not None:
