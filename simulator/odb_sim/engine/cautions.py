@@ -32,7 +32,7 @@ class About(StrEnum):
 _FEW_BATCHES: Final = 8
 """A window of fewer batches loses what a planner would notice: 3 % and more on every bundled trace, a third with two."""
 _ENOUGH_BATCHES: Final = 16
-_ALIKE: Final = 0.1
+_ALIKE: Final = 0.2
 """Lengths with a smaller coefficient of variation fill batches in any window."""
 
 
