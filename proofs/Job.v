@@ -1,6 +1,6 @@
 (** Jobs with shared shards: each run of [Drawing.v] is followed by one of [System.v], and what follows from that for the job. *)
 Require Import List Arith Lia Bool Permutation.
-From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Shards Drawing.
+From ODB Require Import Types Alignment Machine Local Rank System Facts Keeps Protocol Termination Shards Drawing.
 Import ListNotations.
 
 Section Job.
@@ -42,6 +42,22 @@ Qed.
 Definition big (input : nat -> list sample) : nat := S (sum_nat (map (fun r => length (input r)) (seq 0 W))).
 Definition own (input : nat -> list sample) (r : nat) : config := wide (big input) (cfg r).
 Notation reachable input := (System.reachable W (own input) depth input).
+
+(** At least [k] steps lead from one state to the other. *)
+Definition leads (input : nat -> list sample) (k : nat) (t t' : sys) : Prop := exists n, k <= n /\ path W (own input) depth input t n t'.
+
+Lemma path_joins : forall input t n u, path W (own input) depth input t n u -> forall m v, path W (own input) depth input u m v ->
+  path W (own input) depth input t (n + m) v.
+Proof. induction 1 as [|t l u n v St P IH]; intros m x Q; simpl; [exact Q|]. eapply path_on; [exact St|apply IH, Q]. Qed.
+
+Lemma leads_by_a_step : forall input t l u, System.step W (own input) depth input t l u -> leads input 1 t u.
+Proof. intros input t l u St. exists 1. split; [lia|]. eapply path_on; [exact St|apply path_here]. Qed.
+
+Lemma leads_on : forall input t l u k v, System.step W (own input) depth input t l u -> leads input k u v -> leads input k t v.
+Proof. intros input t l u k v St [n [L P]]. exists (S n). split; [lia|]. eapply path_on; eauto. Qed.
+
+Lemma reached_by : forall input k t u, reachable input t -> leads input k t u -> reachable input u.
+Proof. intros input k t u R [n [_ P]]. induction P as [|t l u n v St P IH]; [exact R|]. apply IH. eapply System.reach_step; [exact R|exact St]. Qed.
 
 Lemma own_ok : forall input, setting_ok W (own input).
 Proof.
@@ -187,7 +203,7 @@ Record stepped (s s' : shared_sys) (r : nat) : Prop := {
 
 Lemma rank_step_followed : forall input s t r e u, reachable input t -> following input s t -> extends input s -> books s -> r < W -> begun s r = true ->
   may_shared cfg order s r e -> handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some u ->
-  (forall s', base s' = with_rank (base s) r u e -> begun s' = begun s -> exists t', reachable input t' /\ following input s' t') /\
+  (forall s', base s' = with_rank (base s) r u e -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
   ended u = ended (rank_of (base s) r) /\ read u + wanted u = read (rank_of (base s) r) + wanted (rank_of (base s) r) /\ round u = round (rank_of (base s) r) /\
   (at_phase u = COUNT -> (exists a, e = Got (Agreed a) /\ at_phase (rank_of (base s) r) = OFFER) \/
      ((forall a, e <> Got a) /\ at_phase (rank_of (base s) r) = COUNT /\ window u = window (rank_of (base s) r))).
@@ -206,7 +222,7 @@ Proof.
       destruct Y2 as [->|[? [? [Y2 _]]]]; [exact Y1|discriminate]. }
     pose proof (keeps_tied _ _ _ _ _ T T3) as T4. split.
     + intros s' Bs Bb. exists (with_rank t r (dress w en m' u) e). split.
-      * eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1].
+      * eapply leads_by_a_step, step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1].
       * apply (rank_followed input s s' t r u e e w en m w en m' Hn Hr); [destruct e; exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T4].
     + destruct T3 as [K1 [K2 [K3 [K4 [K5 K6]]]]]. rewrite K1, K2, K3, K5. repeat split. intros P. right. destruct K6 as [K6|[_ [_ K6]]]; [|contradiction].
       assert (Pv : at_phase v = COUNT) by congruence. split; [|auto]. intros a ->. destruct a; try discriminate.
@@ -218,7 +234,7 @@ Proof.
       destruct (read_followed _ (big input) _ _ (depth r) _ _ _ _ _ _ _ _ _ T Na Ro Mo E) as [en1 [full1 [w' [e' [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 [T9 [T10 T11]]]]]]]]]]]]]]].
       split.
       * intros s' Bs Bb. exists (with_rank t r (dress w' e' m' u) (SamplesRead xs en1 full1)). split.
-        -- eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr| |rewrite Nr; exact T1].
+        -- eapply leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr; exact T1].
            unfold may. rewrite Nr. change (read (dress w en m v)) with (read v). change (at_phase (dress w en m v)) with (at_phase v).
            split; [rewrite (Fi _ Lx); exact M|]. split; [exact T4|]. split; [left; exact T6|]. intros H. split; [reflexivity|exact (T5 H)].
         -- apply (rank_followed input s s' t r u (SamplesRead xs en0 full0) _ w en m w' e' m' Hn Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
@@ -230,10 +246,10 @@ Proof.
       assert (Pv : at_phase v = OFFER). { simpl in E. destruct (at_phase v); try discriminate. reflexivity. }
       destruct (agreed_followed _ (big input) (cfg r) r (depth r) v w en m a b u T Na Al) as [w' [e' [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 T8]]]]]]]]]]; [|exact E|apply big_above, Hr|exact I1|].
       { intros _ Ra. exact (ready_is_read input t r b v w en m R Hr My Pv Nr Ra). }
-      assert (R' : reachable input (with_rank t r (dress w' e' m' u) (Got (Agreed b)))).
-      { eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1]. }
-      split.
-      * intros s' Bs Bb. eexists. split; [exact R'|].
+      assert (St : leads input 1 t (with_rank t r (dress w' e' m' u) (Got (Agreed b)))).
+      { eapply leads_by_a_step, step_with_rank; [exact Hr|exact My|rewrite Nr; exact T1]. }
+      pose proof (reached_by _ _ _ _ R St) as R'. split.
+      * intros s' Bs Bb. eexists. split; [exact St|].
         apply (rank_followed input s s' t r u (Got (Agreed a)) _ w en m w' e' m' Hn Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|].
         apply T8. destruct (followed_invariant input _ r R' Hr) as [_ [L _]]. unfold with_rank in L. cbn [rank_of] in L. rewrite update_same in L. exact L.
       * rewrite T3, T4, T5, T6. repeat split. intros _. left. eauto.
@@ -245,7 +261,7 @@ Lemma counted_step_followed : forall input s t r cs ws u, reachable input t -> f
   let far := upto s r + sum ds in
   transition (cfg r) r (depth r) (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) (Got (Counted cs)) = Some u ->
   (far = total -> length (input r) = length (places s r) + nth r ds 0) ->
-  (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', reachable input t' /\ following input s' t') /\
+  (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
   ended u = (far =? total) /\ read u + wanted u = length (places s r) + nth r ds 0 /\ round u = S (round (rank_of (base s) r)) /\ at_phase u <> COUNT /\
   (ended (rank_of (base s) r) = true -> nth r ds 0 = 0 /\ far = total).
 Proof.
@@ -261,19 +277,19 @@ Proof.
   assert (Ended : ended v = true -> nth r ds 0 = 0 /\ far = total).
   { intros Ev. rewrite Ev in En. symmetry in En. apply Nat.eqb_eq in En. assert (Z : sum ds = 0) by (unfold ds, Drawing.dealt; rewrite deal_sum; lia).
     pose proof (share_within ds r). unfold far. lia. }
-  assert (Go : forall t1 w1 e1, reachable input t1 -> near input s t1 r w1 e1 m -> (if nth r ds 0 =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
-    (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', reachable input t' /\ following input s' t') /\
+  assert (Go : forall t1 w1 e1, (forall k v, leads input k t1 v -> leads input k t v) -> near input s t1 r w1 e1 m -> (if nth r ds 0 =? 0 then w1 = 0 /\ e1 = (far =? total) else is_open (length (input r)) v w1 e1) ->
+    (forall s', base s' = with_rank (base s) r u (Got (Counted cs)) -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\
     ended u = (far =? total) /\ read u + wanted u = length (places s r) + nth r ds 0 /\ round u = S (round v) /\ at_phase u <> COUNT).
-  { intros t1 w1 e1 R1 N1 Op. destruct (counted_followed _ (big input) (cfg r) r (depth r) v w1 e1 m cs _ _ u I1 Na Op E) as [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 T9]]]]]]]]].
+  { intros t1 w1 e1 On N1 Op. destruct (counted_followed _ (big input) (cfg r) r (depth r) v w1 e1 m cs _ _ u I1 Na Op E) as [m' [T1 [T2 [T3 [T4 [T5 [T6 [T7 [T8 T9]]]]]]]]].
     split.
     - intros s' Bs Bb. exists (with_rank t1 r (dress w1 e1 m' u) (Got (Counted cs))). destruct (n_rank _ _ _ _ _ _ _ N1) as [Nr1 _]. split.
-      + eapply System.reach_step; [exact R1|]. apply step_with_rank; [exact Hr| |rewrite Nr1; exact T1]. split; [rewrite (n_pending _ _ _ _ _ _ _ N1); exact M1|].
+      + eapply On, leads_by_a_step, step_with_rank; [exact Hr| |rewrite Nr1; exact T1]. split; [rewrite (n_pending _ _ _ _ _ _ _ N1); exact M1|].
         rewrite (n_got _ _ _ _ _ _ _ N1). pose proof (n_log _ _ _ _ _ _ _ N1) as L1. clear - L1 M2. revert M2. generalize (got (base s) r).
         induction L1 as [|a b la lb H L IH]; intros [|k] X; simpl in *; try discriminate; [|apply IH, X]. injection X as ->. destruct H as [->|[? [? [H _]]]]; [reflexivity|discriminate].
       + apply (rank_followed input s s' t1 r u (Got (Counted cs)) _ w1 e1 m w1 e1 m' N1 Hr); [exact Logic.I|exact Bs|rewrite Bb; exact Bg|intros; rewrite Bb; reflexivity|exact T2|exact T3].
     - rewrite T4, T5, T6, T7. repeat split; [lia|exact T9]. }
   destruct (ended v) eqn:Ev.
-  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true R Hn) as [G1 [G2 [G3 [G4 G5]]]].
+  - destruct (Ended eq_refl) as [Z1 Z2]. destruct T as [-> ->]. destruct (Go t 0 true (fun _ _ L => L) Hn) as [G1 [G2 [G3 [G4 G5]]]].
     + rewrite Z1, Z2. simpl. rewrite Nat.eqb_refl. auto.
     + auto 10.
   - destruct T as [-> Op]. destruct (nth r ds 0 =? 0) eqn:Zs.
@@ -286,7 +302,7 @@ Proof.
       { apply step_with_rank; [exact Hr| |rewrite Nr; exact Nt]. unfold may. rewrite Nr. change (read (dress w false m v)) with (read v). change (at_phase (dress w false m v)) with (at_phase v).
         split; [reflexivity|]. split; [intros H; apply Nat.eqb_eq in H; specialize (Li H); simpl; lia|].
         split; [destruct la; auto|]. intros _. split; [reflexivity|rewrite Pv; discriminate]. }
-      destruct (Go _ 0 la (System.reach_step _ _ _ _ _ _ _ R St)) as [G1 [G2 [G3 [G4 G5]]]].
+      destruct (Go _ 0 la (fun k v => leads_on _ _ _ _ k v St)) as [G1 [G2 [G3 [G4 G5]]]].
       * destruct Hn as [N1 N2 N3 N4 N5 N6]. constructor; unfold with_rank; cbn [got pending running rank_of].
         -- exact N1.
         -- rewrite Nr. change (has_posted (dress w false m v) (dress 0 la m v)) with (has_posted v v). unfold has_posted. rewrite Pv, andb_false_r. exact N2.
@@ -296,7 +312,7 @@ Proof.
         -- intros q Hq Nq. rewrite update_other by exact Nq. exact (N6 q Hq Nq).
       * auto.
       * repeat split; auto; discriminate.
-    + destruct (Go t w false R Hn) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
+    + destruct (Go t w false (fun _ _ L => L) Hn) as [G1 [G2 [G3 [G4 G5]]]]; [split; [reflexivity|exact Op]|]. repeat split; auto; discriminate.
 Qed.
 
 Lemma begin_followed : forall input s t r, reachable input t -> following input s t -> books s -> r < W -> begun s r = false ->
@@ -304,7 +320,7 @@ Lemma begin_followed : forall input s t r, reachable input t -> following input 
   let far := upto s r + sum ds in
   let u := post (cfg r) r (draws (nth r ds 0) (far =? total) (rank_of (base s) r)) in
   (far = total -> length (input r) = nth r ds 0) ->
-  (forall s', base s' = with_rank (base s) r u Urged -> begun s' = update (begun s) r true -> exists t', reachable input t' /\ following input s' t') /\
+  (forall s', base s' = with_rank (base s) r u Urged -> begun s' = update (begun s) r true -> exists t', leads input 0 t t' /\ following input s' t') /\
   ended u = (far =? total) /\ read u + wanted u = nth r ds 0 /\ round u = 0 /\ at_phase u <> COUNT.
 Proof.
   intros input s t r R F B Hr Bg ds far u Li. destruct (F r Hr) as [w [en [m [Hn T]]]]. unfold at_rank in T. rewrite Bg in T. destruct T as [-> ->].
@@ -332,14 +348,14 @@ Proof.
     assert (Pu : at_phase u <> COUNT) by (destruct K6 as [->|[_ [_ K6]]]; [discriminate|exact K6]).
     split.
     + intros s' Bs Be. exists (with_rank t r (dress 0 true m' u) (SamplesRead [] true false)). split.
-      * eapply System.reach_step; [exact R|]. apply step_with_rank; [exact Hr| |exact Tr]. unfold may. rewrite Nr. simpl. split; [reflexivity|]. split; [lia|]. split; [auto|discriminate].
+      * exists 1. split; [lia|]. eapply path_on; [|apply path_here]. apply step_with_rank; [exact Hr| |exact Tr]. unfold may. rewrite Nr. simpl. split; [reflexivity|]. split; [lia|]. split; [auto|discriminate].
       * destruct (Bb s' Be) as [B1 B2]. apply (rank_followed input s s' t r u Urged _ (big input) false None 0 true m'); auto; [exact Logic.I|].
         rewrite Ln. apply (keeps_tied 0 (draws sh la v)); [change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true); rewrite Zs, La; split; reflexivity|exact P3].
     + rewrite K1, K2, K3, K5. simpl. auto.
   - assert (Pu : u = draws sh la v).
     { rewrite Eu. unfold post. simpl. unfold must_end, is_ready. simpl. replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). reflexivity. }
     split; [|rewrite Pu; simpl; repeat split; auto; discriminate].
-    intros s' Bs Be. exists t. split; [exact R|]. destruct (Bb s' Be) as [B1 B2]. destruct Hn as [N1 N2 N3 N4 N5 N6].
+    intros s' Bs Be. exists t. split; [exists 0; split; [lia|apply path_here]|]. destruct (Bb s' Be) as [B1 B2]. destruct Hn as [N1 N2 N3 N4 N5 N6].
     assert (Each : forall q, q < W -> exists w e m, rank_of t q = dress w e m (rank_of (base s') q) /\ alike_posts (posted (rank_of (base s') q)) m /\ at_rank input s' q w e).
     { intros q Hq. unfold at_rank. rewrite Bs. unfold with_rank. cbn [rank_of]. destruct (Nat.eq_dec q r) as [->|Nq].
       - rewrite update_same, B1. exists (big input), false, None. rewrite Nr, Pu. split; [reflexivity|]. split; [left; reflexivity|]. unfold tied, is_open. simpl.
@@ -534,19 +550,41 @@ Proof.
   - intros ws [].
 Qed.
 
+Definition beginners (s : shared_sys) : nat := length (filter (begun s) (seq 0 W)).
+
+Lemma beginners_within : forall s, beginners s <= W.
+Proof.
+  intros s. unfold beginners. rewrite <- (seq_length W 0) at 2. induction (seq 0 W) as [|q l IH]; simpl; [lia|]. destruct (begun s q); simpl; lia.
+Qed.
+
+Lemma one_more_begins : forall f r, r < W -> f r = false -> length (filter (update f r true) (seq 0 W)) = S (length (filter f (seq 0 W))).
+Proof.
+  intros f r Hr E. assert (X : In r (seq 0 W)) by (apply in_seq; lia). pose proof (seq_NoDup W 0) as N. revert X N. generalize (seq 0 W).
+  induction l as [|q l IH]; intros X N; [destruct X|]. inversion N as [|? ? Nq N']; subst. simpl. destruct (Nat.eq_dec q r) as [->|D].
+  - rewrite update_same, E. simpl. f_equal. clear - Nq. induction l as [|z l IH]; [reflexivity|]. simpl in *.
+    rewrite update_other by (intros ->; tauto). destruct (f z); simpl; rewrite IH by tauto; reflexivity.
+  - rewrite update_other by exact D. destruct X as [X|X]; [contradiction|]. specialize (IH X N'). destruct (f q); simpl; rewrite IH; reflexivity.
+Qed.
+
+(** A step that is not a rank's beginning is followed by one or more. *)
 Lemma step_followed : forall input s t s', reachable input t -> following input s t -> books s -> extends input s -> books s' -> extends input s' -> shared_step s s' ->
-  exists t', reachable input t' /\ following input s' t'.
+  exists t' k, S (beginners s) <= beginners s' + k /\ leads input k t t' /\ following input s' t'.
 Proof.
   intros input s t s' R F B X B' X' St.
   assert (Whole : forall r ds, r < W -> places s' r = places s r ++ draw (upto s r) ds r -> upto s' r = upto s r + sum ds -> begun s' r = true ->
     upto s r + sum ds = total -> length (input r) = length (places s r) + nth r ds 0).
   { intros r ds Hr P U Bg Al. destruct (X' r Hr) as [ext [E1 E2]]. pose proof (b_ended _ _ (b_rank _ B' r Hr) Bg) as En. rewrite U, Al, Nat.eqb_refl in En.
     rewrite E1, (E2 Bg En), app_nil_r, content_length, P, app_length, draw_length. reflexivity. }
-  destruct St as [s r u Hr Bg ds far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To ds far E|s x P Re|s r Hr Ru Tk].
-  - subst u. destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [_ [_ [Pl _]]]. apply (begin_followed input s t r R F B Hr Bg); [|reflexivity|reflexivity].
-    intros Al. rewrite (Whole r ds Hr); cbn [begun base places upto]; rewrite ?update_same; auto. rewrite Pl. reflexivity.
-  - apply (rank_step_followed input s t r e u R F X B Hr Bg M E); reflexivity.
-  - destruct (counted_step_followed input s t r cs ws u R F B Hr Bg M To E) as [G _]; [|apply G; reflexivity].
+  assert (One : forall u v : shared_sys, begun v = begun u -> S (beginners u) <= beginners v + 1) by (intros u v E; unfold beginners; rewrite E; lia).
+  destruct St as [s r u Hr Bg ds far Eu|s r e u Hr Bg M E|s r cs ws u Hr Bg M To ds far E|s x P Re|s r Hr Ru Tk];
+    match type of X' with extends _ ?x =>
+      let b := eval cbn [base] in (base x) in assert (Bs : base x = b) by reflexivity;
+      let g := eval cbn [begun] in (begun x) in assert (Bb : begun x = g) by reflexivity end.
+  - subst u. destruct (b_fresh _ _ (b_rank _ B r Hr) Bg) as [_ [_ [Pl _]]]. destruct (begin_followed input s t r R F B Hr Bg) as [G _].
+    + intros Al. rewrite (Whole r ds Hr); cbn [begun base places upto]; rewrite ?update_same; auto. rewrite Pl. reflexivity.
+    + destruct (G _ Bs Bb) as [t' [L F']]. exists t', 0. split; [|auto]. unfold beginners. cbn [begun]. rewrite one_more_begins by assumption. lia.
+  - destruct (rank_step_followed input s t r e u R F X B Hr Bg M E) as [G _]. destruct (G _ Bs Bb) as [t' [L F']]. exists t', 1. split; [apply One|]; auto.
+  - destruct (counted_step_followed input s t r cs ws u R F B Hr Bg M To E) as [G _]; [|destruct (G _ Bs Bb) as [t' [L F']]; exists t', 1; split; [apply One|]; auto].
     intros Al. apply (Whole r ds Hr); cbn [begun base places upto]; rewrite ?update_same; auto.
   - assert (Each : forall q, q < W -> alike_msg (message (rank_of (base s) q)) (message (rank_of t q)) /\ pending t q = pending (base s) q).
     { intros q Hq. destruct (F q Hq) as [w [e [m [Hn _]]]]. split; [|exact (n_pending _ _ _ _ _ _ _ Hn q)]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [Nr Na]. rewrite Nr.
@@ -555,12 +593,12 @@ Proof.
     { unfold messages. assert (L : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert L. generalize (seq 0 W). induction l as [|q l IH]; intros L; simpl; constructor.
       - apply Each, L. left. reflexivity.
       - apply IH. intros z I. apply L. right. exact I. }
-    destruct (alike_reduce _ _ _ Ms Re) as [y [Ry Ay]]. eexists. split.
-    + eapply System.reach_step; [exact R|]. apply StepExchange; [|exact Ry]. intros q Hq. destruct (Each q Hq) as [_ ->]. apply P, Hq.
+    destruct (alike_reduce _ _ _ Ms Re) as [y [Ry Ay]]. eexists; exists 1. split; [apply One; reflexivity|]. split.
+    + eapply leads_by_a_step, StepExchange; [|exact Ry]. intros q Hq. destruct (Each q Hq) as [_ ->]. apply P, Hq.
     + intros q Hq. destruct (F q Hq) as [w [e [m [Hn T]]]]. exists w, e, m. split; [|exact T]. destruct Hn as [N1 N2 N3 N4 N5 N6]. constructor; auto.
       unfold results in *. cbn [base log]. rewrite !map_app. apply Forall2_app; [exact N4|]. constructor; [exact Ay|constructor].
-  - destruct (F r Hr) as [w [e [m [Hn T]]]]. eexists. split.
-    + eapply System.reach_step; [exact R|]. apply (StepTrained W (own input) depth input t r Hr); [rewrite (n_running _ _ _ _ _ _ _ Hn); exact Ru|].
+  - destruct (F r Hr) as [w [e [m [Hn T]]]]. eexists; exists 1. split; [apply One; reflexivity|]. split.
+    + eapply leads_by_a_step, (StepTrained W (own input) depth input t r Hr); [rewrite (n_running _ _ _ _ _ _ _ Hn); exact Ru|].
       intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [-> _]. destruct (n_rank _ _ _ _ _ _ _ N') as [-> _]. exact (Tk q Hq).
     + intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' T']]]]. exists w', e', m'. split; [|exact T']. destruct N' as [N1 N2 N3 N4 N5 N6]. constructor; auto.
       intros z. cbn [running base]. unfold update. destruct (z =? r); auto.
@@ -569,12 +607,30 @@ Qed.
 Lemma content_of_places : forall s, extends (fun r => content (places s r)) s.
 Proof. intros s r Hr. exists []. rewrite app_nil_r. auto. Qed.
 
+(** A run of [n] transitions. *)
+Inductive shared_run : nat -> shared_sys -> Prop :=
+| run_here : shared_run 0 (shared_start cfg)
+| run_on : forall n s s', shared_run n s -> shared_step s s' -> shared_run (S n) s'.
+
+Lemma every_run_is_followed : forall n s, shared_run n s -> books s /\ forall input, extends input s ->
+  exists t k, n <= beginners s + k /\ leads input k (start (own input)) t /\ following input s t.
+Proof.
+  induction 1 as [|n s s' R [B IH] St].
+  - split; [apply start_books|]. intros input _. exists (start (own input)), 0. split; [lia|]. split; [exists 0; split; [lia|apply path_here]|apply start_followed].
+  - assert (Now : forall input, extends input s -> exists t k, n <= beginners s + k /\ leads input k (start (own input)) t /\ reachable input t /\ following input s t).
+    { intros input X. destruct (IH input X) as [t [k [N [L F]]]]. exists t, k. repeat split; auto. eapply reached_by; [apply System.reach_start|exact L]. }
+    destruct (Now _ (content_of_places s)) as [t0 [_ [_ [_ [R0 F0]]]]]. destruct (books_kept _ s t0 s' R0 F0 (content_of_places s) B St) as [B' Sh].
+    split; [exact B'|]. intros input X'. destruct (Now input (Sh input X')) as [t [k [N [[m [Lm P]] [R1 F1]]]]].
+    destruct (step_followed input s t s' R1 F1 B (Sh input X') B' X' St) as [t' [k' [N' [[m' [Lm' P']] F']]]].
+    exists t', (k + k'). split; [lia|]. split; [|exact F']. exists (m + m'). split; [lia|]. eapply path_joins; eauto.
+Qed.
+
 Lemma shared_runs : forall s, shared_reachable s -> books s /\ forall input, extends input s -> exists t, reachable input t /\ following input s t.
 Proof.
-  induction 1 as [|s s' R [B IH] St].
-  - split; [apply start_books|]. intros input _. exists (start (own input)). split; [apply System.reach_start|apply start_followed].
-  - destruct (IH _ (content_of_places s)) as [t0 [R0 F0]]. destruct (books_kept _ s t0 s' R0 F0 (content_of_places s) B St) as [B' Sh].
-    split; [exact B'|]. intros input X'. destruct (IH input (Sh input X')) as [t [R1 F1]]. exact (step_followed input s t s' R1 F1 B (Sh input X') B' X' St).
+  intros s R. assert (Rn : exists n, shared_run n s).
+  { induction R as [|s s' R [n Rn] St]; [exists 0; apply run_here|exists (S n); eapply run_on; eauto]. }
+  destruct Rn as [n Rn]. destruct (every_run_is_followed n s Rn) as [B H]. split; [exact B|]. intros input X. destruct (H input X) as [t [k [_ [L F]]]].
+  exists t. split; [eapply reached_by; [apply System.reach_start|exact L]|exact F].
 Qed.
 
 (** ** What follows *)
@@ -683,6 +739,27 @@ Qed.
 (** The place of the order at which a sample of a rank lies. *)
 Definition place_of (s : shared_sys) (r : nat) (x : sample) : nat := nth (pos x) (places s r) 0.
 Definition planned_places (s : shared_sys) (r : nat) : list nat := map (place_of s r) (samples_of (steps_of (rank_of (base s) r))).
+
+(** TERM: no schedule is longer than the bound of a job with shards of its own of as many samples, and a beginning for each rank. *)
+Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, shared_run n s ->
+  n <= 2 * total + 2 + W * (6 * total + 7) + total + W * (2 * total + 3) + W.
+Proof.
+  intros n s R. destruct (every_run_is_followed n s R) as [B H]. set (input := fun r => content (places s r)).
+  destruct (H input (content_of_places s)) as [t [k [N [[m [Lm P]] _]]]]. pose proof (beginners_within s).
+  pose proof (every_schedule_ends_within_the_bound W (own input) depth input (own_ok input) m t P) as Bd.
+  assert (Few : Termination.total W input <= total).
+  { pose proof (no_more_is_drawn_than_there_is total deal deal_sum (every_round s)) as D.
+    pose proof (Permutation_length (every_place_dealt_is_drawn_once_by_one_rank W total deal deal_length _ (every_round_fits s B))) as L.
+    rewrite seq_length in L. rewrite <- L in D. eapply Nat.le_trans; [|exact D]. unfold Termination.total, sum_over, ranks.
+    assert (A : forall q, In q (seq 0 W) -> q < W) by (intros q I; apply in_seq in I; lia). revert A. generalize (seq 0 W). clear D L.
+    induction l as [|q l IH]; intros A; simpl; [lia|]. rewrite app_length. specialize (IH (fun z I => A z (or_intror I))).
+    destruct (places_first s q B (A q (or_introl eq_refl))) as [more E]. rewrite E, app_length. unfold input at 1. rewrite content_length. lia. }
+  assert (Each : sum_over W (fun r => if c_bounded (own input r) r then exchanges W input + 1 else 0) <= W * (2 * total + 3)).
+  { eapply Nat.le_trans; [apply (sum_over_le _ (fun r => (2 * total + 3) + 0))|].
+    - intros i _. unfold exchanges. destruct (c_bounded _ _); lia.
+    - rewrite sum_over_const. assert (Z : forall j, sum_over j (fun _ => 0) = 0) by (intros j; unfold sum_over; induction (seq 0 j); auto). rewrite Z. lia. }
+  unfold bound in Bd. unfold exchanges in Bd at 1. assert (W * (6 * Termination.total W input + 7) <= W * (6 * total + 7)) by (apply Nat.mul_le_mono_l; lia). lia.
+Qed.
 
 Lemma place_of_content : forall s r, map (place_of s r) (content (places s r)) = places s r.
 Proof.
