@@ -13,13 +13,12 @@ from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
-from odb_sim.baselines.plans import FIXED_SIZE
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, Transport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Driver, Run
+from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
 
@@ -248,9 +247,10 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
 
     Raises: UsageError when none of them has fixed batches.
     """
-    if size is not None and not set(policies) & set(FIXED_SIZE):
+    if size is not None and not any(map(has_fixed_batches, policies)):
+        fixed = ", ".join(filter(has_fixed_batches, POLICIES))
         raise UsageError(
-            f"--batch-size {size}: of fixed batches only ({', '.join(FIXED_SIZE)}), and policy {', '.join(policies)} has none"
+            f"--batch-size {size}: of fixed batches only ({fixed}), and policy {', '.join(policies)} has none"
         )
 
 

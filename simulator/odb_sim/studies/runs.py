@@ -50,6 +50,11 @@ def has_window(policy: str) -> bool:
     return is_rule(policy) or policy == PEER
 
 
+def has_fixed_batches(policy: str) -> bool:
+    """Returns True when the batches of the policy are all of one number of samples."""
+    return policy in FIXED_SIZE
+
+
 def describe_window(summary: Summary) -> str:
     """Returns the window of a run as a part of its headline, empty where it has none."""
     return f", window {summary.window:,}" if has_window(summary.policy) or summary.rounds else ""
