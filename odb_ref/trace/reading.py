@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,9 +83,14 @@ class TraceReader:
         self.is_cut = False
         """True when the file ends inside a line, as that of a killed process may."""
         self._rest = b""
+        self._read_bytes = 0
+        self._identity: tuple[int, int] | None = None
+        """Which file it is, where it may come to be another."""
         self._most = compute_line_bytes(1)
         try:
             self._file = _open(Path(path)) if file is None else file
+            if file is None and is_growing:
+                self._identity = _identify(Path(path).stat())
         except OSError as error:
             raise TraceError(f"{path}: {error}") from error
         self.header: Header = self._read_header()
@@ -164,13 +170,17 @@ class TraceReader:
     def _read_line(self) -> bytes | None:
         """Returns the next line; None at the end of what there is so far."""
         try:
-            line = self._rest + self._file.readline(self._most + 1 - len(self._rest))
+            more = self._file.readline(self._most + 1 - len(self._rest))
         except EOFError:  # the compressed stream ends early
             self.is_cut = True
             return None
         except (OSError, zlib.error) as error:
             self.line += 1
             raise self.locate(error) from error
+        self._read_bytes += len(more)
+        if not more and self.is_growing:
+            self._check_same()
+        line = self._rest + more
         if not line:
             return None
         if self.is_growing and not line.endswith(b"\n") and len(line) <= self._most:
@@ -181,6 +191,26 @@ class TraceReader:
         if len(line) > self._most:
             raise self.locate(f"a line of more than {self._most} bytes")
         return line
+
+    def _check_same(self) -> None:
+        """Checks that what follows is of the same trace: another run of a job may write to the same name.
+
+        A file that is deleted is read on: its writer may have it open.
+
+        Raises: TraceError when the file is shorter than what was read of it, or is another one.
+        """
+        try:
+            now = Path(self.path).stat()
+        except OSError:
+            return
+        # A loader makes the file, and its process makes it again: with a header, the same one, and nothing else in it.
+        is_shorter = now.st_size < self._read_bytes and self.line > 1
+        if self._identity is not None and (is_shorter or _identify(now) != self._identity):
+            raise self.locate("what follows is of another trace: the file was written anew while it was followed")
+
+
+def _identify(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def read_trace(path: str | Path) -> tuple[Header, Iterator[Record]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.engine.cautions import About, Caution, summarize_cautions
-from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
+from odb_sim.inputs.conditions import BudgetTable, Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, FittedTo
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import build_workload
-from odb_sim.studies.runs import POLICIES, Result, Run, run
+from odb_sim.studies.runs import POLICIES, Driver, Result, Run, run
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.types import Mode
 
 TOKENS = np.random.default_rng(1).integers(20, 200, 600)
@@ -22,7 +24,7 @@ TOKENS = np.random.default_rng(1).integers(20, 200, 600)
 
 def simulate(**settings: object) -> Result:
     workload = build_workload(Lengths("test", TOKENS, TOKENS), ranks=4)
-    asked = {"policy": "odb", "budget_tokens": 1000, "window_samples": 32, **settings}
+    asked = {"policy": "odb", "budget_tokens": 1000, "window_samples": 128, **settings}
     return run(Run(workload=workload, **asked))  # type: ignore[arg-type]
 
 
@@ -83,6 +85,39 @@ def test_a_window_above_every_shard_is_said(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.count("larger than any shard") == 1
 
 
+def simulate_window(lengths: object, window: int, **settings: object) -> Result:
+    tokens = np.array(lengths)
+    workload = build_workload(Lengths("test", tokens, tokens), ranks=4)
+    return run(Run(workload=workload, policy="odb", budget_tokens=1000, window_samples=window, **settings))  # type: ignore[arg-type]
+
+
+def test_a_window_of_few_batches_is_said_with_one_that_does_better() -> None:
+    lengths = np.random.default_rng(1).integers(20, 180, 2400)  # 10 to a batch
+    (caution,) = (small := simulate_window(lengths, 32)).cautions
+    assert caution.about is About.SMALL_WINDOW
+    assert caution.text.startswith("a window of 32 holds 3.2 batches of average samples")
+    (named,) = re.findall(r"a window of (\d+) would", caution.text)
+    assert int(named) == -(-16 * 1000 // lengths.mean())
+    better = simulate_window(lengths, int(named))
+    assert better.cautions == ()
+    assert better.summary.tokens_per_s > 1.1 * small.summary.tokens_per_s
+
+
+def test_a_small_window_is_not_blamed_for_what_it_does_not_do() -> None:
+    lengths = np.random.default_rng(1).integers(20, 180, 2400)
+    assert simulate_window(lengths, 32, layout=Layout.PACKED).cautions == ()
+    assert simulate_window(lengths, 32, budget_schedule=BudgetTable(((0, 200),))).cautions == ()
+    assert simulate_window(np.full(2400, 100), 32).cautions == ()
+    assert simulate_window(lengths[:240], 32).cautions == (), "a shard holds 6 batches, so no window holds more"
+    assert (
+        simulate_window(lengths[:480], 32).cautions[0].text.endswith("a window of 120 would make them, which holds 12")
+    )
+    uses = np.ones((2400, 1), dtype=np.int64)
+    workload = build_workload(Lengths("test", lengths, lengths, uses), ranks=4)
+    what = Run(workload=workload, policy="odb", budget_tokens=1000, window_samples=32, limits=(2,))
+    assert run(what).cautions == ()
+
+
 @pytest.mark.parametrize("policy", ["odb", "standard"])
 def test_a_quota_that_is_not_met_does_not_end_complete(policy: str) -> None:
     met = simulate(policy=policy, mode=Mode.QUOTA, quota_samples=300)
@@ -101,6 +136,19 @@ def test_a_cost_model_used_beyond_what_it_was_fitted_to_is_said() -> None:
     assert "batches of at most 500 padded tokens" in tokens.text
 
 
+@pytest.mark.parametrize("kind", FaultKind)
+def test_a_fault_beyond_the_end_is_said(kind: FaultKind) -> None:
+    first, late = Fault(kind, 1, 1), Fault(kind, 1, 10_000)
+    assert simulate(conditions=Conditions(faults=(first,))).cautions == ()
+    missed = simulate(conditions=Conditions(faults=(late,)))
+    assert missed.summary.outcome == "complete"
+    (caution,) = missed.cautions
+    assert caution.about is About.FAULT
+    assert caution.text == f"1 fault asked for never happened, the run ended before: {kind}:1:10000"
+    (caution,) = simulate(conditions=Conditions(faults=(first, late))).cautions
+    assert caution.text.endswith(f"before: {kind}:1:10000"), "the first has ended the run"
+
+
 def test_waiting_for_ranks_is_told_from_the_collective() -> None:
     free, dear = (simulate(costs=Costs(collective=CollectiveCost(fixed_s=seconds))).summary for seconds in (0.0, 1.0))
     waited_s = [summary.trainer_wait_share * summary.sim_time_s for summary in (free, dear)]
@@ -108,6 +156,15 @@ def test_waiting_for_ranks_is_told_from_the_collective() -> None:
     assert dear.sim_time_s - free.sim_time_s == pytest.approx(dear.steps)
     one = simulate(policy="standard", costs=Costs(collective=CollectiveCost(fixed_s=1.0))).summary
     assert one.collective_share * one.sim_time_s > one.steps
+
+
+@pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
+@pytest.mark.parametrize("policy", ["odb", "standard"])
+def test_one_rank_waits_for_no_other(policy: str, driver: Driver) -> None:
+    workload = build_workload(Lengths("test", TOKENS, TOKENS), ranks=1)
+    result = run(Run(workload=workload, policy=policy, budget_tokens=1000, window_samples=128, driver=driver))
+    assert min(row.sync_wait_s for row in result.rows) >= 0
+    assert f"{result.summary.trainer_wait_share:.3f}" == "0.000", "and not -0.000"
 
 
 def test_the_wait_for_a_killed_rank_counts() -> None:

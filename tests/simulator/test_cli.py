@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from odb_sim.cli import bench_scale
+from odb_sim.cli import bench_scale, demo
 from odb_sim.cli.main import main
+
+from odb_ref.core.errors import UsageError
 
 RUN = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
 
@@ -91,6 +96,88 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path
     finally:
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path: Path) -> None:
+    program = (
+        "import time; from odb_sim.studies.sweep import make_executor\n"
+        "if __name__ == '__main__':\n"
+        "    with make_executor(2) as executor:\n"
+        "        executor.submit(time.sleep, 0.1)\n"
+        "        print(executor.submit(sum, [1]).result(), flush=True)\n"
+        "        executor.submit(time.sleep, 600).result()\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        if process.stdout is None:
+            pytest.fail("no pipe")
+        process.stdout.readline()
+        process.send_signal(sent)
+        process.communicate(timeout=30)  # ends when nobody holds its output
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_output_is_no_violation(closed: str, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    command = shlex.join([sys.executable, "-m", "odb_sim.cli.main", *RUN, "--json", str(figures)])
+    done = subprocess.run(["sh", "-c", f"{command} {closed}>&-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(figures.read_text())["outcome"] == "complete"
+
+
+SLEEPY = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_a_broken_off_demo_has_started_ends_with_it(sent: signal.Signals, status: int, tmp_path: Path) -> None:
+    """The program that is run starts another and ends it when it is asked to, as torchrun does with the ranks."""
+    starter = (
+        "import os, signal, subprocess, sys, pathlib\n"
+        f"one = subprocess.Popen([sys.executable, '-c', {SLEEPY!r}])\n"
+        "def end(*_): os.kill(one.pid, signal.SIGKILL); os.waitpid(one.pid, 0); os._exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"pathlib.Path({str(tmp_path / 'started')!r}).write_text(str(one.pid))\n"
+        "one.wait()\n"
+    )
+    program = (
+        "import signal, sys; from odb_sim.cli import demo; from odb_sim.cli.main import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
+        f"demo.run_command = lambda options: demo.run_whole([sys.executable, '-c', {starter!r}], 600)[0]\n"
+        "sys.exit(main(['demo']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    started = tmp_path / "started"
+    try:
+        while not (started.exists() and started.read_text()) and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(sent)
+        assert process.wait(timeout=30) == status
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(started.read_text()), 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_demo_that_takes_too_long_says_so() -> None:
+    with pytest.raises(UsageError, match=r"took more than 0\.5 s, and was ended"):
+        demo.run_whole([sys.executable, "-c", SLEEPY], 0.5)
+
+
+def test_a_name_that_cannot_be_printed_is_escaped(tmp_path: Path) -> None:
+    lengths = tmp_path / "l\u00e4nge.csv"
+    lengths.write_text("total_tokens\n" + "5\n" * 40)
+    command = [sys.executable, "-m", "odb_sim.cli.main", "simulate", str(lengths), *RUN[2:4], "--token-budget", "50"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("odb on l\\xe4nge, 2 ranks")
 
 
 def test_the_page_of_the_scaling_curve(

@@ -70,6 +70,11 @@ BAD_FILES = {
         b"total_tokens,supervised_tokens\n5,6\n",
         "supervised.csv:2: supervised_tokens is 6, expected 0 to total_tokens (5)",
     ),
+    "twice.csv": (b"total_tokens,x, total_tokens\n5,1,7\n", "twice.csv:1: 2 columns are called total_tokens"),
+    "supervised_twice.csv": (
+        b"total_tokens,supervised_tokens,supervised_tokens\n5,1,2\n",
+        "supervised_twice.csv:1: 2 columns are called supervised_tokens",
+    ),
     "empty.csv": (b"", "empty.csv: empty file"),
     "header_only.csv": (b"total_tokens\n", "header_only.csv: a header and no rows"),
     "binary.csv": (b"total_tokens\n\xff\xfe\n", "binary.csv: not UTF-8 text"),
@@ -190,6 +195,23 @@ BAD_ARGUMENTS = {
         "policy standard does not run the protocol",
     ),
     "json in no folder": (["gsm8k", "--json", "/no/such/folder/x.json"], "/no/such/folder/x.json: cannot be written"),
+    "json and trace in one file": (["gsm8k", "--json", "x", "--trace", "./x"], "./x: named twice"),
+    "schedule above the budget": (
+        ["gsm8k", "--budget-schedule", "0:1024,40:4096"],
+        "--budget-schedule 40:4096: --token-budget 2048 is the largest budget there is",
+    ),
+    "batch size of batches that have none": (
+        ["gsm8k", "--batch-size", "4"],
+        "--batch-size 4: of fixed batches only (standard, hfg, balanced), and policy odb has none",
+    ),
+    "slow rank twice": (
+        ["gsm8k", "--slow-rank", "1:2", "--slow-rank", "1:3"],
+        "rank 1 computes 3 times as long: 2 times has been given",
+    ),
+    "slow loader twice": (
+        ["gsm8k", "--slow-loader", "0:2", "--slow-loader", "1:2", "--slow-loader", "0:2"],
+        "rank 0 loads 2 times as long: 2 times has been given",
+    ),
     "trace in no folder": (["gsm8k", "--trace", "/no/such/folder/x"], "/no/such/folder/x: cannot be written"),
 }
 
@@ -216,3 +238,47 @@ def test_absurdly_large_numbers_are_only_numbers(policy: str, capsys: pytest.Cap
     arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--policy", policy, "--seed", large]
     assert main([*arguments, "--token-budget", large, "--window", large, "--depth", large, "--max-age", large]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_files_that_lose_nothing_may_be_named_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,total_tokens,x\n1,5,2\n")
+    assert load_lengths(str(tmp_path / "a.csv")).tokens.tolist() == [5], "no column that is read is there twice"
+    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048"]
+    assert main([*arguments, "--json", "/dev/null", "--steps-csv", "/dev/null"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [("sweep", ["--ranks", "2", "--processes", "1"]), ("compare", ["--ranks", "2"])],
+)
+def test_a_batch_size_needs_a_policy_with_fixed_batches(
+    command: str, others: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [command, "gsm8k", *others, "--samples", "40", "--token-budget", "2048", "--batch-size", "4"]
+    assert "--batch-size 4: of fixed batches only" in complain([*arguments, "--policy", "odb,paper"], capfd)
+    assert main([*arguments, "--policy", "odb,standard"]) == 0
+
+
+def test_processes_are_called_so(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["sweep", "gsm8k", "--ranks", "2", "--samples", "40", "--token-budget", "2048", "--processes", "0"]
+    assert "--processes must be at least 1, got 0" in complain(arguments, capfd)
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "sweep", "tune"])
+def test_what_is_read_is_not_written_over(command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("total_tokens\n" + "5\n7\n" * 20)
+    budget = "--memory-tokens" if command == "tune" else "--token-budget"
+    arguments = [command, str(path), "--ranks", "2", budget, "50", "--json", str(path)]
+    assert f"{path}: named twice" in complain(arguments, capfd)
+    assert len(load_lengths(str(path))) == 40
+
+
+def test_a_trace_is_not_written_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "t.ndjson")
+    arguments = ["simulate", "gsm8k", "--ranks", "2", "--samples", "20", "--token-budget", "2048", "--trace", path]
+    assert main(arguments) == 0
+    capfd.readouterr()
+    for command in (["check", "--json"], ["replay", "--json"], ["calibrate", "--out"]):
+        assert f"{path}: named twice" in complain([command[0], path, command[1], path], capfd)
+    assert main(["check", path]) == 0

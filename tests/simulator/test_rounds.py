@@ -134,7 +134,8 @@ def draw_run(draw: st.DrawFn) -> Run:
     limits = draw(st.sampled_from([(), (), (3,), (4, 9)]))
     workload = draw(draw_workload(len(limits)))
     mode = draw(st.sampled_from(Mode))
-    factors = st.lists(st.tuples(st.integers(0, workload.ranks - 1), st.floats(0.1, 9)), max_size=2).map(tuple)
+    pairs = st.tuples(st.integers(0, workload.ranks - 1), st.floats(0.1, 9))
+    factors = st.lists(pairs, max_size=2, unique_by=lambda pair: pair[0]).map(tuple)
     return Run(
         workload=workload,
         policy="odb",

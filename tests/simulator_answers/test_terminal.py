@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -213,6 +214,44 @@ def test_on_a_real_terminal_of_80_columns(arguments: list[str]) -> None:
     lines = [line for line in shown.splitlines() if line.startswith(" ")]
     assert len(lines) > 5
     assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize("width", [12, 16, 20, 24])
+def test_on_the_narrowest_of_terminals_words_are_folded_and_not_cut(width: int) -> None:
+    shown = show((["policy", "speed-up"], [["standard", "1,000.00"]]), width)
+    assert "…" not in shown
+    assert max(map(cell_len, shown.splitlines())) <= width
+    assert sorted(re.sub(r"[\s─]", "", shown)) == sorted("policyspeed-upstandard1,000.00"), "every character is there"
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with terminal.show_progress("short", 3) as on_done:
+        on_done(1)
+    assert capsys.readouterr().err == "", "what is over soon says nothing"
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.01)
+
+    def tell(total: int, done: int, *, is_estimate: bool = False) -> str:
+        with terminal.show_progress("long", total, is_estimate=is_estimate) as on_done:
+            on_done(done)
+            time.sleep(0.2)
+        out, err = capsys.readouterr()
+        time.sleep(0.05)
+        assert (out, capsys.readouterr().err) == ("", ""), "nothing after the end"
+        return str(err.splitlines()[-1])
+
+    assert re.fullmatch(r"long: 1,000 of 3,000 done, 0 s", tell(3_000, 1_000))
+    assert re.fullmatch(r"long: 2 of about 3 done, 0 s", tell(3, 2, is_estimate=True))
+    assert re.fullmatch(r"long: 4 done, 0 s", tell(3, 4, is_estimate=True))
+    assert re.fullmatch(r"long: 0 s", tell(0, 0))
+
+
+def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.05)
+    arguments = ["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "2048", "--samples", "2000", "--processes", "1"]
+    assert main([*arguments, "--window-max", "64"]) == 0
+    assert re.search(r"^tune gsm8k: \d+ of about 25 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
 
 
 def test_the_module_is_the_only_one_that_makes_tables() -> None:

@@ -56,7 +56,9 @@ def end_often(rank: int, last: str) -> int:
     """The process group and the model over it go right after the collective, as at the end of a script."""
     for _ in range(ENDINGS):
         group = dist.new_group()
-        model = DistributedDataParallel(nn.Linear(8, 8), process_group=group, init_sync=False)  # which sends nothing itself
+        model = DistributedDataParallel(
+            nn.Linear(8, 8), process_group=group, init_sync=False
+        )  # which sends nothing itself
         LAST[last](group)
         dist.destroy_process_group(group)
         del group, model

@@ -189,3 +189,50 @@ def test_the_command_gives_up_waiting_and_says_so(tmp_path: Path, capsys: pytest
     assert sum("deadlocked or cut off" in line for line in lines) == 3
     assert main(["check", "--follow", "--patience", "0", str(tmp_path / "none")]) == 2
     assert "no trace was written" in capsys.readouterr().err
+
+
+def test_a_file_that_is_written_anew_is_not_read_on(tmp_path: Path) -> None:
+    (source,) = record(tmp_path / "whole")
+    lines = source.read_bytes().splitlines(keepends=True)
+    path = tmp_path / "t.ndjson"
+
+    def follow(rest: list[bytes], *, is_replaced: bool) -> None:
+        path.unlink(missing_ok=True)
+        path.write_bytes(b"".join(lines[:40]))
+        follower = Follower([path], lambda _: None)
+        assert follower.advance()
+        if is_replaced:
+            path.rename(tmp_path / "t.1")
+        path.write_bytes(b"".join(rest))
+        follower.advance()
+
+    for is_replaced in (False, True):
+        with pytest.raises(TraceError, match=r"t\.ndjson:40: .*written anew while it was followed"):
+            follow(lines[:20], is_replaced=is_replaced)
+    with pytest.raises(TraceError, match="written anew"):
+        follow(lines, is_replaced=True)
+    follow(lines, is_replaced=False)  # as if it had grown
+
+
+def test_a_file_that_is_deleted_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
+    (source,) = record(tmp_path / "whole")
+    path = tmp_path / "t.ndjson"
+    with path.open("wb") as file:
+        file.write(b"".join(source.read_bytes().splitlines(keepends=True)[:40]))
+        file.flush()
+        follower = Follower([path], lambda _: None)
+        follower.advance()
+        path.unlink()
+        file.write(b"".join(source.read_bytes().splitlines(keepends=True)[40:]))
+    follower.advance()
+    assert follower.is_done
+    assert follower.end().is_ok
+
+
+def test_what_to_follow_is_asked_for_sensibly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = record(tmp_path / "whole")
+    assert main(["check", "--follow", str(source), str(source)]) == 2
+    assert "given twice" in capsys.readouterr().err
+    for patience in ("-1", "nan"):
+        assert main(["check", "--follow", "--patience", patience, str(source)]) == 2
+        assert f"--patience must be at least 0, got {patience}" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from odb_ref.trace.check.job import Job
+from odb_ref.trace.check.job import Job, check_no_twice
 from odb_ref.trace.check.replay import Rules
 from odb_ref.trace.check.stream import Stream, is_of_job, list_traces
 from odb_ref.trace.check.verdict import Verdict, Violation
@@ -18,7 +18,7 @@ class Follower:
     Calls ``on_violation`` once for each violation, as soon as the traces show it. What only an end can show (a rank that
     waits for ever, samples that were never emitted) is in the verdict of `end`.
 
-    Raises: UsageError when a trace is compressed: its end cannot be read before it is closed.
+    Raises: UsageError when a trace is compressed: its end cannot be read before it is closed; or when one is given twice.
     """
 
     def __init__(self, paths: Sequence[str | Path], on_violation: Callable[[Violation], None]) -> None:
@@ -28,6 +28,7 @@ class Follower:
             if path.suffix == ".gz":
                 raise UsageError(f"{path}: a compressed trace cannot be followed")
         self._seen = set(self._awaited)
+        check_no_twice(self._awaited)
         self._fresh: list[Stream] = []
         """Files of which no rank is known yet, so that it is not known either to which job they belong."""
         self._jobs: list[tuple[list[Stream], Job, Iterator[None]]] = []

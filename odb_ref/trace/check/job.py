@@ -47,10 +47,18 @@ def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rule
     streams = [stream for path in paths for stream in _open(Path(path))]
     if not streams:
         raise UsageError("no trace to check")
-    given = Counter(Path(stream.path).resolve() for stream in streams)
+    check_no_twice(Path(stream.path) for stream in streams)
+    return judge(streams, is_replayed=is_replayed, rules=rules)
+
+
+def check_no_twice(paths: Iterable[Path]) -> None:
+    """Checks that no file is named twice, by whatever names.
+
+    Raises: UsageError naming it.
+    """
+    given = Counter(path.resolve() for path in paths)
     if twice := [str(path) for path, times in given.items() if times > 1]:
         raise UsageError(f"{twice[0]}: given twice")
-    return judge(streams, is_replayed=is_replayed, rules=rules)
 
 
 def _open(path: Path) -> list[Stream]:

@@ -184,7 +184,7 @@ def _build_row(
         queued_steps=queued_steps,
         data_wait_s=data_wait_s,
         compute_s=compute_s,
-        sync_wait_s=len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s,
+        sync_wait_s=max(0.0, len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s),
         collective_s=len(samples) * (span_s[2] - span_s[1]),
     )
 

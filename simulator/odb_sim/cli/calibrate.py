@@ -67,7 +67,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--depth must be at least 1, got {options.depth}")
     if options.warm_up < 0:
         raise UsageError(f"--warm-up must be at least 0, got {options.warm_up}")
-    check_writable(options.out, options.json)
+    check_writable(options.out, options.json, reads=options.traces)
     runs = load_runs(options.traces, depth_steps=options.depth)
     transport = Transport(options.transport)
     calibration = calibrate(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from odb_ref.core.batching.rules import TargetRule
+from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
 from odb_sim.cli.options import check_writable
 from odb_sim.inputs.rules import load_policy_rule
@@ -64,7 +65,9 @@ def run(options: argparse.Namespace) -> int:
 
     Raises: UsageError when a file is not a trace, or there is no such rule.
     """
-    check_writable(options.json)
+    if not options.patience >= 0:
+        raise UsageError(f"--patience must be at least 0, got {options.patience:g}")
+    check_writable(options.json, reads=options.traces)
     rules = [load_policy_rule(name) for name in options.policy]
     told: Counter[Violation] = Counter()
     if options.follow:

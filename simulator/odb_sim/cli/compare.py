@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import LENGTHS_HELP, add_run_options, build_run, check_writable, load_lengths_option
+from odb_sim.cli.options import (
+    LENGTHS_HELP,
+    add_run_options,
+    build_run,
+    check_batch_size,
+    check_writable,
+    load_lengths_option,
+)
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.lengths import list_bundled_names
@@ -91,8 +98,10 @@ def run_command(options: argparse.Namespace) -> int:
     policies = [policy for policy in options.policy.split(",") if policy]
     if not policies or len(set(policies)) < len(policies):
         raise UsageError(f"--policy: {options.policy!r} names none, or one twice")
+    if options.token_budget is not None:
+        check_batch_size(options.batch_size, policies)
     runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
-    check_writable(options.json, options.csv, options.html)
+    check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
     check_plots(options.html)
     total = len(policies) * sum(what.workload.samples_total for what in runs)
     with show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_progress:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,9 @@ SAMPLES_PER_RANK: Final = 3_000
 RANKS: Final = (8, 64)
 POLICIES: Final = ("standard", "paper", "odb")
 TRAINING_RANKS: Final = 2
+TRAINING_S: Final = 600
+_GRACE_S: Final = 35
+"""torchrun waits 30 s for its ranks to end."""
 SCRIPT: Final = "demo_train.py"
 
 
@@ -140,13 +144,33 @@ def _train(out: Path, text: str | None) -> dict[str, Json]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(TRAINING_RANKS)]
     command += [str(find_script()), "--out", str(out), *([] if text is None else ["--text", text])]
     with show_progress("training two ranks", 0):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-    (out / "train.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    if done.returncode:
-        cause = next((line for line in reversed(done.stderr.splitlines()) if "Error:" in line), "no error line")
+        status, printed, complained = run_whole(command, TRAINING_S)
+    (out / "train.log").write_text(printed + complained, encoding="utf-8")
+    if status:
+        cause = next((line for line in reversed(complained.splitlines()) if "Error:" in line), "no error line")
         raise UsageError(f"the training run failed ({cause.strip()}); its output is in {out / 'train.log'}")
     figures: dict[str, Json] = json.loads((out / "train.json").read_text(encoding="utf-8"))
     return figures
+
+
+def run_whole(command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+    """Returns exit status, output and errors of a program that starts others; when this is broken off, it ends them all.
+
+    Raises: UsageError when it takes longer than ``limit_s``.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            printed, complained = process.communicate(timeout=limit_s)
+        except BaseException as error:
+            process.terminate()  # torchrun passes it on to the ranks; killed, it would leave them
+            try:
+                process.communicate(timeout=_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise UsageError(f"the training run took more than {limit_s:g} s, and was ended") from None
+            raise
+        return process.returncode, printed, complained
 
 
 def _print_verdict(verdict: Verdict) -> None:

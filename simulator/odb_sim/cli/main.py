@@ -8,8 +8,11 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Final, NoReturn
 
 from odb_ref import __version__
@@ -73,17 +76,37 @@ def _json_to_stdout(options: argparse.Namespace) -> Iterator[None]:
             print(file.read_text(encoding="utf-8"), end="")
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: an end like Ctrl-C, in which whoever has started something ends it."""
+
+
+@contextmanager
+def _heed_sigterm() -> Iterator[None]:
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise _Terminated
+
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand. Exit status: 0 as asked, 1 a property does not hold, 2 unusable arguments or input,
-    130 and 141 broken off: by a signal, or because nobody reads what is printed.
+    130, 143 and 141 broken off: by Ctrl-C, by SIGTERM, or because nobody reads what is printed.
     """
+    _make_printable()
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
         return 0
     try:
-        with _json_to_stdout(options):
+        with _heed_sigterm(), _json_to_stdout(options):
             status: int = options.run(options)
         sys.stdout.flush()
     except UsageError as error:
@@ -92,8 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print(f"odb-ref {options.command}: this machine has not enough memory for so large a run", file=sys.stderr)
         return 2
+    except _Terminated:
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output has left: nothing more is wanted, and what was found may not have reached anybody.
         _drop_output()
@@ -105,6 +130,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_output()
         return 2
     return status
+
+
+def _make_printable() -> None:
+    """Sees to it that whatever is printed can be: by a parent that has closed standard output or standard error and wants
+    neither, and in an encoding that lacks a character of a path.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

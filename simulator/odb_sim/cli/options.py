@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +18,7 @@ from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, Transport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Driver, Run
+from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
 
@@ -242,14 +242,33 @@ def build_costs(options: argparse.Namespace) -> Costs:
     return costs
 
 
-def check_writable(*paths: str | Path | None) -> None:
-    """Checks that every path can be written: better said before a long run than after it.
+def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
+    """Checks that ``--batch-size`` means something to one of ``policies`` at least.
+
+    Raises: UsageError when none of them has fixed batches.
+    """
+    if size is not None and not any(map(has_fixed_batches, policies)):
+        fixed = ", ".join(filter(has_fixed_batches, POLICIES))
+        raise UsageError(
+            f"--batch-size {size}: of fixed batches only ({fixed}), and policy {', '.join(policies)} has none"
+        )
+
+
+def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Checks that every path can be written, that none is named twice and that it is none of those that are read: better said
+    before a long run than after it.
 
     Raises: UsageError naming the path.
     """
+    files = {Path(path).resolve() for path in reads if path is not None and Path(path).is_file()}
     for path in paths:
         if path is None:
             continue
+        file = Path(path).resolve()
+        if file in files:
+            raise UsageError(f"{path}: named twice, so what is in it would be lost")
+        if file.is_file() or not file.exists():  # a device takes what it is given
+            files.add(file)
         is_new = not Path(path).exists()
         try:
             with Path(path).open("ab"):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from odb_sim.cli.options import check_writable
-from odb_sim.reports.terminal import print_table
+from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.published import ASSUMPTIONS, Comparison, compare_published
 from odb_sim.studies.sweep import make_executor
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     check_writable(options.json)
-    with make_executor(options.processes) as executor:
+    with show_progress("published", 0), make_executor(options.processes) as executor:
         comparisons = compare_published(executor)
     if options.json is not None:
         data = [_encode(comparison) for comparison in comparisons]

@@ -50,7 +50,7 @@ def replay_traces(
     """
     if depth is not None and depth < 1:
         raise UsageError(f"--depth must be at least 1, got {depth}")
-    check_writable(json_path)
+    check_writable(json_path, reads=[*traces, cost_model])
     costs = None if cost_model is None else load_costs(cost_model)
     replays = replay_all(load_runs(traces, depth_steps=depth), costs)
     if json_path is not None:

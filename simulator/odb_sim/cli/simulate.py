@@ -11,11 +11,18 @@ from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.format import TraceWriter
-from odb_sim.cli.options import LENGTHS_HELP, add_run_options, build_run, check_writable, load_lengths_option
+from odb_sim.cli.options import (
+    LENGTHS_HELP,
+    add_run_options,
+    build_run,
+    check_batch_size,
+    check_writable,
+    load_lengths_option,
+)
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary, list_step_columns, list_step_values
 from odb_sim.engine.timeline import Timeline
-from odb_sim.inputs.conditions import parse_budget_schedule, parse_fault
+from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import choose_ranks, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
@@ -75,14 +82,22 @@ def run_command(options: argparse.Namespace) -> int:
     given = {"LENGTHS": options.lengths, "--ranks": options.ranks, "--token-budget": options.token_budget}
     if missing := [name for name, value in given.items() if value is None]:
         raise UsageError(f"needs {', '.join(missing)}")
+    check_batch_size(options.batch_size, [options.policy])
     what = build_run(options, options.policy, load_lengths_option(options, options.lengths))
     if options.budget_schedule is not None:
-        what = replace(what, budget_schedule=parse_budget_schedule(options.budget_schedule))
+        what = replace(what, budget_schedule=_parse_budget_schedule(options))
     faults = tuple(map(parse_fault, options.fault))
     what = replace(what, conditions=replace(what.conditions, faults=faults, deadline_s=options.deadline))
     if options.trace is not None and not what.is_protocol:
         raise UsageError(f"--trace: policy {what.policy} does not run the protocol, so there is no trace")
-    check_writable(options.json, options.trace, options.steps_csv, options.perfetto, options.html)
+    check_writable(
+        options.json,
+        options.trace,
+        options.steps_csv,
+        options.perfetto,
+        options.html,
+        reads=[options.lengths, options.cost_model],
+    )
     check_plots(options.html)
     timeline = _make_timeline(options, what)
     result = _simulate(what, options.trace, timeline)
@@ -98,6 +113,20 @@ def run_command(options: argparse.Namespace) -> int:
     _print_summary(result.summary)
     print_cautions(summarize_cautions(result.cautions))
     return 0
+
+
+def _parse_budget_schedule(options: argparse.Namespace) -> BudgetTable:
+    """Returns the schedule that the options ask for.
+
+    Raises: UsageError when it is none, or asks for more than the largest budget there is.
+    """
+    table = parse_budget_schedule(options.budget_schedule)
+    for step, tokens in table.changes:
+        if tokens > options.token_budget:
+            raise UsageError(
+                f"--budget-schedule {step}:{tokens}: --token-budget {options.token_budget} is the largest budget there is"
+            )
+    return table
 
 
 def _make_timeline(options: argparse.Namespace, what: Run) -> Timeline | None:

@@ -15,6 +15,7 @@ from odb_sim.cli.options import (
     build_conditions,
     build_costs,
     build_terms,
+    check_batch_size,
     check_writable,
     load_lengths_option,
 )
@@ -99,6 +100,7 @@ def build_study(options: argparse.Namespace) -> Study:
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0; bad input raises UsageError."""
     policies = _parse_words("--policy", options.policy)
+    check_batch_size(options.batch_size, policies)
     grid = Grid(
         study=build_study(options),
         points=build_points(
@@ -110,7 +112,7 @@ def run_command(options: argparse.Namespace) -> int:
         ),
         batch_size=options.batch_size,
     )
-    check_writable(options.json, options.csv, options.html)
+    check_writable(options.json, options.csv, options.html, reads=[options.lengths, options.cost_model])
     check_plots(options.html)
     with (
         show_progress(f"{grid.study.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,

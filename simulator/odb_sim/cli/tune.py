@@ -62,10 +62,10 @@ def run_command(options: argparse.Namespace) -> int:
         window_max=options.window_max,
         tolerance=options.tolerance,
     )
-    check_writable(options.json, options.html)
+    check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
     check_plots(options.html)
     with (
-        show_progress(f"tune {question.study.lengths.name}", _USUAL_SIMULATIONS) as on_done,
+        show_progress(f"tune {question.study.lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as on_done,
         open_executor(options.executor, options.processes) as executor,
     ):
         tuning = tune(question, executor, on_done)

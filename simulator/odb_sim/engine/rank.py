@@ -194,5 +194,5 @@ class Rank:
             self.handle(Collated(effect.round))
 
     def _fail(self, fault: Fault) -> None:
-        self._stage.note_fault()
+        self._stage.note_fault(fault)
         self.handle(LocalFailed(fault.cause))

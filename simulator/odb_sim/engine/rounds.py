@@ -245,7 +245,7 @@ def _build_rows(rounds: Sequence[Figures], clock: Clock, *, first_round: int, ra
                     queued_steps=ranks * queued[step],
                     data_wait_s=data_wait_s,
                     compute_s=compute_s,
-                    sync_wait_s=ranks * (clock.slowest_s[step] - start_s) - data_wait_s - compute_s,
+                    sync_wait_s=max(0.0, ranks * (clock.slowest_s[step] - start_s) - data_wait_s - compute_s),
                     collective_s=ranks * (end_s - clock.slowest_s[step]),
                 )
             )

@@ -12,7 +12,7 @@ from odb_ref.core.resume import RoundStart
 from odb_sim.engine.batches import Shelf
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.timeline import Timeline
-from odb_sim.inputs.conditions import Conditions
+from odb_sim.inputs.conditions import Conditions, Fault
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.workload import Workload
 
@@ -46,6 +46,8 @@ class Stage:
         """How many samples a read of each rank finds before the window is full, by the read's number; empty: no bound."""
         self.budget_schedule = budget_schedule
         self._random = random.Random(seed)
+        self.acted: set[Fault] = set()
+        """The faults that have happened."""
         self._fault_s: float | None = None
         self._finished_s = 0.0
 
@@ -54,8 +56,9 @@ class Stage:
         jitter = self.conditions.jitter
         return seconds * self._random.lognormvariate(0, jitter) if jitter else seconds
 
-    def note_fault(self) -> None:
-        """A fault acts now."""
+    def note_fault(self, fault: Fault) -> None:
+        """``fault`` acts now."""
+        self.acted.add(fault)
         self._fault_s = self.env.now if self._fault_s is None else self._fault_s
 
     def note_finish(self) -> None:

@@ -133,7 +133,7 @@ class Trainers:
         for fault in self._leaving:
             if fault.at != number:
                 continue
-            stage.note_fault()
+            stage.note_fault(fault)
             self._departed.add(fault.rank)
             if fault.kind is FaultKind.KILL:
                 self._ranks[fault.rank].is_gone = True
@@ -205,7 +205,7 @@ class Trainers:
             queued_steps=self._queued_steps,
             data_wait_s=computing.wait_s,
             compute_s=computing.compute_s,
-            sync_wait_s=len(takers) * (slowest_s - start_s) - computing.wait_s - computing.compute_s,
+            sync_wait_s=max(0.0, len(takers) * (slowest_s - start_s) - computing.wait_s - computing.compute_s),
             collective_s=len(takers) * (end_s - slowest_s),
         )
         if stage.timeline is not None:

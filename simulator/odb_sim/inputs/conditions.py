@@ -40,6 +40,9 @@ class Fault:
         """What a report says of it."""
         return f"{self.kind} fault at {self.at}"
 
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.rank}:{self.at}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
@@ -66,6 +69,14 @@ class Conditions:
         for rank, factor in (*self.slow_ranks, *self.slow_loaders):
             if not isfinite(factor) or factor <= 0:
                 raise UsageError(f"rank {rank} slower by {factor}: a factor is a number above 0")
+        for what, pairs in (("computes", self.slow_ranks), ("loads", self.slow_loaders)):
+            factors: dict[int, float] = {}
+            for rank, factor in pairs:
+                if rank in factors:
+                    raise UsageError(
+                        f"rank {rank} {what} {factor:g} times as long: {factors[rank]:g} times has been given"
+                    )
+                factors[rank] = factor
         for fault in self.faults:
             if fault.at < 0:
                 raise UsageError(f"{fault.kind} fault at {fault.at}: must not be negative")

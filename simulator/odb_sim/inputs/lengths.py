@@ -109,6 +109,9 @@ def _parse_csv(file: IO[str], where: str, name: str, further: Sequence[str]) -> 
                 raise UsageError(
                     f"{where}:1: no column {column} in the header, the first line; there are {there}"[:300]
                 )
+        for column in (TOTAL_COLUMN, SUPERVISED_COLUMN, *further):
+            if header.count(column) > 1:
+                raise UsageError(f"{where}:1: {header.count(column)} columns are called {column}")
         supervised_column = SUPERVISED_COLUMN if SUPERVISED_COLUMN in header else TOTAL_COLUMN
         columns = [header.index(column) for column in (TOTAL_COLUMN, supervised_column, *further)]
         tokens, supervised, used = array("q"), array("q"), array("q")

@@ -1,4 +1,4 @@
-"""What the commands show: tables of figures, cautions, and a progress bar where there is a terminal to draw it on.
+"""What the commands show: tables of figures, cautions, and progress: a bar where there is a terminal to draw it on.
 
 A table is never cut. Where it is wider than the terminal its header goes over several lines, then its columns go into several
 blocks, each beginning with the columns that say what a row is.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
+from threading import Event, Thread
 
 from rich import box
 from rich.cells import cell_len
@@ -25,16 +27,48 @@ _NARROWEST = 8
 """A cell that is too long for the terminal is folded, at this width or more."""
 
 
+LINE_EVERY_S: float = 30
+"""How often progress is said where there is no terminal: in a log of a job, say."""
+
+
 @contextmanager
-def show_progress(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """Yields a function to be told how many of ``total`` are done, or None when stderr is not a terminal."""
+def show_progress(label: str, total: int, *, is_estimate: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be told how many of ``total`` are done; a total of 0 is not known.
+
+    It draws a bar where stderr is a terminal, else it prints a line now and then, the first after `LINE_EVERY_S`.
+    """
     if not sys.stderr.isatty():
-        yield None
+        with _print_progress(label, total, "about " if is_estimate else "") as on_progress:
+            yield on_progress
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def _print_progress(label: str, total: int, about: str) -> Iterator[Callable[[int], None]]:
+    file, begin_s, ended, done = sys.stderr, time.monotonic(), Event(), 0
+
+    def note(now_done: int) -> None:
+        nonlocal done
+        done = now_done
+
+    def tell() -> None:
+        # A thread, since nothing is heard of a simulation of minutes before its end.
+        while not ended.wait(LINE_EVERY_S):
+            share = f"{done:,} of {about}{total:,} done, " if done < total else f"{done:,} done, " if total else ""
+            with suppress(OSError, ValueError):  # nobody reads it: no reason to end
+                print(f"{label}: {share}{time.monotonic() - begin_s:,.0f} s", file=file, flush=True)
+
+    thread = Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield note
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Console(Console):
@@ -89,6 +123,8 @@ def _build(console: Console, columns: list[int], header: list[str], rows: list[l
     while excess > 0:
         widest = max(table.columns, key=lambda column: column.width or 0)
         if (widest.width or 0) <= _NARROWEST:
+            for column in table.columns:
+                column.width, column.no_wrap, column.overflow = None, False, "fold"
             break
         give = min(excess, (widest.width or 0) - _NARROWEST)
         widest.width = (widest.width or 0) - give

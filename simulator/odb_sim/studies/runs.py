@@ -24,7 +24,7 @@ from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.windows import fits_twins
 from odb_sim.engine.world import TimedObserver, World
-from odb_sim.inputs.conditions import STEADY, Conditions
+from odb_sim.inputs.conditions import STEADY, Conditions, Fault
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.rules import OWN, load_policy_rule
 from odb_sim.inputs.workload import Sharding, Workload
@@ -48,6 +48,11 @@ class Driver(StrEnum):
 def has_window(policy: str) -> bool:
     """Returns True when a rank of the policy groups a window of samples at a time."""
     return is_rule(policy) or policy == PEER
+
+
+def has_fixed_batches(policy: str) -> bool:
+    """Returns True when the batches of the policy are all of one number of samples."""
+    return policy in FIXED_SIZE
 
 
 def describe_window(summary: Summary) -> str:
@@ -200,6 +205,7 @@ def run(
     begin_s = time.perf_counter()
     batch_size: int | None = None
     outcome, abort_s, ended_s, policy, driver = COMPLETE, None, 0.0, what.policy, "plan"
+    missed: tuple[Fault, ...] = ()
     if what.is_protocol:
         config = what.build_config()
         policy = config.rule.name
@@ -231,6 +237,7 @@ def run(
         outcome = world.run()
         rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
         ended_s = world.stage.ended_s
+        missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
@@ -275,7 +282,12 @@ def run(
         ended_s=ended_s,
     )
     cautions = list_cautions(
-        what.workload, summary, what.costs.fitted, has_window=what.rule is not None or has_window(what.policy)
+        what.workload,
+        summary,
+        what.costs.fitted,
+        has_window=what.rule is not None or has_window(what.policy),
+        is_steady=what.budget_schedule is None,
+        missed=missed,
     )
     return Result(summary, rows, cautions)
 

@@ -7,6 +7,7 @@ come in the order of the grid and are the same whatever runs them.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,8 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_complet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, product
-from multiprocessing import active_children, get_context
-from threading import current_thread, main_thread
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread, current_thread, main_thread
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
@@ -171,19 +172,19 @@ def make_executor(workers: int) -> Executor:
     Raises: UsageError when there is less than one.
     """
     if workers < 1:
-        raise UsageError(f"--workers must be at least 1, got {workers}")
+        raise UsageError(f"--processes must be at least 1, got {workers}")
     if workers == 1:
         return Local()
     return ProcessPoolExecutor(workers) if sys.platform == "win32" else _Pool(workers)
 
 
 class _Pool(ProcessPoolExecutor):
-    """Processes that Ctrl-C ends without a traceback, even while they start; whoever asked for them prints what is needed."""
+    """Processes that Ctrl-C ends without a traceback, even while they start, and that do not outlive whoever asked for them."""
 
     def __init__(self, workers: int) -> None:
         self._others = set(active_children())
         # Not forked: a progress bar has a thread, and what a fork makes of its locks is luck.
-        super().__init__(workers, mp_context=get_context("spawn"), initializer=_end_quietly)
+        super().__init__(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Returns a future of a process, started here where there are too few; it inherits that the signal is held back."""
@@ -220,9 +221,17 @@ def _hold_back() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _end_quietly() -> None:
+def _begin_worker() -> None:
+    Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _end_with_parent() -> None:
+    # Of a parent that is killed, or ended by SIGTERM, a worker hears nothing: it would wait for its next task for ever.
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def simulate_point(grid: Grid, point: Point) -> Answer:

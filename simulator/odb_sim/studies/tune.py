@@ -190,13 +190,16 @@ class _Search:
     def _try(self, points: Sequence[Point]) -> list[Answer]:
         new = [point for point in dict.fromkeys(points) if point not in self._answers]
         if new:
-            before = len(self._answers)
-            report = self._on_done
-            count = None if report is None else (lambda done: report(before + done))
             drawn = [replace(point, samples=self._question.choose_samples(point)) for point in new]
-            answers = run_grid(self._question.build_grid(drawn), self._executor, count)
+            answers = self._run(drawn)
             self._answers |= {point: replace(answer, point=point) for point, answer in zip(new, answers, strict=True)}
         return [self._answers[point] for point in points]
+
+    def _run(self, points: Sequence[Point]) -> list[Answer]:
+        """Returns the answers of simulations that follow those of all that were tried."""
+        before, report = len(self._answers), self._on_done
+        count = None if report is None else (lambda done: report(before + done))
+        return run_grid(self._question.build_grid(points), self._executor, count)
 
     def _get_best(self) -> Answer:
         return max(self._answers.values(), key=lambda answer: answer.rate)
@@ -267,7 +270,7 @@ class _Search:
     def _simulate_epochs(self, chosen: Point, *, is_short: bool) -> list[Answer]:
         """Returns the epoch as it was asked about: with the recommendation, and where it is short with all that was tried."""
         points = dict.fromkeys([chosen, *(self._answers if is_short else ())])
-        return run_grid(self._question.build_grid(list(points)), self._executor)
+        return self._run(list(points))
 
     def _list_cautions(self, chosen: Answer, epoch: Answer, best: Answer, windows_held: float) -> tuple[str, ...]:
         question, found = self._question, []
