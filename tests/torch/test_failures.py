@@ -55,8 +55,8 @@ def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int, trace: Path
 @pytest.mark.parametrize(
     ("fault", "cause", "num_workers"),
     [
-        ("raise", "ValueError: bad row 15", 0),
-        ("raise", "ValueError: bad row 15", 1),
+        ("raise", "ValueError: bad row 15 (the sample is 15)", 0),
+        ("raise", "ValueError: bad row 15 (the sample is 15)", 1),
         ("empty", "the length of a sample is 0", 0),
         ("no_ids", "has no input_ids", 0),
         ("kill", "exited unexpectedly", 1),

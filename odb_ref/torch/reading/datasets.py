@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.core.errors import OdbError
-from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.description import describe, note_sample
 from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
 
 SampleKey = tuple[int, int, object]
@@ -77,10 +77,11 @@ class WorkerInit:
 
 
 class SeededDataset(Dataset[object]):
-    """A map-style data set, read by `SampleKey`."""
+    """A map-style data set, read by `SampleKey`. What it raises for a sample says for which, unless somebody else does."""
 
-    def __init__(self, dataset: Dataset[object]) -> None:
+    def __init__(self, dataset: Dataset[object], *, is_guarded: bool = False) -> None:
         self._wrapped = dataset
+        self._is_guarded = is_guarded
 
     def __len__(self) -> int:
         return len(self._wrapped)  # type: ignore[arg-type]
@@ -92,6 +93,8 @@ class SeededDataset(Dataset[object]):
             return self._wrapped[name]
         except BaseException as error:
             if (instead := contain(error, "the data set", f" for the sample {name!r}")) is None:
+                if isinstance(error, Exception) and not self._is_guarded:
+                    note_sample(error, name)
                 raise
             raise instead from error
 

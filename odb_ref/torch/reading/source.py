@@ -151,7 +151,8 @@ class Source:
             arguments["multiprocessing_context"] = options.multiprocessing_context
             arguments["prefetch_factor"] = options.prefetch_factor
         if not isinstance(dataset, IterableDataset):
-            dataset = GuardedDataset(SeededDataset(dataset)) if is_guarded else SeededDataset(dataset)
+            seeded = SeededDataset(dataset, is_guarded=is_guarded)
+            dataset = GuardedDataset(seeded) if is_guarded else seeded
             arguments["batch_sampler"] = self._feed
         else:
             arguments["batch_size"] = CHUNK_SAMPLES
