@@ -559,11 +559,11 @@ Qed.
 
 Lemma one_more_begins : forall f r, r < W -> f r = false -> length (filter (update f r true) (seq 0 W)) = S (length (filter f (seq 0 W))).
 Proof.
-  intros f r Hr E. assert (X : In r (seq 0 W)) by (apply in_seq; lia). pose proof (seq_NoDup W 0) as N. revert X N. generalize (seq 0 W).
-  induction l as [|q l IH]; intros X N; [destruct X|]. inversion N as [|? ? Nq N']; subst. simpl. destruct (Nat.eq_dec q r) as [->|D].
+  intros f r Hr E. assert (X : In r (seq 0 W)) by (apply in_seq; lia). pose proof (seq_NoDup W 0) as Nn. revert X Nn. generalize (seq 0 W).
+  induction l as [|q l IH]; intros X Nn; [destruct X|]. inversion Nn as [|? ? Nq Nn']; subst. simpl. destruct (Nat.eq_dec q r) as [->|D].
   - rewrite update_same, E. simpl. f_equal. clear - Nq. induction l as [|z l IH]; [reflexivity|]. simpl in *.
     rewrite update_other by (intros ->; tauto). destruct (f z); simpl; rewrite IH by tauto; reflexivity.
-  - rewrite update_other by exact D. destruct X as [X|X]; [contradiction|]. specialize (IH X N'). destruct (f q); simpl; rewrite IH; reflexivity.
+  - rewrite update_other by exact D. destruct X as [X|X]; [contradiction|]. specialize (IH X Nn'). destruct (f q); simpl; rewrite IH; reflexivity.
 Qed.
 
 (** A step that is not a rank's beginning is followed by one or more. *)
@@ -599,8 +599,8 @@ Proof.
       unfold results in *. cbn [base log]. rewrite !map_app. apply Forall2_app; [exact N4|]. constructor; [exact Ay|constructor].
   - destruct (F r Hr) as [w [e [m [Hn T]]]]. eexists; exists 1. split; [apply One; reflexivity|]. split.
     + eapply leads_by_a_step, (StepTrained W (own input) depth input t r Hr); [rewrite (n_running _ _ _ _ _ _ _ Hn); exact Ru|].
-      intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [-> _]. destruct (n_rank _ _ _ _ _ _ _ N') as [-> _]. exact (Tk q Hq).
-    + intros q Hq. destruct (F q Hq) as [w' [e' [m' [N' T']]]]. exists w', e', m'. split; [|exact T']. destruct N' as [N1 N2 N3 N4 N5 N6]. constructor; auto.
+      intros q Hq. destruct (F q Hq) as [w' [e' [m' [Nn' _]]]]. destruct (n_rank _ _ _ _ _ _ _ Hn) as [-> _]. destruct (n_rank _ _ _ _ _ _ _ Nn') as [-> _]. exact (Tk q Hq).
+    + intros q Hq. destruct (F q Hq) as [w' [e' [m' [Nn' T']]]]. exists w', e', m'. split; [|exact T']. destruct Nn' as [N1 N2 N3 N4 N5 N6]. constructor; auto.
       intros z. cbn [running base]. unfold update. destruct (z =? r); auto.
 Qed.
 
@@ -618,10 +618,10 @@ Proof.
   induction 1 as [|n s s' R [B IH] St].
   - split; [apply start_books|]. intros input _. exists (start (own input)), 0. split; [lia|]. split; [exists 0; split; [lia|apply path_here]|apply start_followed].
   - assert (Now : forall input, extends input s -> exists t k, n <= beginners s + k /\ leads input k (start (own input)) t /\ reachable input t /\ following input s t).
-    { intros input X. destruct (IH input X) as [t [k [N [L F]]]]. exists t, k. repeat split; auto. eapply reached_by; [apply System.reach_start|exact L]. }
+    { intros input X. destruct (IH input X) as [t [k [Nn [L F]]]]. exists t, k. repeat split; auto. eapply reached_by; [apply System.reach_start|exact L]. }
     destruct (Now _ (content_of_places s)) as [t0 [_ [_ [_ [R0 F0]]]]]. destruct (books_kept _ s t0 s' R0 F0 (content_of_places s) B St) as [B' Sh].
-    split; [exact B'|]. intros input X'. destruct (Now input (Sh input X')) as [t [k [N [[m [Lm P]] [R1 F1]]]]].
-    destruct (step_followed input s t s' R1 F1 B (Sh input X') B' X' St) as [t' [k' [N' [[m' [Lm' P']] F']]]].
+    split; [exact B'|]. intros input X'. destruct (Now input (Sh input X')) as [t [k [Nn [[m [Lm P]] [R1 F1]]]]].
+    destruct (step_followed input s t s' R1 F1 B (Sh input X') B' X' St) as [t' [k' [Nn' [[m' [Lm' P']] F']]]].
     exists t', (k + k'). split; [lia|]. split; [|exact F']. exists (m + m'). split; [lia|]. eapply path_joins; eauto.
 Qed.
 
@@ -745,7 +745,7 @@ Theorem with_shared_shards_every_schedule_ends_within_the_bound : forall n s, sh
   n <= 2 * total + 2 + W * (6 * total + 7) + total + W * (2 * total + 3) + W.
 Proof.
   intros n s R. destruct (every_run_is_followed n s R) as [B H]. set (input := fun r => content (places s r)).
-  destruct (H input (content_of_places s)) as [t [k [N [[m [Lm P]] _]]]]. pose proof (beginners_within s).
+  destruct (H input (content_of_places s)) as [t [k [Nn [[m [Lm P]] _]]]]. pose proof (beginners_within s).
   pose proof (every_schedule_ends_within_the_bound W (own input) depth input (own_ok input) m t P) as Bd.
   assert (Few : Termination.total W input <= total).
   { pose proof (no_more_is_drawn_than_there_is total deal deal_sum (every_round s)) as D.

@@ -33,7 +33,7 @@ Proof.
     destruct (at_phase _); rewrite ?befallen_post, ?befallen_finish, befallen_deliver; reflexivity.
 Qed.
 
-(** Whether it accepts what is no read hangs neither on what it wants nor on who knows of the end. *)
+(** Whether it accepts an event that brings no samples hangs neither on what it wants nor on who knows of the end. *)
 Lemma accepted_in_any_dress : forall c big r d w e m u x t, match x with SamplesRead _ _ _ | Got (Agreed _) => False | _ => True end ->
   transition (wide big c) r d (dress w e m u) x = Some t -> exists t', transition c r d u x = Some t'.
 Proof.
