@@ -166,6 +166,42 @@ let show_heirs c rank accepted _ t =
     | _ -> "-" in
   show_state None (stand_in t) ^ " || " ^ loaded
 
+(* Every event of one rank that draws (R14): as [SharedBegins], [SharedRank] and [SharedCounted] of Drawing.v put them together. *)
+let run_shared () =
+  let ranks = int () in let total = int () in let is_packed = bool () in
+  let c, rank, depth, offer, accepted = config () in
+  let hears b = accepting c (fun _ -> b) in
+  let wish _ k d held carried = wish_for (shared_window ranks total is_packed (c.c_window k) d) held carried in
+  let upto = ref 0 and places = ref [] in
+  (* What is drawn of what all want: the state that has drawn it, and how the rank's books are then kept. *)
+  let deal wants s =
+    let ds = shares wants (total - !upto) in
+    let far = !upto + sum ds in
+    draws (List.nth ds rank) (far = total) s, fun () -> places := !places @ draw !upto ds rank; upto := far in
+  let show b t posted want =
+    print_endline (String.concat " | " [ show_state b t; posted; want; show_int !upto; show_list show_int !places ]) in
+  let go_on b s t name =
+    let posted = show_posted s t in
+    let is_counts = match t.posted with Some (MCounts _) -> posted <> "-" | _ -> false in
+    show b t posted (if is_counts && name = "agreed" then show_int (wish_of wish rank !upto s t) else "-");
+    (b, t) in
+  let refuse b s = print_endline "refused"; (b, s) in
+  let step (b, s) = function
+    | "accepted" -> let tokens = int () in if tokens < 1 then refuse b s else go_on (offer tokens) s s "accepted"
+    | "counted" ->
+        let cs = list counts in
+        let drawn, keep = deal (list int) s in
+        (match transition (hears b) rank depth drawn (Got (Counted cs)) with
+         | None -> refuse b s
+         | Some t -> keep (); go_on b s t "counted")
+    | name -> (match handle_shared (hears b) rank depth s (event name) with None -> refuse b s | Some t -> go_on b s t name) in
+  let s = initial c rank in
+  let drawn, keep = deal (List.init ranks (fun _ -> c.c_window 0)) s in
+  keep ();
+  let told = ref (go_on accepted s (post (hears accepted) rank drawn) "begins") in
+  let n = int () in
+  for _ = 1 to n do told := step !told (word ()) done
+
 (* The coupled system, state by state: what was met is kept by number. A trainer leaves a step as late as it can, the exchange
    completes as soon as it can. *)
 
@@ -273,6 +309,7 @@ let answer = function
   | "rule" -> let rule = rule () in print_endline (show_int (rule (offer ())))
   | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))
   | "machine" -> run_events show_move
+  | "shared" -> run_shared ()
   | "heirs" -> run_events show_heirs
   | "system" -> run_system ()
   | name -> failwith ("no command " ^ name)

@@ -1,0 +1,180 @@
+"""Ranks that draw from a common order (R14): the Python beside the proved model, transition by transition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+import pytest
+from odb_sim.explore.bounds import Bounds
+from odb_sim.explore.driver import Core
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.shards import Draw
+from odb_ref.core.effects import Effect, Post, PostCounts, Read
+from odb_ref.core.errors import PeerError, UsageError
+from odb_ref.core.events import Collated, Counted, Event, SamplesRead, StepTaken
+from tests.mutants.loader import Mutant, load
+from tests.proofs.conftest import Model
+from tests.proofs.wire import show_list, show_state, write_config, write_event, write_integers
+from tests.proofs.worlds import MOST_EVENTS, Rank, Rates, World, make_world
+
+WORLDS = 240
+AT_ONCE = 40
+LEAST = {
+    "quota": 20,
+    "packed": 20,
+    "complete": 20,
+    "stopped": 5,
+    "failed": 5,
+    "mismatch": 2,
+    "a draw after the first": 40,
+    "nothing is drawn": 20,
+}
+"""In how many of the worlds each case is met at least."""
+
+
+class SharedWorld(World):
+    """Ranks that draw what they read from one order. Nothing is lost: the model has no lost peers where ranks draw."""
+
+    def __init__(self, world: World) -> None:
+        self.order = [sample for rank in world.ranks for sample in rank.source]
+        self.places: dict[int, list[int]] = {}
+        configs = [replace(rank.config, shared_samples=len(self.order)) for rank in world.ranks]
+        rates: Rates = replace(world.rates, lose=0.0, full=0.0)
+        super().__init__(configs, [()] * len(configs), rates, world.rng, world.core)
+        for index, rank in enumerate(self.ranks):
+            draw = rank.state.draw
+            self.places[index] = list(range(draw.first, draw.first + draw.count))
+            rank.lines[0] += self._show_books(index, ())
+
+    def _show_books(self, index: int, effects: Sequence[Effect]) -> str:
+        """What the rank says that it wants, how far the order is drawn, and what the rank has drawn of it."""
+        want = next((effect.wanted for effect in effects if isinstance(effect, PostCounts)), None)
+        return (
+            f" | {'-' if want is None else want} | {self.ranks[index].state.draw.end} | {show_list(self.places[index])}"
+        )
+
+    def handle(self, index: int, event: Event) -> None:
+        """Lets the event happen. Sums that come at the wrong time, or wrong ones, still say what all want."""
+        rank = self.ranks[index]
+        if isinstance(event, Counted):
+            event = replace(event, wants=event.wants or (1,) * len(self.ranks))
+        wants = f" {write_integers(event.wants)}" if isinstance(event, Counted) else ""
+        rank.events.append(write_event(event, self.prints) + wants)
+        before = rank.state
+        try:
+            rank.state, effects = self.core.transition(rank.config, before, event)
+        except (UsageError, PeerError):
+            rank.lines.append("refused")
+            return
+        for effect in effects:
+            if isinstance(effect, Post):
+                rank.waiting = effect
+            if isinstance(effect, Read) and effect.first is not None:
+                self.places[index].extend(range(effect.first, effect.first + effect.count))
+        rank.lines.append(show_state(rank.state, effects, self.prints) + self._show_books(index, effects))
+        self._note_shared(rank, before.draw)
+        if rank.state.outcome is not None and before.outcome is None:
+            self._reach(str(rank.state.outcome.kind), True)
+
+    def _note_shared(self, rank: Rank, before: Draw) -> None:
+        config, draw = rank.config, rank.state.draw
+        self._reach("quota", config.quota_samples is not None)
+        self._reach("packed", config.layout is Layout.PACKED)
+        self._reach("a draw after the first", draw is not before and draw.count > 0)
+        self._reach("nothing is drawn", draw is not before and not draw.count)
+
+    def _go_on(self, index: int, rank: Rank) -> None:
+        """What must happen some time, as with a source of one's own; a read answers with a part of what was drawn."""
+        rng, state = self.rng, rank.state
+        for what in rng.sample(("answer", "read", "collate", "take"), 4):
+            if what == "answer" and rank.pending:
+                self.handle(index, rank.pending.pop(0))
+                return
+            if what == "read" and state.wanted_samples:
+                places = self.places[index][state.read_samples :][: rng.randint(1, state.wanted_samples)]
+                read = tuple(replace(self.order[p], position=i) for i, p in enumerate(places, state.read_samples))
+                self.handle(index, SamplesRead(read, is_ended=False))
+                return
+            if what == "collate" and not state.is_collated:
+                self.handle(index, Collated(state.round - 1))
+                return
+            if what == "take" and state.queue and state.queue[0].number < state.step_limit:
+                self.handle(index, StepTaken())
+                return
+
+
+def run_shared_world(seed: int, core: Core | None = None, layouts: type[Layout] = Layout) -> SharedWorld:
+    """The world of a seed, driven to its end."""
+    world = SharedWorld(make_world(seed, core or Core(), layouts))
+    for _ in range(MOST_EVENTS):
+        if world.is_over():
+            break
+        world.one_event()
+    return world
+
+
+def find_shared_difference(model: Model, worlds: Sequence[SharedWorld]) -> str | None:
+    """The first line that the model does not say, with what the Python says; all worlds in one question."""
+    asked, expected = [], []
+    for world in worlds:
+        for rank in world.ranks:
+            config = rank.config
+            head = f"shared {config.world_size} {config.shared_samples} {int(config.layout is Layout.PACKED)}"
+            asked.append(f"{head} {write_config(config, rank.budgets)} {len(rank.events)} {' '.join(rank.events)}")
+            expected += rank.lines
+    said = model(" ".join(asked))
+    for number, (python, answer) in enumerate(zip_longest(expected, said, fillvalue="nothing")):
+        if python != answer:
+            return f"line {number}:\n before {expected[number - 1]}\n python {python}\n model  {answer}"
+    return None
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
+def test_ranks_that_draw_make_the_same_transitions_as_the_model(model: Model, first: int) -> None:
+    """Spec: R14.2 to R14.5. Checks: DEAL, ALIGN, CONSERVE, ABORT, STOP, QUOTA (the link from proof to code)."""
+    worlds = [run_shared_world(seed) for seed in range(first, first + AT_ONCE)]
+    assert (difference := find_shared_difference(model, worlds)) is None, difference
+
+
+def test_random_worlds_of_shared_shards_reach_what_they_must() -> None:
+    """The comparison above is only worth what it visits."""
+    reached = sum((run_shared_world(seed).reached for seed in range(WORLDS)), Counter[str]())
+    missed = {case: (reached[case], least) for case, least in LEAST.items() if reached[case] < least}
+    assert not missed, f"met in too few of {WORLDS} worlds, (found, least): {missed}"
+
+
+def _mutant(name: str, module: str, old: str, new: str) -> Mutant:
+    return Mutant(name=name, module=module, old=old, new=new, property="DEAL", bounds=Bounds(lengths=((1,),)))
+
+
+MUTANTS = (
+    _mutant(
+        "asks in the round before",
+        "rounds",
+        "compute_shared_window(round_, state",
+        "compute_shared_window(round_ - 1, state",
+    ),
+    _mutant("the carried are not counted", "rounds", "carried_tokens=carried_tokens)", "carried_tokens=0)"),
+    _mutant(
+        "the end is one place early",
+        "rounds",
+        "draw.end == config.shared_samples",
+        "draw.end >= config.shared_samples - 1",
+    ),
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_rank_that_draws_otherwise_is_noticed(model: Model, mutant: Mutant) -> None:
+    with load(mutant, has_invariants=False) as (core, bounds):
+        layouts = type(bounds.layout)
+        assert any(
+            find_shared_difference(
+                model, [run_shared_world(seed, core, layouts) for seed in range(first, first + AT_ONCE)]
+            )
+            for first in range(0, WORLDS, AT_ONCE)
+        ), "survives"
