@@ -36,8 +36,8 @@ $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
 demo: $(DEMO_READY) ## Simulate a real trace, train two ranks on real text, check both, write demo-out/report.html
 	$(BIN)/odb-ref demo --out $(DEMO_OUT)
 
-quick: $(READY) ## The fast loop: the tests of core, spec and repository, in under a minute
-	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal -m "not slow" tests/core tests/spec tests/repo
+quick: $(READY) ## The fast loop: the tests of core, spec and repository, and some batches, in under a minute
+	$(BIN)/pytest -n logical --maxprocesses 8 --dist worksteal -m "not slow" tests/core tests/spec tests/repo tests/torch/test_batch_digests.py
 
 test: $(READY) ## All tests: those that can on all cores, the others one by one; the slowest are listed
 	$(BIN)/pytest --part together -n logical --maxprocesses 8 --dist worksteal --durations 15; together=$$?; \
@@ -48,8 +48,10 @@ soak: $(READY) proofs ## What is long: swarm, faults, hostile traces, defects, w
 	$(BIN)/python -m tests.soak.faults --seed $(SOAK_SEED) --runs $(SOAK_RUNS)
 	$(BIN)/python -m tests.soak.fuzz_check --seed $(SOAK_SEED) --runs 1000000
 	$(BIN)/python -m tests.mutants.deep
+	$(BIN)/python -m tests.mutants.fresh
 	$(BIN)/python -m tests.mutants.planted
 	$(BIN)/python -m tests.explore.wrong_rules
+	$(MAKE) -C proofs whole
 	$(BIN)/python -m tests.proofs.mutants
 	$(BIN)/python -m tests.simulator_answers.brute
 
@@ -72,6 +74,7 @@ mutants: $(READY) ## Mutation test of odb_ref/core and odb_ref/trace with mutmut
 
 docs: $(READY) ## The documents as a site, docs/_build/html; a warning or a dead link is an error
 	$(BIN)/python docs/picture.py
+	$(BIN)/python spec/traceability.py
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean: ## Remove what was made

@@ -72,7 +72,7 @@ def main() -> None:
         collate_fn=collate,
         accumulation_steps=4,
         loss_reduction="sum",  # a sum is defined for a batch without a supervised token, a mean is not
-        device_mesh=mesh["dp"],
+        device_mesh=mesh,
     )
     steps, updates, numbers = 0, 0, []
     with loader:

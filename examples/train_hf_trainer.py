@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run
     torchrun --nproc-per-node 2 examples/train_hf_trainer.py --out hf-run --resume hf-run/checkpoint-4
 
-`ODBTrainer` is the Trainer with one more argument. Each update has the gradient of the mean over the supervised tokens of all
-ranks and of all micro-steps of its accumulation window; a checkpoint goes on at the sample where it was saved.
+`ODBTrainer` is the Trainer with one more argument. Each update holds the samples that the plain Trainer would put into it, and
+has the gradient of the mean over their supervised tokens; a checkpoint goes on at the sample where it was saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer
 
 VOCABULARY = 128
-SAMPLES = 61
+SAMPLES = 64
 
 
 class Texts(Dataset):
@@ -70,8 +70,8 @@ def main() -> None:
         args,
         train_dataset=Texts(),
         data_collator=collate,
-        # How many updates an epoch will take is not known; the estimate is for the learning rate's schedule.
-        odb=ODBOptions(token_budget=600, updates_per_epoch=6, loader={"window": 16}),
+        # Each update holds the samples that the plain Trainer would put into it; only its micro-batches go by length.
+        odb=ODBOptions(token_budget=600),
     )
     trainer.train(resume_from_checkpoint=options.resume)
 

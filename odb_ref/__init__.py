@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from odb_ref.core.batching.known_lengths import plan
     from odb_ref.core.errors import JobError, OdbError, UsageError
+    from odb_ref.plan import plan_all, plan_rank, plan_ranks
     from odb_ref.torch.checkpoint import JobState
     from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
     from odb_ref.torch.from_dataloader import apply
-    from odb_ref.torch.gathering import gather_objects, gather_samples
+    from odb_ref.torch.gathering import gather_integers, gather_objects, gather_samples
     from odb_ref.torch.info import StepInfo, pop_step_info
     from odb_ref.torch.loader import ODBDataLoader
     from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
@@ -37,16 +37,19 @@ __all__ = [
     "__version__",
     "apply",
     "count_patches",
+    "gather_integers",
     "gather_objects",
     "gather_samples",
-    "plan",
+    "plan_all",
     "plan_micro_batches",
+    "plan_rank",
+    "plan_ranks",
     "pop_step_info",
 ]
 
-_CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | {
-    "plan": "odb_ref.core.batching.known_lengths"
-}
+_CORE: Final = dict.fromkeys(("JobError", "OdbError", "UsageError"), "odb_ref.core.errors") | dict.fromkeys(
+    ("plan_all", "plan_rank", "plan_ranks"), "odb_ref.plan"
+)
 """What needs no torch, and where it stands."""
 
 

@@ -66,9 +66,13 @@ Notation whole := (Facts.whole cfg).
 
 (** What happens by itself: neither a failure, nor a consumer that leaves, nor an urge. *)
 Definition unurged (l : label) : Prop := match l with LRank _ (ConsumerStopped | LocalFailed _ | Urged) => False | _ => True end.
+(** What a rank that has failed was to read or collate may never come: the process that does it may be gone. *)
+Definition served (s : sys) (l : label) : Prop := match l with LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None | _ => True end.
+Definition unaided (s : sys) (l : label) : Prop := unurged l /\ served s l.
 (** The driver urges when a consumer has left (assumption A6 of the spec). *)
 Definition by_itself (s : sys) (l : label) : Prop :=
   match l with
+  | LRank r (SamplesRead _ _ _ | Collated) => failure (rank_of s r) = None
   | LRank _ (ConsumerStopped | LocalFailed _) => False
   | LRank _ Urged => exists q, q < W /\ stopped (rank_of s q) = true
   | _ => True
@@ -80,16 +84,19 @@ Definition broken (s : sys) (r : nat) : Prop :=
   exists q, q < W /\ stopped (rank_of s q) = true /\ running s q = true /\ length (taken (rank_of s q)) = length (taken (rank_of s r)).
 
 (** What happens by itself, when a step that a consumer left in the middle of it never ends. *)
-Definition calm (s : sys) (l : label) : Prop := unurged l /\ match l with LTrained r => ~ broken s r | _ => True end.
+Definition calm (s : sys) (l : label) : Prop := unaided s l /\ match l with LTrained r => ~ broken s r | _ => True end.
 
 Definition can (P : label -> Prop) (s : sys) : Prop := exists l t, P l /\ step s l t.
 
 Lemma can_rank : forall s r e t, r < W -> may cfg input s r e -> transition (cfg r) r (depth r) (rank_of s r) e = Some t ->
-  unurged (LRank r e) -> can (calm s) s.
+  unaided s (LRank r e) -> can (calm s) s.
 Proof. intros s r e t H M E U. eexists. eexists. split; [split; [exact U|exact Logic.I]|]. eapply StepRank; eauto. Qed.
 
-Lemma calm_unurged : forall s, can (calm s) s -> can unurged s.
+Lemma calm_unaided : forall s, can (calm s) s -> can (unaided s) s.
 Proof. intros s [l [t [[U _] St]]]. exists l, t. auto. Qed.
+
+Lemma unaided_by_itself : forall s l, unaided s l -> by_itself s l.
+Proof. intros s l [U V]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact V; destruct U. Qed.
 
 (** ** No message contradicts the protocol *)
 
@@ -177,7 +184,7 @@ Proof.
   intros s r I H Ru [NE L]. destruct (queue (rank_of s r)) as [|x q] eqn:Q; [easy|]. pose proof (head_number s r x q I H Q) as Nx.
   assert (B : below (limit (rank_of s r)) (s_number x) = true).
   { unfold below. destruct (limit (rank_of s r)) as [l|]; [|reflexivity]. apply Nat.ltb_lt. rewrite Nx. apply L. reflexivity. }
-  eapply (can_rank s r StepTaken); [exact H|exact Ru|simpl; rewrite Q, B; reflexivity|exact Logic.I].
+  eapply (can_rank s r StepTaken); [exact H|exact Ru|simpl; rewrite Q, B; reflexivity|split; exact Logic.I].
 Qed.
 
 Definition takeableb (s : state) : bool := negb (is_nil (queue s)) && below (limit s) (length (taken s)).
@@ -202,17 +209,17 @@ Qed.
 (** A trainer that waits in a step waits for one that can go on, or for one whose consumer has left. *)
 Lemma trainer_goes_on : forall s r, reachable s -> r < W -> running s r = true ->
   (forall i n l, h_kind (whole s) = NClosed (Stopped i n) l -> length (taken (rank_of s r)) <= l) ->
-  can (calm s) s \/ (exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/ (broken s r /\ can unurged s).
+  can (calm s) s \/ (exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r))) \/ (broken s r /\ can (unaided s) s).
 Proof.
   intros s r R H Ru Lr. destruct (reachable_second W cfg depth input ok s R) as [I S].
   destruct (min_exists (fun i => length (taken (rank_of s i))) W (some_rank _ _ ok)) as [q [Hq M]].
   destruct (le_lt_dec (length (taken (rank_of s r))) (length (taken (rank_of s q)))) as [L|L].
   { assert (Tr : forall i, i < W -> length (taken (rank_of s r)) <= length (taken (rank_of s i))) by (intros i Hi; specialize (M i Hi); simpl in M; lia).
     destruct (broken_or_not s r) as [B|B].
-    - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. exact Logic.I.
-    - left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; [exact Logic.I|exact B]. }
+    - right. right. split; [exact B|]. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; exact Logic.I.
+    - left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s r H Ru Tr)]. split; [split; exact Logic.I|exact B]. }
   destruct (running s q) eqn:Rq.
-  { left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s q Hq Rq); exact M]. split; [exact Logic.I|]. intros [B _]. specialize (B r H). lia. }
+  { left. eexists. eexists. split; [|apply (StepTrained W cfg depth input s q Hq Rq); exact M]. split; [split; exact Logic.I|]. intros [B _]. specialize (B r H). lia. }
   destruct (takeableb (rank_of s q)) eqn:T; [left; apply (take_possible s q I Hq Rq); apply takeableb_spec, T|].
   destruct (stopped (rank_of s q)) eqn:Sq; [right; left; exists q; auto|left].
   pose proof (g_core _ _ _ _ _ I r H) as Kr. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
@@ -236,7 +243,7 @@ Proof.
   - destruct (hist_cases W cfg depth input s q I Hq) as [[Gq _]|[Pq [Gq [_ [ms [x [El _]]]]]]].
     + destruct (hist_cases W cfg depth input s r I H) as [[Gr _]|[_ [Gr _]]]; lia.
     + assert (M2 : may cfg input s q (Got x)) by (split; [exact Pq|apply (results_nth _ _ _ El)]).
-      destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|exact Logic.I].
+      destruct (every_result_is_accepted s q x R Hq M2) as [t E]. eapply can_rank; [exact Hq|exact M2|exact E|split; exact Logic.I].
 Qed.
 
 (** ** FREE *)
@@ -248,16 +255,16 @@ Definition finished (s : sys) (r : nat) : Prop :=
 Definition forsaken (s : sys) (r : nat) : Prop :=
   running s r = true /\ exists q, q < W /\ stopped (rank_of s q) = true /\ length (taken (rank_of s q)) < length (taken (rank_of s r)).
 
-Lemma read_possible : forall s r, invariant s -> r < W -> wanted (rank_of s r) <> 0 -> can (calm s) s.
+Lemma read_possible : forall s r, invariant s -> r < W -> failure (rank_of s r) = None -> wanted (rank_of s r) <> 0 -> can (calm s) s.
 Proof.
-  intros s r I H Wa. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
+  intros s r I H Nf Wa. set (u := rank_of s r) in *. set (xs := firstn (wanted u) (skipn (read u) (input r))).
   pose proof (k_read _ _ _ _ _ _ (g_core _ _ _ _ _ I r H)) as Rd. fold u in Rd.
   assert (Lx : length xs = Nat.min (wanted u) (length (input r) - read u)) by (unfold xs; rewrite firstn_length, skipn_length; reflexivity).
   set (en := length xs <? wanted u).
   assert (T : exists t, transition (cfg r) r (depth r) u (SamplesRead xs en false) = Some t).
   { simpl. replace (wanted u =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Wa). replace (wanted u <? length xs) with false by (symmetry; apply Nat.ltb_ge; lia).
     rewrite andb_true_r, orb_false_r. replace (is_nil xs && negb en) with false by (symmetry; unfold en; destruct xs; [simpl; replace (0 <? wanted u) with true by (symmetry; apply Nat.ltb_lt; lia); reflexivity|reflexivity]). simpl. eauto. }
-  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en false)); [exact H| |exact T|exact Logic.I].
+  destruct T as [t T]. eapply (can_rank s r (SamplesRead xs en false)); [exact H| |exact T|split; [exact Logic.I|exact Nf]].
   simpl. fold u. split; [|split; [|split; [|discriminate]]].
   - rewrite Lx. unfold xs. destruct (le_ge_dec (wanted u) (length (input r) - read u)) as [L|L].
     + rewrite Nat.min_l by exact L. reflexivity.
@@ -322,14 +329,14 @@ Definition phase_is (p : phase_name) (s : state) : bool :=
 Lemma free_lemma : forall s, reachable s ->
   can (calm s) s \/ (exists r, r < W /\ at_phase (rank_of s r) = FILL /\ is_ready (rank_of s r) = true /\ outbox (rank_of s r) <> [] /\ urged (rank_of s r) = false /\
      (running s r = true -> exists q, q < W /\ stopped (rank_of s q) = true) /\ (running s r = false -> False)) \/
-  (forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s)))).
+  (forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can (unaided s) s)))).
 Proof.
   intros s R. destruct (reachable_second W cfg depth input ok s R) as [I S]. pose proof (some_rank _ _ ok) as SR.
   destruct (dec_exists (fun r => negb (pending s r) && (got s r <? length (log s))) W) as [[r [H E]]|NG].
   { left. apply andb_true_iff in E as [E1 E2]. apply negb_true_iff in E1. apply Nat.ltb_lt in E2.
     destruct (nth_error (results s) (got s r)) as [x|] eqn:Ex; [|apply nth_error_None in Ex; unfold results in Ex; rewrite map_length in Ex; lia].
     assert (M : may cfg input s r (Got x)) by (split; assumption). destruct (every_result_is_accepted s r x R H M) as [t T].
-    eapply can_rank; [exact H|exact M|exact T|exact Logic.I]. }
+    eapply can_rank; [exact H|exact M|exact T|split; exact Logic.I]. }
   assert (Cur : forall r, r < W -> hist_of s r = whole s /\ (pending s r = true \/ is_waiting (rank_of s r) = false)).
   { intros r H. specialize (NG r H). destruct (g_sync _ _ _ _ _ I r H) as [[P [G Wa]]|[[P [G _]]|[P [G Wa]]]].
     - split; [apply whole_when_current, G|auto].
@@ -337,13 +344,14 @@ Proof.
     - split; [apply whole_when_current, G|auto]. }
   destruct (dec_exists (fun r => negb (pending s r)) W) as [[r [H E]]|AP].
   2:{ left. destruct (every_exchange_that_all_have_joined_completes s I) as [x X]; [intros r H; specialize (AP r H); apply negb_false_iff in AP; exact AP|].
-      eexists. eexists. split; [|apply (StepExchange W cfg depth input s x); [|exact X]]; [split; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
+      eexists. eexists. split; [|apply (StepExchange W cfg depth input s x); [|exact X]]; [split; [split|]; exact Logic.I|]. intros r H. specialize (AP r H). apply negb_false_iff in AP. exact AP. }
   destruct (dec_exists (fun r => phase_is FILL (rank_of s r)) W) as [[f [Hf Ef]]|NF].
   - unfold phase_is in Ef. destruct (at_phase (rank_of s f)) eqn:Pf; try discriminate. clear Ef.
     destruct (t_fill _ _ (g_tight _ _ _ _ _ I f Hf) Pf) as [Me Fi].
     destruct (is_ready (rank_of s f)) eqn:Rd.
-    2:{ left. unfold is_ready in Rd. destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f I Hf); rewrite Wa; discriminate].
-        simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|exact Logic.I]. }
+    2:{ left. unfold is_ready in Rd. assert (Nf : failure (rank_of s f) = None) by (unfold must_end in Me; destruct (failure (rank_of s f)); [discriminate|reflexivity]).
+        destruct (wanted (rank_of s f)) eqn:Wa; [|apply (read_possible s f I Hf Nf); rewrite Wa; discriminate].
+        simpl in Rd. rewrite andb_true_r in Rd. eapply (can_rank s f Collated); [exact Hf|exact Logic.I|simpl; rewrite Rd; reflexivity|split; [exact Logic.I|exact Nf]]. }
     destruct Fi as [Fi|[Ob Ur]]; [congruence|].
     pose proof (g_core _ _ _ _ _ I f Hf) as Kf. pose proof (k_kind _ _ _ _ _ _ Kf) as Kk. unfold kind_ok in Kk. rewrite Pf in Kk.
     assert (Ns : stopped (rank_of s f) = false) by (unfold must_end in Me; apply orb_false_iff in Me; apply Me).
@@ -369,7 +377,7 @@ Proof.
       * destruct (t_outbox _ _ (g_tight _ _ _ _ _ I d Hd) Ob) as [D|[l' [D1 D2]]]; [|specialize (Li l' D1); lia]. intros Q. rewrite Q in D. simpl in D. specialize (deep d Hd). lia.
       * intros l' L. specialize (Li l' L). lia.
     + assert (Each : forall q, q < W -> can (calm s) s \/ at_phase (rank_of s q) = DONE \/
-        (at_phase (rank_of s q) = DRAIN /\ (forsaken s q \/ (running s q = true /\ broken s q /\ can unurged s)))).
+        (at_phase (rank_of s q) = DRAIN /\ (forsaken s q \/ (running s q = true /\ broken s q /\ can (unaided s) s)))).
       { intros q Hq. destruct (Ph q Hq) as [P|P]; [|auto]. specialize (ND q Hq). unfold phase_is in ND. rewrite P in ND. simpl in ND. apply negb_false_iff in ND.
         destruct (trainer_goes_on s q R Hq ND) as [C|[F|[B C]]]; [|left; exact C| |].
         - intros i n l' Hk'. destruct (t_drain _ _ (g_tight _ _ _ _ _ I q Hq) P) as [_ Li]. pose proof (g_core _ _ _ _ _ I q Hq) as Kq.
@@ -384,17 +392,17 @@ Qed.
 (** FREE: as long as no consumer leaves, the coupled system of loaders, queues and trainers always goes on by itself, or every
     loader is done and every trainer has taken all it was given: even after failures, and without anybody's urging. *)
 Theorem the_coupled_system_never_deadlocks : forall s, reachable s -> (forall r, r < W -> stopped (rank_of s r) = false) ->
-  can unurged s \/ forall r, r < W -> finished s r.
+  can (unaided s) s \/ forall r, r < W -> finished s r.
 Proof.
-  intros s R NS. destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unurged, C| |].
+  intros s R NS. destruct (reachable_second W cfg depth input ok s R) as [I S]. destruct (free_lemma s R) as [C|[[r [H [_ [_ [_ [_ [X Y]]]]]]]|A]]; [left; apply calm_unaided, C| |].
   - exfalso. destruct (running s r); [destruct (X eq_refl) as [q [Hq Sq]]; rewrite NS in Sq by exact Hq; discriminate|auto].
   - assert (D : forall r, r < W -> at_phase (rank_of s r) = DONE).
     { intros r H. destruct (A r H) as [D|[_ [[_ [q [Hq [Sq _]]]]|[_ [[_ [q [Hq [Sq _]]]] _]]]]]; [exact D| |]; rewrite NS in Sq by exact Hq; discriminate. }
     destruct (dec_exists (fun r => running s r) W) as [[r [H Ru]]|NR].
-    + destruct (trainer_goes_on s r R H Ru) as [C|[[q [Hq [Sq _]]]|[_ C]]]; [|left; apply calm_unurged, C|rewrite NS in Sq by exact Hq; discriminate|auto].
+    + destruct (trainer_goes_on s r R H Ru) as [C|[[q [Hq [Sq _]]]|[_ C]]]; [|left; apply calm_unaided, C|rewrite NS in Sq by exact Hq; discriminate|auto].
       intros i n l Hk. exfalso. destruct (reachable_third W cfg depth input ok s R) as [_ O]. destruct (O _ _ Hk) as [Hi Si]. rewrite NS in Si by exact Hi. discriminate.
     + destruct (dec_exists (fun r => takeableb (rank_of s r)) W) as [[r [H T]]|NT].
-      * left. apply calm_unurged, (take_possible s r I H (NR r H)). apply takeableb_spec, T.
+      * left. apply calm_unaided, (take_possible s r I H (NR r H)). apply takeableb_spec, T.
       * right. intros r H. split; [apply D, H|]. split; [apply NR, H|]. intros T. apply takeableb_spec in T. rewrite NT in T by exact H. discriminate.
 Qed.
 
@@ -402,10 +410,10 @@ Qed.
     that is inside a step which a consumer that has left never entered. *)
 Lemma urged_or_over : forall s, reachable s ->
   (exists l t, by_itself s l /\ match l with LTrained r => ~ broken s r | _ => True end /\ step s l t) \/
-  forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can unurged s))).
+  forall r, r < W -> at_phase (rank_of s r) = DONE \/ (at_phase (rank_of s r) = DRAIN /\ (forsaken s r \/ (running s r = true /\ broken s r /\ can (unaided s) s))).
 Proof.
   intros s R. destruct (free_lemma s R) as [[l [t [[U B] St]]]|[[r [H [Ph [Rd [Ob [Ur [X Y]]]]]]]|A]]; [| |auto].
-  { left. exists l, t. split; [|split; [exact B|exact St]]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U. }
+  { left. exists l, t. split; [apply unaided_by_itself, U|split; [exact B|exact St]]. }
   destruct (running s r) eqn:Ru; [|exfalso; auto]. destruct (X eq_refl) as [q [Hq Sq]]. left.
   exists (LRank r Urged). eexists. split; [exists q; auto|]. split; [exact Logic.I|]. eapply StepRank; [exact H| |].
   - simpl. unfold is_ending. rewrite Ph. auto.
@@ -417,7 +425,7 @@ Theorem after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_lef
 Proof.
   intros s R. destruct (urged_or_over s R) as [[l [t [B [_ St]]]]|A]; [left; exists l, t; auto|].
   apply one_or_each. intros r H. destruct (A r H) as [D|[D [F|[_ [_ [l [t [U St]]]]]]]]; auto.
-  left. exists l, t. split; [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; destruct U.
+  left. exists l, t. split; [apply unaided_by_itself, U|exact St].
 Qed.
 
 (** ** STOP, under lockstep (A5): a trainer leaves a step when every rank's consumer has taken it, or never. *)

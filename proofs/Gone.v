@@ -107,7 +107,7 @@ Proof.
     - left. left. destruct (step_back u v l t F (fun r H => proj2 (NG' r H)) St) as [w Sw]. exists l, w. split; [exact Sw|]. 
       assert (Hl : match l with LRank r _ | LTrained r => r < W | LExchange => True end) by (destruct Sw; auto).
       split; [|split].
-      + destruct l as [r e| |r]; auto. destruct e; auto. destruct B as [q [Hq Sq]]. exists q. rewrite E by exact Hq. auto.
+      + destruct l as [r e| |r]; auto. destruct e; auto; [| |destruct B as [q [Hq Sq]]; exists q; rewrite E by exact Hq; auto]; simpl in *; rewrite E by exact Hl; exact B.
       + destruct l as [r e| |r]; simpl; try (apply NG', Hl). intros q Hq. apply NG', Hq.
       + destruct l as [r e| |r]; auto. intros [[q [Hq [O L]]]|[Al [q [Hq [O [Rq L]]]]]].
         * inversion Sw as [| |? ? ? ? Tk]; subst. specialize (Tk q Hq). lia.

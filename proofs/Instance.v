@@ -80,7 +80,7 @@ Theorem every_sample_is_trained_on_exactly_once : forall s, reachable s ->
   ~ can W cfg depth input unurged s ->
   forall r, r < W -> at_phase (rank_of s r) = DONE /\ Permutation (emitted s r) (input r).
 Proof.
-  intros s R Jm Nq Pr Al St r H. destruct (the_coupled_system_never_deadlocks W cfg depth input ok deep s R) as [C|F]; [intros q Hq; apply Al, Hq|contradiction|].
+  intros s R Jm Nq Pr Al St r H. destruct (the_coupled_system_never_deadlocks W cfg depth input ok deep s R) as [C|F]; [intros q Hq; apply Al, Hq|destruct C as [l [t [[U _] T]]]; destruct St; exists l, t; auto|].
   destruct (F r H) as [D [Ru Nt]]. split; [exact D|].
   assert (En : is_ending (rank_of s r) = true) by (unfold is_ending; rewrite D; reflexivity).
   destruct (ended_outcome W cfg depth input ok s r R H En) as [o [l [Hk O]]].

@@ -262,7 +262,7 @@ Proof.
   pose proof (in_common s t A) as Dress. set (input := fun r => content order (places s r)) in *.
   destruct (the_coupled_system_never_deadlocks W (own input) depth input (own_ok W cfg ok input) deep t Rt) as [[l [t' [U St]]]|Fin].
   - intros r Hr. destruct (Dress r Hr) as [e [m [-> _]]]. exact (NS r Hr).
-  - left. apply (the_job_goes_on False input s t l t' R Has A); [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; exact U.
+  - left. apply (the_job_goes_on False input s t l t' R Has A); [|exact St]. destruct U as [U _]. destruct l as [i e| |i]; try exact Logic.I. destruct e; exact U.
   - right. intros r Hr. destruct (Fin r Hr) as [F1 [F2 F3]]. destruct (Dress r Hr) as [e [m [E _]]]. rewrite E in F1, F3. rewrite (a_running _ _ _ A) in F2.
     split; [exact F1|]. split; [exact F2|exact F3].
 Qed.
@@ -276,7 +276,7 @@ Proof.
   intros s R. set (that := exists q, q < W /\ stopped (rank_of (base s) q) = true). destruct (reads_or_has_read that s R) as [G|Has]; [auto|].
   destruct (none_is_open s R Has W (le_n W)) as [t [Rt A]]. pose proof (in_common s t A) as Dress. set (input := fun r => content order (places s r)) in *.
   destruct (after_a_stop_every_loader_ends_or_its_trainer_waits_for_the_one_that_left W (own input) depth input (own_ok W cfg ok input) deep t Rt) as [[l [t' [U St]]]|Fin].
-  - left. apply (the_job_goes_on that input s t l t' R Has A); [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact U.
+  - left. apply (the_job_goes_on that input s t l t' R Has A); [|exact St]. destruct l as [i e| |i]; try exact Logic.I. destruct e; try exact Logic.I; try exact U.
     destruct U as [q [Hq Sq]]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e [m [E _]]]. rewrite E in Sq. exact Sq.
   - right. intros r Hr. destruct (Dress r Hr) as [e [m [E _]]]. destruct (Fin r Hr) as [F|[F1 [F2 [q [Hq [Sq Tk]]]]]]; rewrite E in *; [left; exact F|right].
     split; [exact F1|]. split; [rewrite <- (a_running _ _ _ A); exact F2|]. exists q. split; [exact Hq|]. destruct (Dress q Hq) as [e' [m' [E' _]]]. rewrite E' in *. auto.

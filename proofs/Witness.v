@@ -1,7 +1,7 @@
 (** What is proved is about something: a setting that meets every assumption, and runs of it that complete, stop, fail, find
     that configurations differ, and lose a rank. Each is computed by [perform]. *)
 Require Import List Arith Lia Bool Sorted.
-From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Runs Instance Loss Replay Rest Resume StandIn Replaced Run.
+From ODB Require Import Types Machine Local Rules System Facts Protocol Coupled Layouts Runs Instance Loss Replay Rest Resume Run.
 Import ListNotations.
 
 (** Two ranks with the shipped grouping, alignment and rule; windows of 3 samples, of which some wait for a later round. *)
@@ -227,24 +227,4 @@ Proof.
   apply replay_on_keeps; [exact G|]. change (rank_of saved) with (fun r => rank_of saved r). apply (job_is_loaded 2 join (fun _ => true) shards deep 1 (fun _ => deep) (fun _ => saved)).
   - intros r _. exact J.
   - intros [|[|r]] H; [| |lia]; (split; [split; [left|]|]; vm_compute; reflexivity).
-Qed.
-
-Notation stood_run := (Replaced.stood_run 2 (fun _ => join) deep shards).
-
-Lemma go_on_stood : forall n cs stood s, forallb (fun c => negb (is_loss c)) cs = true -> stood_run stood s -> stood_run stood (go_on 2 (fun _ => join) deep shards n cs s).
-Proof.
-  induction n as [|n IH]; simpl; intros cs stood s L R; [exact R|]. destruct (fold_right _ None cs) as [t|] eqn:E; [|exact R].
-  apply IH; [exact L|]. apply first_performed in E as [c [I P]]. rewrite forallb_forall in L. specialize (L c I). apply negb_true_iff in L.
-  destruct (perform_step 2 (fun _ => join) deep shards s c t L P) as [l St]. eapply stood_step; eassumption.
-Qed.
-
-(** Rank 0 has offered round 1 when a stand-in takes its place. That counts nothing, and fails in the round after. *)
-Definition before_loss : sys := go_on 2 (fun _ => join) deep shards 16 usual (start (fun _ => join)).
-Theorem a_stand_in_goes_on_to_the_end : exists s stood, stood_run stood s /\ stood 0 = true /\ length (log s) = 6 /\
-  ends s = [(DONE, Some (Failed 0 5), [(0, [])]); (DONE, Some (Failed 0 5), [(0, [2])])].
-Proof.
-  destruct (transition join 0 (deep 0) (stand_in (rank_of before_loss 0)) (LocalFailed 5)) as [a|] eqn:E; [|vm_compute in E; discriminate].
-  exists (go_on 2 (fun _ => join) deep shards 400 usual (mkSys (update (rank_of before_loss) 0 a) (got before_loss) (if has_posted (rank_of before_loss 0) a then update (pending before_loss) 0 true else pending before_loss) (log before_loss) (running before_loss))).
-  exists (update (fun _ => false) 0 true). split; [apply go_on_stood; [reflexivity|]; eapply stood_loss; [apply go_on_stood; [reflexivity|constructor]|lia|reflexivity|exact E]|]. split; [reflexivity|].
-  vm_compute in E. injection E as <-. vm_compute. split; reflexivity.
 Qed.

@@ -1,33 +1,47 @@
 #!/usr/bin/env python3
 """Fails when a proof is not one, when a theorem says something else than what was reviewed, or when a part is missing.
 
-Coq alone answers what a theorem says: its statement is printed with every hypothesis of its section, and so is every
-definition that it rests on, down to Coq's library. All of it must be, word for word, what ``statements.golden`` holds.
-``./audit.py --accept`` writes that file anew. Its diff is what a reviewer has to read.
+What is claimed stands in ``statements.golden``: the theorems of ``Main.v`` as Coq prints them, to be read; digests of every
+theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, and of the tables'
+rows; and the file that extracts the model. ``./audit.py --accept`` writes it anew: its diff is what a reviewer has to look at.
+``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names begin.
 
-- The text: no gap, no axiom, no switch that turns a check off, no command that would hide one.
-- The parts: the files, ``_CoqProject`` and the theorem table of ``README.md`` name each other, and nothing else.
-- The kernel: no theorem of the table rests on an axiom, and ``coqchk`` finds none in what was compiled.
+- The copy: all that is asked of Coq is asked of a copy of the sources, compiled from nothing by `coqc` alone. What was compiled
+  here before, and how, does not count. ``--here`` asks what is compiled here instead, which is quicker.
+- The text: ASCII; no gap, no axiom, no switch that turns a check off, no command that would hide one. Sentences are those that
+  Coq itself reports to have read.
+- The statements: digests are of what Coq prints with nothing left out: no notation, no coercion, no implicit argument.
+- The parts: the files, ``_CoqProject`` and the theorem table name each other, and nothing else.
+- The kernel: no theorem of the table rests on an axiom. ``./audit.py --whole`` goes on to have `coqchk`, a checker of its own,
+  judge everything that was compiled, Coq's library included.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from difflib import unified_diff
+from hashlib import sha256
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "statements.golden"
+PAGE = "Main"
+"""The file whose theorems are there to be read."""
 EXTRACTION = "Extract"
 """The file that proves nothing: it writes the model as a program."""
 EXTRACTING = ("Extraction", "Extract")
 """What only that file may say."""
+MADE = ("extracted/model.ml", "extracted/model.mli")
 HEAD = """\
-What the theorems of README.md say, with every hypothesis, and every definition that they rest on, as Coq prints them.
+What is proved: the theorems of Main.v, with every hypothesis, as Coq prints them; and digests of all else that README.md lists.
 Written by `./audit.py --accept`. A change of this file is a change of what is claimed: review it as one.
 """
 COMMANDS = re.compile(
@@ -38,7 +52,7 @@ ASSUMING = re.compile("Variables?|Hypothes[ie]s|Context")
 """What a file may say inside a section, which closes it: the statement shows it as a hypothesis."""
 GAPS = re.compile("Admitted|admit|give_up|Abort|Axiom|Parameter|bypass_check")
 PROPERTIES = re.compile(
-    "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|REPLAY|RESUME"
+    "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|UPDATE|REPLAY|RESUME"
 )
 
 
@@ -46,15 +60,16 @@ class Refused(Exception):
     """Something that the audit does not let pass."""
 
 
-def run(*command: str | Path) -> str:
-    """What a command prints, on both streams: ``coqchk`` answers on the second.
+def run(folder: Path, *command: str | Path) -> str:
+    """What a command prints, on both streams: ``coqchk`` answers on the second. Of the environment it sees where programs are.
 
     Raises: Refused when it fails.
     """
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    surroundings = {"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=surroundings)
     if done.returncode != 0:
         text = (done.stderr or done.stdout).strip()[-2000:]
-        raise Refused(f"{command[0]} ends with {done.returncode}: {text}")
+        raise Refused(f"{' '.join(map(str, command[:1] + command[-1:]))} ends with {done.returncode}: {text}")
     return done.stdout + done.stderr
 
 
@@ -70,21 +85,39 @@ def strip_comments(text: str) -> str:
             depth += 1
         elif part == "*)" and depth:
             depth -= 1
-        elif depth:
-            kept.append("\n" * part.count("\n"))
-        elif not part.startswith('"'):
+            kept.append(" ")
+        elif not depth and not part.startswith('"'):
             kept.append(part)
     return "".join(kept)
 
 
-def check_text(name: str, text: str) -> None:
+def list_sentences(text: str) -> list[str]:
+    """The sentences of a file, without comments and strings."""
+    return re.split(r"(?<=\.)\s+", strip_comments(text).strip())
+
+
+def list_parsed_sentences(name: str, text: str, timing: str) -> list[str]:
+    """The sentences of a file as `coqc -time` says that it has read them, without comments and strings.
+
+    Raises: Refused where that leaves something out, or is not what Coq alone has said.
+    """
+    # A tactic that a proof defines for itself is named again where the proof ends.
+    places = sorted({(int(first), int(end)) for first, end in re.findall(r"^Chars (\d+) - (\d+) \[", timing, re.M)})
+    edges = [0, *(edge for place in places for edge in place), len(text)]
+    gaps = (strip_comments(text[first:end]) for first, end in zip(edges[::2], edges[1::2], strict=True))
+    if edges != sorted(edges) or any(gap.strip() for gap in gaps):
+        raise Refused(f"{name}: what Coq says it has read is not the whole file, part by part")
+    return [strip_comments(text[first:end]) for first, end in places]
+
+
+def check_sentences(name: str, sentences: Iterable[str]) -> None:
     """Checks that a file has no gap and no axiom.
 
     Raises: Refused.
     """
     sections = 0
     is_proof = False
-    for sentence in re.split(r"(?<=\.)\s+", strip_comments(text).strip()):
+    for sentence in sentences:
         words = re.findall(r"[A-Za-z_]\w*", sentence)
         line = " ".join(sentence.split())[:200]
         if gap := next(filter(GAPS.fullmatch, words), None):
@@ -101,6 +134,8 @@ def check_text(name: str, text: str) -> None:
                 raise Refused(f"{name}: outside a section this is an axiom: {line}")
         elif not COMMANDS.fullmatch(first) and not (first in EXTRACTING and name == f"{EXTRACTION}.v"):
             raise Refused(f"{name}: {first} has no place here: {line}")
+        elif first == "From" and words[1] != "ODB":
+            raise Refused(f"{name}: files are asked for From ODB, or from Coq's library: {line}")
         else:
             is_proof = first == "Proof"
             sections += (first == "Section") - (first == "End")
@@ -127,7 +162,7 @@ class Row:
 def read_modules() -> list[str]:
     """The modules in the order of ``_CoqProject``, which holds nothing but them.
 
-    Raises: Refused when the files are others, or newer than what was checked.
+    Raises: Refused when the files are others, or hold what they must not.
     """
     first, *files = (HERE / "_CoqProject").read_text().split("\n")
     if first != "-Q . ODB" or files.pop() or not all(re.fullmatch(r"[A-Z]\w*\.v", file) for file in files):
@@ -136,12 +171,13 @@ def read_modules() -> list[str]:
     for name in sorted(here - set(files)):
         raise Refused(f"{name} is not in _CoqProject, so nothing checks it")
     for name in files:
-        source, checked = HERE / name, HERE / f"{name}o"
         if name not in here:
             raise Refused(f"{name} is in _CoqProject, but not here")
-        check_text(name, source.read_text())
-        if not checked.exists() or checked.stat().st_mtime < source.stat().st_mtime:
-            raise Refused(f"{name} is newer than what was checked")
+        text = (HERE / name).read_text(encoding="utf-8")
+        if not text.isascii():
+            odd = next(line for line in text.splitlines() if not line.isascii())
+            raise Refused(f"{name}: a sign that is not ASCII may look like another: {odd.strip()!a}")
+        check_sentences(name, list_sentences(text))
     return [name.removesuffix(".v") for name in files]
 
 
@@ -177,16 +213,75 @@ def read_table(modules: Sequence[str]) -> list[tuple[Row, list[str]]]:
     return table
 
 
+# The copy ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def compile_copy(modules: Sequence[str]) -> Iterator[Path]:
+    """A folder with the sources alone, compiled. What is compiled comes back here, unless something is refused.
+
+    Raises: Refused.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        (folder / "extracted").mkdir()
+        names = [f"{module}.v" for module in modules]
+        for name in names:
+            shutil.copyfile(HERE / name, folder / name)
+        dependencies = run(folder, "coqdep", "-Q", ".", "ODB", *names)
+        needs = {
+            module: set(re.findall(r"(\w+)\.vo\b", needed))
+            for module, needed in re.findall(r"^(\w+)\.vo[^:]*: (.*)$", dependencies, re.M)
+        }
+
+        def compile_one(module: str) -> str:
+            said = run(folder, "coqc", "-q", "-time", "-Q", ".", "ODB", f"{module}.v")
+            text = (folder / f"{module}.v").read_text()
+            check_sentences(f"{module}.v", list_parsed_sentences(f"{module}.v", text, said))
+            return module
+
+        todo, compiled, running = set(modules), set[str](), set[Future[str]]()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            while todo or running:
+                ready = {module for module in todo if needs[module] <= compiled}
+                todo -= ready
+                running |= {pool.submit(compile_one, module) for module in sorted(ready, key=modules.index)}
+                if not running:
+                    raise Refused(f"needed, and not in _CoqProject: by {', '.join(sorted(todo))}")
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                compiled |= {each.result() for each in done}
+        yield folder
+        for made in (*(f"{module}.vo" for module in modules), *MADE):
+            if (folder / made).exists():
+                shutil.copy2(folder / made, HERE / made)
+
+
+@contextmanager
+def take_compiled(modules: Sequence[str]) -> Iterator[Path]:
+    """This folder, as it is compiled. Quick, and no more to be trusted than whoever compiled it.
+
+    Raises: Refused.
+    """
+    for module in modules:
+        source, compiled = HERE / f"{module}.v", HERE / f"{module}.vo"
+        if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
+            raise Refused(f"{module}.v is newer than what was checked")
+    yield HERE
+
+
 # The kernel ----------------------------------------------------------------------------------------------------------
 
+READABLY = ("Require Import List Arith QArith Permutation Sorted.", "Import ListNotations.", "Open Scope nat_scope.")
+WHOLLY = ("Set Printing All.",)
 
-def ask(modules: Sequence[str], questions: Sequence[tuple[str, str]]) -> dict[str, str]:
+
+def ask(
+    folder: Path, modules: Sequence[str], questions: Sequence[tuple[str, str]], manner: Sequence[str] = WHOLLY
+) -> dict[str, str]:
     """Coq's answers to questions, by what they are about. Nothing of ours is imported: names say where they come from."""
     sentences = [
         f"From ODB Require {' '.join(module for module in modules if module != EXTRACTION)}.",
-        "Require Import List Arith QArith Permutation Sorted.",
-        "Import ListNotations.",
-        "Open Scope nat_scope.",
+        *manner,
         "Set Printing Width 118.",
         "Set Printing Depth 100000.",
     ]
@@ -195,40 +290,39 @@ def ask(modules: Sequence[str], questions: Sequence[tuple[str, str]]) -> dict[st
     with tempfile.TemporaryDirectory() as work:
         source = Path(work) / "question.v"
         source.write_text("\n".join(sentences) + "\n")
-        answer = re.sub(r" +$", "", run("coqc", "-q", "-w", "none", "-Q", ".", "ODB", source), flags=re.M)
+        answer = re.sub(r" +$", "", run(folder, "coqc", "-q", "-w", "none", "-Q", ".", "ODB", source), flags=re.M)
     _, *blocks = answer.split("=== ")
     return {subject: text.strip() for subject, text in (block.split("\n", 1) for block in blocks)}
 
 
-def collect(modules: Sequence[str], theorems: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The statements of the theorems, and the definitions of all that they speak of."""
-    statements = ask(modules, [(name, f"Check {name}.") for name in theorems])
+def list_definitions(folder: Path, modules: Sequence[str], statements: dict[str, str]) -> dict[str, str]:
+    """All definitions of ours that statements rest on, by name: those that they speak of, those that these do, and so on."""
     ours = re.compile(rf"\b(?:{'|'.join(modules)})\.[A-Za-z_][\w']*")
     printed: dict[str, str] = {}
-    new = {name for text in statements.values() for name in ours.findall(text)} - set(theorems)
+    new = {name for text in statements.values() for name in ours.findall(text)} - statements.keys()
     while new:
-        answers = ask(modules, [(name, f"Print {name}.") for name in sorted(new)])
+        answers = ask(folder, modules, [(name, f"Print {name}.") for name in sorted(new)])
         printed |= {name: re.split(r"\n\nArguments ", text)[0].strip() for name, text in answers.items()}
-        new = {found for name in new for found in ours.findall(printed[name])} - printed.keys() - set(theorems)
-    return statements, drop_parts(printed)
-
-
-def drop_parts(printed: dict[str, str]) -> dict[str, str]:
-    """The definitions by name, without the fields of records and the constructors of types, which their types show."""
+        new = {found for name in new for found in ours.findall(printed[name])} - printed.keys() - statements.keys()
     kept: dict[str, str] = {}
-    fields: set[str] = set()
     for name, text in printed.items():
-        module = name.partition(".")[0]
-        if found := re.match(r"(?:Record|Inductive)\s+(\w+)", text):
-            kept[f"{module}.{found[1]}"] = text
-            if text.startswith("Record"):
-                fields |= {f"{module}.{field}" for field in re.findall(r"^  [{ ] (\w+) :", text, re.M)}
-        else:
-            kept[name] = text
-    return {name: kept[name] for name in sorted(kept) if name not in fields or "let (" not in kept[name]}
+        found = re.match(r"(?:Variant|Inductive)\s+(\w+)", text)  # what a constructor's name leads to as well
+        kept[f"{name.partition('.')[0]}.{found[1]}" if found else name] = text
+    return {name: kept[name] for name in sorted(kept)}
 
 
-def check_axioms(modules: Sequence[str], theorems: Sequence[str]) -> None:
+def check_names(folder: Path, modules: Sequence[str]) -> None:
+    """Checks that no file of ours is called as one of Coq's library: answers would not tell the two apart.
+
+    Raises: Refused.
+    """
+    libraries = re.findall(r"^ +(\S+)$", ask(folder, modules, [("libraries", "Print Libraries.")])["libraries"], re.M)
+    theirs = {library.rpartition(".")[2] for library in libraries if not library.startswith("ODB.")}
+    if twice := sorted(theirs & set(modules)):
+        raise Refused(f"Coq's library has a file of that name: {', '.join(twice)}")
+
+
+def check_axioms(folder: Path, modules: Sequence[str], theorems: Sequence[str]) -> None:
     """Checks that no theorem rests on an axiom. One question for all: what they share is walked through once.
 
     Raises: Refused.
@@ -237,58 +331,91 @@ def check_axioms(modules: Sequence[str], theorems: Sequence[str]) -> None:
         ("everything", f"Definition everything := ({', '.join(theorems)})."),
         ("axioms", "Print Assumptions everything."),
     ]
-    if (answer := ask(modules, asked)["axioms"]) != "Closed under the global context":
+    if (answer := ask(folder, modules, asked, READABLY)["axioms"]) != "Closed under the global context":
         raise Refused(f"a theorem rests on an axiom: {answer[:2000]}")
 
 
-def check_compiled(modules: Sequence[str]) -> None:
-    """Fails unless the independent checker accepts all that was compiled here, and finds no axiom in it.
-
-    Coq's own library is taken as it is. Its parameters are listed among the axioms; no theorem rests on them (`check_axioms`).
+def check_compiled(folder: Path, modules: Sequence[str]) -> None:
+    """Fails unless the independent checker accepts all that was compiled, Coq's library included, and finds no axiom in it.
 
     Raises: Refused.
     """
-    chosen = [word for module in modules for word in ("-norec", f"ODB.{module}")]
-    answer = run("coqchk", "-silent", "-o", "-Q", ".", "ODB", *chosen)
+    answer = run(folder, "coqchk", "-silent", "-o", "-Q", ".", "ODB", *(f"ODB.{module}" for module in modules))
     for what in (
+        "Axioms",
         "Constants/Inductives relying on type-in-type",
         "Constants/Inductives relying on unsafe (co)fixpoints",
         "Inductives whose positivity is assumed",
     ):
         if f"* {what}: <none>" not in answer:
             raise Refused(f"coqchk: {answer.strip()}")
-    if "* Axioms:" not in answer or re.search(r"^\s+ODB\.", answer, re.MULTILINE):
-        raise Refused(f"coqchk finds an axiom: {answer.strip()}")
 
 
-def render(modules: Sequence[str], table: Sequence[tuple[Row, list[str]]]) -> str:
-    """The text of ``statements.golden``."""
+# What was reviewed ---------------------------------------------------------------------------------------------------
+
+
+def compute_digest(text: str) -> str:
+    """128 bits of SHA-256, in hexadecimal."""
+    return sha256(" ".join(text.split()).encode()).hexdigest()[:32]
+
+
+def list_libraries(modules: Sequence[str]) -> list[str]:
+    """What files ask for of Coq's library."""
+    texts = [(HERE / f"{module}.v").read_text() for module in modules]
+    asked = [words.split() for text in texts for words in list_sentences(text) if words.startswith("Require")]
+    return sorted({word.removesuffix(".") for words in asked for word in words} - {"Require", "Import"})
+
+
+def render(folder: Path, modules: Sequence[str], table: Sequence[tuple[Row, list[str]]]) -> tuple[str, dict[str, str]]:
+    """The text of ``statements.golden``, and what stands behind its digests."""
     theorems = list(dict.fromkeys(name for _, names in table for name in names))
-    statements, definitions = collect(modules, theorems)
-    parts = [HEAD, f"== Files\n\n{' '.join(modules)}\n", f"== Theorems: {len(theorems)}\n"]
+    on_page = [name for name in theorems if name.startswith(f"{PAGE}.")]
+    readable = ask(folder, modules, [(name, f"Check {name}.") for name in on_page], READABLY)
+    statements = ask(folder, modules, [(name, f"Check {name}.") for name in theorems])
+    definitions = list_definitions(folder, modules, statements)
+    extraction = (HERE / f"{EXTRACTION}.v").read_text()
+    parts = [
+        HEAD,
+        f"== Files\n\n{' '.join(modules)}\n\nof Coq's library: {' '.join(list_libraries(modules))}\n",
+        f"== {EXTRACTION}.v\n\n{extraction}",
+        f"== {PAGE}.v: {len(on_page)} theorems\n",
+    ]
     for row, names in table:
-        parts.append(f"-- {', '.join(row.properties)}: {row.claim}\n")
-        parts += [f"{statements[name]}\n" for name in names]
-    parts.append(f"== Definitions: {len(definitions)}\n")
-    parts += [f"-- {name}\n{text}\n" for name, text in definitions.items()]
-    return "\n".join(parts)
+        parts += [
+            f"-- {', '.join(row.properties)}: {row.claim}\n\n{readable[name]}\n" for name in names if name in readable
+        ]
+    digests = "".join(f"{compute_digest(text)} {name}\n" for name, text in statements.items())
+    parts.append(f"== Theorems: {len(statements)}\n\n{digests}")
+    parts.append(f"== Definitions that they rest on, file by file: {len(definitions)}\n")
+    for module in modules:
+        own = [f"{name}\n{text}" for name, text in definitions.items() if name.startswith(f"{module}.")]
+        parts += [f"{compute_digest(chr(10).join(own))} {module}.v: {len(own)}"] if own else []
+    rows = "\n".join(f"{', '.join(row.properties)} | {row.claim} | {', '.join(names)}" for row, names in table)
+    parts.append(f"\n== Rows of README.md\n\n{compute_digest(rows)} {len(table)} rows\n")
+    return "\n".join(parts), statements | definitions
 
 
 def main(arguments: Sequence[str]) -> None:
     modules = read_modules()
     table = read_table(modules)
-    found = render(modules, table)
-    if "--accept" in arguments:
-        GOLDEN.write_text(found)
-    golden = GOLDEN.read_text() if GOLDEN.exists() else ""
-    if found != golden:
-        lines = list(unified_diff(golden.splitlines(), found.splitlines(), "reviewed", "found", n=2, lineterm=""))
-        raise Refused("what is proved is not what was reviewed:\n" + "\n".join(lines[:60]))
-    check_axioms(modules, [name for _, names in table for name in names])
-    if "--quick" not in arguments:
-        check_compiled(modules)
-    count = len({name for _, names in table for name in names})
-    sys.stdout.write(f"audit: {count} theorems say what was reviewed; no axioms, no gaps\n")
+    theorems = list(dict.fromkeys(name for _, names in table for name in names))
+    with (take_compiled if "--here" in arguments else compile_copy)(modules) as folder:
+        check_names(folder, modules)
+        found, behind = render(folder, modules, table)
+        if "--show" in arguments:
+            asked = tuple(arguments[arguments.index("--show") + 1 :])
+            sys.stdout.writelines(f"{text}\n\n" for name, text in behind.items() if name.startswith(asked))
+            return
+        if "--accept" in arguments:
+            GOLDEN.write_text(found)
+        golden = GOLDEN.read_text() if GOLDEN.exists() else ""
+        if found != golden:
+            lines = list(unified_diff(golden.splitlines(), found.splitlines(), "reviewed", "found", n=0, lineterm=""))
+            raise Refused("what is proved is not what was reviewed:\n" + "\n".join(lines[:60]))
+        check_axioms(folder, modules, theorems)
+        if "--whole" in arguments:
+            check_compiled(folder, modules)
+    sys.stdout.write(f"audit: {len(theorems)} theorems say what was reviewed; no axioms, no gaps\n")
 
 
 if __name__ == "__main__":

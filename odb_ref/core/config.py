@@ -15,6 +15,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.batching.sizes import Sizes
+from odb_ref.core.batching.updates import compute_first_place, count_portions
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
 
@@ -35,6 +36,8 @@ class Terms:
     ``layout`` says how samples share a batch, and so what its tokens are; ``order`` how batches follow each other; ``cost`` in
     what those that meet in a step are alike; ``sizes`` what numbers of samples a batch may have. ``limits`` bounds, beside
     tokens, what a batch may use of each further resource (``Sample.costs``).
+    With ``update_samples`` an optimizer update holds so many samples of all ranks, and nothing is carried from one to the next
+    (R16); what bounds windows and carrying then has no say. None: windows of ``window_samples``.
     ``max_age_rounds`` bounds for how many rounds a sample may be carried. The first ``ramp_rounds`` windows are smaller
     (halved once for each round still to go), so that the first step comes early.
     """
@@ -76,6 +79,15 @@ class Terms:
     quota_samples: int | None = field(
         default=None, metadata={"least": 1, "help": "with --mode quota: samples, over all ranks, to stop at"}
     )
+    update_samples: int | None = field(
+        default=None,
+        metadata={
+            "least": 1,
+            "absent": None,
+            "flag": "--update-samples",
+            "help": "samples of an optimizer update, over all ranks: those of plain training, in micro-batches by length",
+        },
+    )
     max_age_rounds: int = field(
         default=MAX_AGE_ROUNDS, metadata={"least": 1, "help": "rounds a sample may be carried for"}
     )
@@ -100,15 +112,18 @@ class Config(Terms):
 
     ``window_samples`` is how many samples a rank holds when it forms groups. ``depth_steps`` bounds the queue between the
     loader and its consumer. ``shared_samples`` is how many samples the common order has that all ranks draw from (R14); None:
-    each rank has a source of its own. ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal
+    each rank has a source of its own. ``peers`` is how many processes a rank is, and ``peer`` which of them this is (R17).
+    ``order_seed`` decides how steps are shuffled. ``tag`` holds whatever else must be equal
     on all ranks (epoch, loss scaling ...).
 
-    Spec: R1.4, R14.1.
+    Spec: R1.4, R14.1, R16.
     Raises: UsageError when a value makes no sense.
     """
 
     rank: int = field(metadata={"is_own": True})
     world_size: int = field(metadata={"least": 1})
+    peer: int = field(default=0, metadata={"is_own": True, "least": 0})
+    peers: int = field(default=1, metadata={"least": 1, "absent": 1})
     budget_tokens: int = field(metadata={"least": 1})
     window_samples: int = field(metadata={"least": 1})
     depth_steps: int = field(default=DEPTH_STEPS, metadata={"least": 1, "is_own": True})
@@ -127,8 +142,11 @@ class Config(Terms):
             _check_least(item.name, value, item.metadata.get("least"))
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank must lie in 0..{self.world_size - 1}, got {self.rank}")
+        if self.peer >= self.peers:
+            raise UsageError(f"peer must lie in 0..{self.peers - 1}, got {self.peer}")
         if self.quota_samples is not None and self.mode is not Mode.QUOTA:
             raise UsageError("quota_samples needs mode='quota'")
+        self._check_updates()
         if self.sizes != Sizes.ANY and (self.layout != Layout.PADDED or self.order == StepOrder.SAMPLER):
             raise UsageError(
                 f"sizes='{self.sizes}' needs layout='padded', where a batch has a row for each sample, and another order than "
@@ -143,6 +161,19 @@ class Config(Terms):
         digest = hashlib.blake2b(shared_json.encode(), digest_size=7).digest()
         object.__setattr__(self, "shared_json", shared_json)
         object.__setattr__(self, "fingerprint", int.from_bytes(digest, "big"))
+
+    def _check_updates(self) -> None:
+        """Spec: R16.1, R16.7."""
+        if self.update_samples is None:
+            return
+        if self.update_samples < self.world_size:
+            raise UsageError(
+                f"update_samples={self.update_samples} is less than a sample for each of {self.world_size} ranks"
+            )
+        if self.quota_samples is not None:
+            raise UsageError("quota_samples would cut an update: with update_samples, count updates instead")
+        if self.mode is Mode.QUOTA and self.shared_samples is not None:
+            raise UsageError("with update_samples and one order for all ranks, these end together: use mode='join'")
 
     def check_samples(self, samples: Iterable[Sample]) -> None:
         """Checks that this configuration can group every sample.
@@ -164,13 +195,31 @@ class Config(Terms):
         return compute_bounds_in_force(self.budget_tokens, self.limits, agreed_tokens)
 
     def compute_window_samples(self, round_: int) -> int:
-        """Returns the size of the window of ``round_``, at least 1. Spec: R2.3."""
+        """Returns the size of the window of ``round_``, at least 1. Spec: R2.3, R16.2."""
+        if self.update_samples is not None:
+            return self.compute_update_place(round_ + 1) - self.compute_update_place(round_)
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))
 
     def compute_shared_window(self, round_: int, drawn: int) -> int:
         """Returns the size of the window of ``round_`` when so many places of the common order are drawn. Spec: R14.2."""
         left = -(-((self.shared_samples or 0) - drawn) // self.world_size)
         return self.layout.compute_shared_window(self.compute_window_samples(round_), left)
+
+    def compute_update_place(self, update: int) -> int:
+        """Returns the place in the rank's own source at which ``update`` begins; 0 where there is none. Spec: R16.2."""
+        size = self.update_samples or 0
+        return compute_first_place(update, update_samples=size, rank=self.rank, world_size=self.world_size)
+
+    @property
+    def update_portions(self) -> int:
+        """How many rounds an update has, of which the last forms its steps. Spec: R16.3, R16.4."""
+        if self.update_samples is None or self.shared_samples is None:
+            return 1
+        return count_portions(self.update_samples, self.world_size)
+
+    def has_steps(self, round_: int) -> bool:
+        """Returns True when ``round_`` forms steps: it is not one that only draws a portion of an update. Spec: R16.3."""
+        return (round_ + 1) % self.update_portions == 0
 
 
 def _check_least(name: str, value: int | tuple[int, ...] | None, least: int | None) -> None:

@@ -27,6 +27,8 @@ class PostOffer:
     """Take part in the reduction of offers. Answer: ``Agreed``. Spec: R6.2."""
 
     offer: Offer
+    digest: int | None = None
+    """Of what the peers of a rank must have alike; None when there is none, or it does not matter any more. Spec: R17.3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import operator
 from enum import StrEnum
-from typing import SupportsIndex, TypeVar
+from typing import Final, SupportsIndex, TypeVar
+
+MOST: Final = 2**62 - 1
+"""The greatest number a caller may name: what ranks exchange are integers of 64 bits, of which those above are symbols."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -52,7 +55,10 @@ class RuleError(InvariantError):
 
 
 class JobError(OdbError, RuntimeError):
-    """The epoch ended early, on every rank. ``rank`` is where it began (None when unknown), ``cause`` says why."""
+    """The epoch ended early, on every rank. ``rank`` is where it began (None when unknown), ``cause`` says why.
+
+    It is the rank among those of the loader; where these are not all of the job, the message names both.
+    """
 
     def __init__(self, message: str, rank: int | None, cause: str) -> None:
         super().__init__(message, rank, cause)
@@ -63,16 +69,28 @@ class JobError(OdbError, RuntimeError):
         return str(self.args[0])
 
 
-def check_integer(value: object, name: str, low: int) -> int:
-    """Returns the value, an integer of any library's.
-
-    Raises: UsageError when it is not an integer, or below ``low``.
-    """
+def read_integer(value: object) -> int | None:
+    """Returns the integer that a value of any library stands for, as one of Python's; None where it is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several, or of fractions
+        return None
+
+
+def check_integer(value: object, name: str, low: int, high: int = MOST) -> int:
+    """Returns the value, an integer of any library's, as one of Python's.
+
+    Raises: UsageError when it is not an integer, below ``low`` or above ``high``.
+    """
+    number = read_integer(value)
+    if number is None:
         raise UsageError(f"{name} must be an integer, got {value!r}")
-    number = operator.index(value)
     if number < low:
         raise UsageError(f"{name} must be at least {low}, got {number}")
+    if number > high:
+        raise UsageError(f"{name} must be at most {high}, got {number}")
     return number
 
 

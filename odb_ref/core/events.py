@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from odb_ref.core.offer import Offer
 from odb_ref.core.types import Sample, StepCounts
@@ -50,12 +50,17 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank adds to a failure: its cause (empty when it did not fail), its round and its shared configuration."""
+    """What a rank adds to a failure: its cause (empty when it did not fail), its round and its shared configuration.
+
+    Where a rank is several processes, each says which of the peers it is, and what samples it holds. Spec: R17.4.
+    """
 
     rank: int
     cause: str
     round: int
     config: str
+    peer: int = field(default=0, metadata={"absent": 0})
+    held: str = field(default="", metadata={"absent": ""})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from odb_ref.core.effects import Outcome, OutcomeKind, Post, PostCounts, PostOff
 from odb_ref.core.errors import InvariantError, PeerError
 from odb_ref.core.events import Agreed, Counted, Report, Reported
 from odb_ref.core.offer import Offer, reduce_offers
+from odb_ref.core.peers import merge_peers
 from odb_ref.core.types import StepCounts
 
 Answer = Agreed | Counted | Reported
@@ -21,17 +22,24 @@ Answer = Agreed | Counted | Reported
 _NAMES: Final = {PostOffer: "offers", PostCounts: "counts", PostReport: "reports"}
 
 
-def combine_posts(posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers) -> Answer:
-    """Returns what every rank learns of an exchange, given the posts of all ranks in their order.
+def combine_posts(
+    posts: Sequence[Post], reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers, *, peers: int = 1
+) -> Answer:
+    """Returns what every rank learns of an exchange, given the posts of all ranks, and of the peers of each, in their order.
+
+    Counts are those of each rank's first peer: all have formed the same steps, or the next agreement says so (R17.3).
 
     Raises: InvariantError when the ranks are not in the same exchange, or post the counts of different numbers of steps: in
     a real job that is a hang or a crash. Spec: R6.2 to R6.4, R14.2. Preserves: ALIGN.
     """
-    offers = [post.offer for post in posts if isinstance(post, PostOffer)]
+    offers = [post for post in posts if isinstance(post, PostOffer)]
     if len(offers) == len(posts):
-        return Agreed(reduce(offers))
+        if peers == 1:
+            return Agreed(reduce([post.offer for post in offers]))
+        return Agreed(reduce([merge_peers(offers[first : first + peers]) for first in range(0, len(offers), peers)]))
     counts = [post for post in posts if isinstance(post, PostCounts)]
     if len(counts) == len(posts):
+        counts = counts[::peers]
         wants = tuple(post.wanted for post in counts if post.wanted is not None)
         return Counted(_sum_counts([post.counts for post in counts]), wants)
     reports = [post.report for post in posts if isinstance(post, PostReport)]
@@ -58,17 +66,35 @@ def _sum_counts(counts: list[tuple[StepCounts, ...]]) -> tuple[StepCounts, ...]:
 
 
 def compute_failure(reports: tuple[Report, ...]) -> Outcome:
-    """Returns what the reports of all ranks say went wrong, the same on every rank. Spec: R7.2, R7.3."""
+    """Returns what the reports of all ranks and peers say went wrong, the same on every rank. Spec: R7.2, R7.3, R17.4."""
     for report in reports:
         if report.cause:
-            return Outcome(OutcomeKind.FAILED, report.rank, report.cause)
+            where = f" (on its {_name(report)})" if report.held else ""
+            return Outcome(OutcomeKind.FAILED, report.rank, report.cause + where)
     first = reports[0]
     for report in reports:
         if report.round != first.round:
-            return Outcome(OutcomeKind.MISMATCH, report.rank, f"round {report.round}, rank 0 is in {first.round}")
+            where = f"its {_name(report)} is in " if report.held else ""
+            return Outcome(
+                OutcomeKind.MISMATCH, report.rank, f"{where}round {report.round}, rank 0 is in {first.round}"
+            )
         if report.config != first.config:
-            return Outcome(OutcomeKind.MISMATCH, report.rank, _describe_difference(report.config, first.config))
+            where = f"on its {_name(report)} " if report.held else ""
+            cause = where + _describe_difference(report.config, first.config)
+            return Outcome(OutcomeKind.MISMATCH, report.rank, cause)
+    leader = first
+    for report in reports:
+        leader = report if report.rank != leader.rank else leader
+        if report.held != leader.held:
+            cause = (
+                f"in round {report.round} its {_name(report)} holds {report.held}, its {_name(leader)} {leader.held}"
+            )
+            return Outcome(OutcomeKind.MISMATCH, report.rank, cause)
     raise PeerError(f"reports of round {first.round}: no rank has failed and no configuration differs")
+
+
+def _name(report: Report) -> str:
+    return f"peer {report.peer}"
 
 
 def _describe_difference(theirs: str, reference: str) -> str:

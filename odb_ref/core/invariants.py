@@ -1,4 +1,4 @@
-"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I12."""
+"""What is true of a rank after every transition. Each predicate carries the id of the property it keeps. Spec: I1 to I13."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def _is_young(config: Config, before: State, after: State, _moved: Moved) -> boo
     if before.phase is not _OFFER or after.phase is not _COUNT or not after.window:
         return True
     # A quota round that a short rank cuts is the last: what it leaves is never emitted, so it cannot be late.
-    if config.mode is Mode.QUOTA or len(before.marks) < config.max_age_rounds:
+    is_ageless = config.mode is Mode.QUOTA or config.update_samples is not None  # an update's samples wait for its end
+    if is_ageless or len(before.marks) < config.max_age_rounds:
         return True
     return after.window[0].position >= before.marks[0]
 
@@ -166,12 +167,23 @@ def _is_drawn_in_order(config: Config, before: State, after: State, _moved: Move
     return before.draw.end <= first <= end <= draw.end <= config.shared_samples
 
 
-def _is_phase_consistent(_config: Config, _before: State, after: State, _moved: Moved) -> bool:
+def _is_phase_consistent(config: Config, _before: State, after: State, _moved: Moved) -> bool:
+    is_counting = after.phase is _COUNT
     return (
         (after.phase in _ENDING) == (after.outcome is not None)
         and (not after.groups or after.phase is _OFFER)
-        and bool(after.aligned) == (after.phase is _COUNT)
+        and (bool(after.aligned) == is_counting or (is_counting and config.update_samples is not None))
     )
+
+
+def _is_update_whole(config: Config, before: State, after: State, _moved: Moved) -> bool:
+    if config.update_samples is None or after.phase in _ENDING:
+        return True
+    if before.phase is _OFFER and after.phase is _COUNT:
+        return not (after.window if config.has_steps(before.round) else after.aligned)
+    # In COUNT the round is still the one that is counted, and the window no longer its own.
+    size = config.compute_window_samples(after.round + (after.phase is _COUNT))
+    return config.shared_samples is not None or len(after.window) + after.wanted_samples <= size
 
 
 INVARIANTS: Final = (
@@ -187,6 +199,7 @@ INVARIANTS: Final = (
     Invariant("I10", "ORDER", "the steps of a round follow each other as the order says", _is_in_order),
     Invariant("I11", "DEAL", "a draw lies behind all draws before it, and in the common order", _is_drawn_in_order),
     Invariant("I12", "SIZES", "a group has a friendly number of samples", _is_friendly),
+    Invariant("I13", "UPDATE", "an update is emitted whole, and holds no more than its places", _is_update_whole),
 )
 
 _LASTING: Final = tuple(invariant for invariant in INVARIANTS if invariant.id in ("I1", "I4", "I8", "I9"))

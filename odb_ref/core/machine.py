@@ -47,7 +47,6 @@ from odb_ref.core.effects import (
     OutcomeKind,
     PostCounts,
     PostReport,
-    Read,
     make_deliver,
 )
 from odb_ref.core.errors import PeerError, UsageError
@@ -77,6 +76,9 @@ from odb_ref.core.rounds import (
     count_planned_steps,
     draw_samples,
     form_steps,
+    is_closing,
+    make_read,
+    make_report,
     post_when_ready,
 )
 from odb_ref.core.state import Phase, State, replace
@@ -132,17 +134,18 @@ def transition(config: Config, state: State, event: Event) -> Transition:
 
 
 def _read(config: Config, state: State, event: SamplesRead) -> State:
-    """Spec: R5.1."""
+    """Spec: R5.1, R16.5."""
     samples = event.samples
     is_ended = event.is_ended if config.shared_samples is None else state.is_ended
     if not state.wanted_samples:
         raise UsageError(f"SamplesRead in phase {state.phase}: no Read is open")
-    if not samples and not event.is_full and not (event.is_ended and (is_ended or state.window)):
+    # A rank's part of an update may hold no good sample; another window has one, while the source goes on.
+    is_held = bool(samples or state.window or config.update_samples is not None)
+    if not samples and not event.is_full and not (event.is_ended and (is_ended or is_held)):
         raise UsageError("SamplesRead holds no sample, and the source has not ended: an answer must say something")
     if len(samples) > state.wanted_samples:
         raise UsageError(f"SamplesRead holds {len(samples)} samples, only {state.wanted_samples} were asked for")
     is_drawn = config.shared_samples is not None  # what was drawn is read, whatever its bytes: nobody else will
-    is_held = bool(samples or state.window)
     if event.is_full and (event.is_ended or len(samples) == state.wanted_samples or not is_held or is_drawn):
         raise UsageError(
             "SamplesRead is full, but nothing is left out, or nothing is held: a round without a sample is none"
@@ -176,7 +179,7 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
         raise UsageError(f"Agreed in phase {state.phase}: no offer is open")
     is_mismatch = agreement.round_min != agreement.round_max or agreement.fingerprint_min != agreement.fingerprint_max
     if agreement.failed_rank != NONE or is_mismatch:
-        report = Report(config.rank, state.failure, state.round, config.shared_json)
+        report = make_report(config, state)
         return replace(state, phase=Phase.REPORT, groups=()), (PostReport(report),)
     if agreement.round_min != state.round:
         raise PeerError(f"agreement in round {state.round}, field round_min: {agreement.round_min}")
@@ -186,11 +189,10 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
         return _drain(config, replace(state, groups=()), outcome, agreement.stop_step)
     if agreement.ready_min != 1:
         raise PeerError(f"agreement in round {state.round}, field ready_min: {agreement.ready_min}, expected 1")
-    target = compute_round_target(config, agreement)
     released = replace(state, groups=(), outbox=state.outbox + state.plan, plan=())
-    if target == 0:
+    if is_closing(config, agreement):
         return _drain(config, released, Outcome(OutcomeKind.COMPLETE), released.planned_steps)
-    aligned, carried = form_steps(config, state, target)
+    aligned, carried = form_steps(config, state, compute_round_target(config, agreement))
     asked, told = ask_for_samples(config, released, carried)
     counting = replace(
         released,
@@ -202,13 +204,13 @@ def _agree(config: Config, state: State, agreement: Offer) -> Transition:
         agreed_tokens=agreement.budget_min,
     )
     counting, delivered = _deliver(config, counting)
-    reads = (Read(asked),) if asked else ()
+    reads = (make_read(config, state.round + 1, asked),) if asked else ()
     counts = tuple(map(compute_counts, aligned, repeat(len(config.limits))))
     return counting, (*delivered, *reads, PostCounts(counts, told))
 
 
 def _count(config: Config, state: State, event: Counted) -> Transition:
-    """Spec: R5.4, R4.5, R4.6, R14.3."""
+    """Spec: R5.4, R4.5, R4.6, R14.3, R16.8."""
     counts = event.counts
     if state.phase is not Phase.COUNT:
         raise UsageError(f"Counted in phase {state.phase}: no counts are open")
@@ -304,7 +306,8 @@ def _report(config: Config, state: State, reports: tuple[Report, ...]) -> Transi
     """Spec: R5.5, R7.2, R7.3."""
     if state.phase is not Phase.REPORT:
         raise UsageError(f"Reported in phase {state.phase}: no report is open")
-    if [report.rank for report in reports] != list(range(config.world_size)):
+    expected = [(rank, peer) for rank in range(config.world_size) for peer in range(config.peers)]
+    if [(report.rank, report.peer) for report in reports] != expected:
         ranks = [report.rank for report in reports]
         raise PeerError(f"reports of round {state.round}, field rank: {ranks}, expected 0..{config.world_size - 1}")
     return _drain(config, state, compute_failure(reports), state.planned_steps - len(state.plan))

@@ -82,6 +82,11 @@ _WIRE: Final = tuple((item.name, item.metadata["reduction"].value) for item in f
 WIRE_SIZE: Final = len(_WIRE)
 
 
+def list_wire_fields() -> list[str]:
+    """Returns the names of an offer's fields, in their order on the wire."""
+    return [name for name, _ in _WIRE]
+
+
 def combine(left: Offer, right: Offer) -> Offer:
     """Returns the combination of two offers: associative, commutative, idempotent."""
     return Offer.from_wire(tuple(map(max, left.to_wire(), right.to_wire())))

@@ -15,7 +15,14 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import Read
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE
-from odb_ref.core.rounds import Transition, compute_wanted_samples, draw_samples, post_when_ready, read_draw
+from odb_ref.core.rounds import (
+    Transition,
+    compute_wanted_samples,
+    draw_samples,
+    make_read,
+    post_when_ready,
+    read_draw,
+)
 from odb_ref.core.state import State, replace
 from odb_ref.core.types import Sample
 
@@ -111,10 +118,12 @@ def resume(config: Config, start: RoundStart, carried: tuple[Sample, ...]) -> Tr
 
 
 def _read_first(config: Config, state: State, start: RoundStart) -> tuple[State, tuple[Read, ...]]:
-    """Spec: R2.3, R10.2, R14.2, R14.6."""
+    """Spec: R2.3, R10.2, R14.2, R14.6, R16.6."""
     wanted = compute_wanted_samples(config, start.round, len(state.window), is_ended=start.is_ended)
     if config.shared_samples is None:
-        return replace(state, wanted_samples=wanted), ((Read(wanted),) if wanted else ())
+        return replace(state, wanted_samples=wanted), ((make_read(config, start.round, wanted),) if wanted else ())
+    if start.is_ended:  # the draw is that of a round before
+        return replace(state, draw=start.draw), ()
     if start.draw.end:
         return read_draw(config, state, start.draw)
     return draw_samples(config, state, (wanted,) * config.world_size)  # all begin with a window to fill, and know it

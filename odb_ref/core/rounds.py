@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from odb_ref.core.batching.alignment import align, count_groups_to_emit, is_due
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import compute_checked_target
 from odb_ref.core.batching.shards import Draw, compute_draw, compute_want
+from odb_ref.core.batching.updates import compute_portion
 from odb_ref.core.config import Config
 from odb_ref.core.effects import Effect, PostOffer, Read
 from odb_ref.core.errors import PeerError
+from odb_ref.core.events import Report
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.peers import compute_digest, describe_held
 from odb_ref.core.state import Phase, State, replace
 from odb_ref.core.types import Group, Mode, compute_real_tokens
 
@@ -30,22 +34,29 @@ def post_when_ready(config: Config, state: State) -> Transition:
         return state, ()
     is_ready = state.is_collated and not state.wanted_samples
     # An urged rank does not wait for its consumer, which may wait for one that has left; it still has its input ready,
-    # since the offers of the others may hold no stop yet.
-    may_post = is_ready and (state.is_urged or not state.outbox)
+    # since the offers of the others may hold no stop yet. Nor does one that has nothing to release.
+    may_post = is_ready and (state.is_urged or not state.outbox or not state.plan)
     must_end = bool(state.failure) or state.is_stopped
     if not may_post and not must_end:
         return state, ()
     budget_tokens, limits = config.compute_round_bounds(state.agreed_tokens)
-    groups = config.order.compute_groups(state.window, config.layout, budget_tokens, limits, sizes=config.sizes)
-    to_emit = NONE if state.is_ended else count_groups_to_emit(groups, config.layout, budget_tokens)
+    window = state.window if config.has_steps(state.round) else ()
+    groups = config.order.compute_groups(window, config.layout, budget_tokens, limits, sizes=config.sizes)
+    is_all = state.is_ended or config.update_samples is not None
+    to_emit = NONE if is_all else count_groups_to_emit(groups, config.layout, budget_tokens)
     offer = _compute_offer(config, state, groups, to_emit, is_ready)
-    return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer),)
+    # One that ends the epoch need not hold what its peers hold: its window may not be full.
+    is_compared = config.peers > 1 and not must_end
+    digest = compute_digest(state.window, is_ended=state.is_ended) if is_compared else None
+    return replace(state, phase=Phase.OFFER, groups=groups), (PostOffer(offer, digest),)
 
 
 def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], to_emit: int, is_ready: bool) -> Offer:
     """Spec: R3.1."""
     due_before = compute_due_before(config, state)
     held = 0 if is_quota_met(config, state) else len(state.window)
+    if config.update_samples is not None and not state.is_ended:
+        held = max(1, held)  # a rank none of whose samples is good goes on, and its next update may have some
     return Offer(
         round_min=state.round,
         round_max=state.round,
@@ -64,20 +75,32 @@ def _compute_offer(config: Config, state: State, groups: tuple[Group, ...], to_e
     )
 
 
+def make_report(config: Config, state: State) -> Report:
+    """Returns what this rank adds to a failure. Spec: R7.2, R17.4."""
+    if config.peers == 1:
+        return Report(config.rank, state.failure, state.round, config.shared_json)
+    held = describe_held(state.window, is_ended=state.is_ended)
+    return Report(config.rank, state.failure, state.round, config.shared_json, config.peer, held)
+
+
 def compute_due_before(config: Config, state: State) -> int:
     """Returns the position before which a held sample must be emitted in this round; 0 where nothing held is as old as that.
 
-    Spec: R4.3.
+    Spec: R4.3, R16.3.
     """
+    if config.update_samples is not None:
+        return 0
     mark = state.marks[0] if len(state.marks) == config.max_age_rounds else 0
     return mark if state.window and state.window[0].position < mark else 0
 
 
 def form_steps(config: Config, state: State, target: int) -> tuple[tuple[Group, ...], Group]:
-    """Returns the ``target`` steps of the round, in the order in which they leave, and the samples carried.
+    """Returns the ``target`` steps of the round, in the order in which they leave, and the samples carried: all, without one.
 
-    Spec: R4.1, R4.2, R4.8. Preserves: ALIGN, CONSERVE.
+    Spec: R4.1, R4.2, R4.8, R16.3. Preserves: ALIGN, CONSERVE, UPDATE.
     """
+    if not target:
+        return (), state.window
     due_before = compute_due_before(config, state)
     steps, carried = align(
         state.groups, target, due_before, config.layout, config.order, cost=config.cost, sizes=config.sizes
@@ -96,9 +119,10 @@ def compute_wanted_samples(config: Config, round_: int, carried: int, *, is_ende
 
 
 def ask_for_samples(config: Config, state: State, carried: Group) -> tuple[int, int | None]:
-    """Returns for how many samples to ask a source of one's own now, and what to tell all ranks that one wants of a shared one.
+    """Returns for how many samples to ask a source of one's own now, and what to tell all ranks that one wants of a shared one:
+    of an update, how many tokens one has.
 
-    Either is for the next window, into which ``carried`` are carried. Spec: R2.3, R14.2.
+    Either is for the next window, into which ``carried`` are carried. Spec: R2.3, R14.2, R16.4.
     """
     round_, is_ended = state.round + 1, state.is_ended
     if config.shared_samples is None:
@@ -106,6 +130,8 @@ def ask_for_samples(config: Config, state: State, carried: Group) -> tuple[int, 
     if is_ended:
         return 0, 0
     tokens, carried_tokens = compute_real_tokens(state.window), compute_real_tokens(carried)
+    if config.update_samples is not None:
+        return 0, carried_tokens
     size = config.compute_shared_window(round_, state.draw.end)
     return 0, compute_want(size, samples=len(state.window), tokens=tokens, carried_tokens=carried_tokens)
 
@@ -122,7 +148,27 @@ def draw_samples(config: Config, state: State, wants: Sequence[int]) -> tuple[St
         return state, ()
     if len(wants) != config.world_size or min(wants) < 0:
         raise PeerError(f"counts of round {state.round - 1}, field wants: {wants}, of {config.world_size} ranks")
-    return read_draw(config, state, compute_draw(config.rank, wants, state.draw.end, config.shared_samples))
+    return read_draw(config, state, _compute_draw(config, state, wants, config.shared_samples))
+
+
+def _compute_draw(config: Config, state: State, wants: Sequence[int], total: int) -> Draw:
+    """Spec: R14.3, R16.4."""
+    if config.update_samples is None:
+        return compute_draw(config.rank, wants, state.draw.end, total)
+    begin = state.round // config.update_portions * config.update_samples
+    return compute_portion(
+        config.rank,
+        wants,
+        max(begin, state.draw.end),
+        begin=begin,
+        end=min(begin + config.update_samples, total),
+        is_last=config.has_steps(state.round),
+    )
+
+
+def make_read(config: Config, round_: int, count: int) -> Read:
+    """Returns the read of so many samples of a source of one's own, for the window of ``round_``. Spec: R6.1, R16.2."""
+    return Read(count, None if config.update_samples is None else config.compute_update_place(round_))
 
 
 def read_draw(config: Config, state: State, draw: Draw) -> tuple[State, tuple[Read, ...]]:
@@ -152,13 +198,22 @@ def count_planned_steps(config: Config, totals: Sequence[int]) -> int:
     return next((i for i, total in enumerate(totals, 1) if total >= config.quota_samples), len(totals))
 
 
-def compute_round_target(config: Config, agreement: Offer) -> int:
-    """Returns the number of steps of the round; 0 closes the epoch.
+def is_closing(config: Config, agreement: Offer) -> bool:
+    """Returns True when the agreement closes the epoch. Spec: R3.5, R16.7. Preserves: ALIGN."""
+    return agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0)
 
-    A function of the agreement alone (ALIGN). Spec: R3.3, R3.5.
+
+def compute_round_target(config: Config, agreement: Offer) -> int:
+    """Returns the number of steps of the round; 0 where it closes the epoch, or no rank has a group of an update.
+
+    A function of the agreement alone (ALIGN). Spec: R3.3, R3.5, R16.3.
     """
-    if agreement.samples_max == 0 or (config.mode is Mode.QUOTA and agreement.samples_min == 0):
+    is_update = config.update_samples is not None
+    if is_closing(config, agreement) or (is_update and not agreement.groups_max):
         return 0
-    target = compute_checked_target(config.rule, agreement)
+    target = compute_checked_target(config.rule, agreement, is_update=is_update)
+    if is_update:
+        # An update is small: in twice as many steps its groups are of samples more alike, which saves more than steps cost.
+        return min(2 * target, agreement.samples_max) if config.layout == Layout.PADDED else target
     # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
     return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target

@@ -29,8 +29,8 @@ from typing import Final
 from transformers import Trainer, TrainingArguments
 
 from odb_ref.integrations.hf import ODBTrainer, enable
-from odb_ref.integrations.hf_data import PAIRS, CollatedLength, has_pairs
-from odb_ref.integrations.hf_steps import ODBOptions
+from odb_ref.integrations.hf.data import PAIRS, CollatedLength, has_pairs
+from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import UsageError
 
 _TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")

@@ -4,7 +4,7 @@ from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.torch.checkpoint import JobState
 from odb_ref.torch.flattening import BoundedShapes, FlattenSamples
 from odb_ref.torch.from_dataloader import apply
-from odb_ref.torch.gathering import gather_objects, gather_samples
+from odb_ref.torch.gathering import gather_integers, gather_objects, gather_samples
 from odb_ref.torch.info import StepInfo, pop_step_info
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
@@ -24,6 +24,7 @@ __all__ = [
     "UsageError",
     "apply",
     "count_patches",
+    "gather_integers",
     "gather_objects",
     "gather_samples",
     "plan_micro_batches",

@@ -8,7 +8,6 @@ from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
-from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.plan.state import StateDict
 
@@ -28,14 +27,14 @@ class JobState:
     """
 
     def __init__(self, loader: ODBDataLoader[Batch]) -> None:
-        self._save, self._load, self._process_group = loader.state_dict, loader.load_state_dict, loader.process_group
+        self._save, self._load, self._gather = loader.state_dict, loader.load_state_dict, loader.gather
 
     def state_dict(self) -> StateDict:
         """Returns the states of all ranks, as one text.
 
         A collective of the loader's ranks: call it on each, after the same step.
         """
-        states = gather_objects(self._save(), self._process_group)
+        states = self._gather(self._save())
         # One value: a checkpoint names each value by its key, and its keys must not depend on the number of ranks.
         return {_KEY: json.dumps(states)}
 

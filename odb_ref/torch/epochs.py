@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, NoReturn, Self
+from typing import Generic, NoReturn, Self, TypeVar
 
 import torch.distributed as dist
 from torch.utils.data import Dataset
@@ -16,33 +16,38 @@ from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.config import Config, Terms
-from odb_ref.core.errors import check_integer
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.offer import NONE
-from odb_ref.torch.backend.messages import Backend
-from odb_ref.torch.backend.process_backend import ProcessBackend
-from odb_ref.torch.backend.thread_backend import ThreadBackend
 from odb_ref.torch.batches import Batch
+from odb_ref.torch.epoch.delivery import Delivery
+from odb_ref.torch.epoch.driver import EpochDriver
+from odb_ref.torch.epoch.session import LOADED, REPLACED, Session
 from odb_ref.torch.estimate import estimate_steps
-from odb_ref.torch.exchange.collectives import get_rank_and_size
-from odb_ref.torch.exchange.exchange import Exchange
+from odb_ref.torch.exchange.exchange_thread import Exchange
+from odb_ref.torch.exchange.identity import LoaderIdentity, note_origin
 from odb_ref.torch.exchange.rendezvous import make_transport
+from odb_ref.torch.exchange.roster import Ranks, Roster
+from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import compute_trace_path
+from odb_ref.torch.options import claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Beginning, Order
 from odb_ref.torch.plan.schedule import Schedule
+from odb_ref.torch.plan.seal import check_states, seal
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import StateDict
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import Resources
 from odb_ref.torch.reading.counting import Counting
-from odb_ref.torch.reading.pipeline import PipelineSpec
+from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined
+from odb_ref.torch.reading.service import SampleService
 from odb_ref.torch.reading.source import LoaderOptions
 from odb_ref.torch.shared import SharedSettings
-from odb_ref.torch.trainer.session import REPLACED, Session
-from odb_ref.torch.trainer.trainer_side import TrainerSide
-from odb_ref.trace.format import TraceWriter
+from odb_ref.torch.workers.process import LoaderProcess
+from odb_ref.trace.writing import TraceWriter
+
+Value = TypeVar("Value")
 
 
 class Epochs(Generic[Batch]):
@@ -53,6 +58,7 @@ class Epochs(Generic[Batch]):
     num_workers: int
     token_budget: int
     process_group: dist.ProcessGroup | None
+    _ranks: Ranks
     _resources: Resources
     _window: int
     _window_bytes: int | None
@@ -64,7 +70,7 @@ class Epochs(Generic[Batch]):
     _on_bad_sample: OnBadSample
     _weighting: Weighting
     _order: Order
-    _len_bound: int | None
+    _bound: int | str | None
     _transport: str
     _timeout_s: float
     _log_wait_s: float
@@ -76,7 +82,8 @@ class Epochs(Generic[Batch]):
     _budget_schedule: BudgetSchedule | None
 
     def _start_session(self) -> None:
-        self._trainer_side: TrainerSide | None = None
+        self._origin = note_origin()
+        self._delivery: Delivery | None = None
         self._accepted_tokens: int | None = None
         self._steps_before = 0
         """Steps that were taken before the epoch under way, or before what `load_state_dict` was given last."""
@@ -102,13 +109,41 @@ class Epochs(Generic[Batch]):
         return self._schedule.epoch
 
     def __len__(self) -> int:
-        if self._len_bound is not None:
-            return self._len_bound
+        if self.has_updates_per_epoch:
+            return self._order.count_updates()
+        if (bound := self._compute_bound()) is not None:
+            return bound
         raise TypeError(
             "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
             "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress. (Is it passed where a data "
             "set is wanted?)"
         )
+
+    @property
+    def update_samples(self) -> int | None:
+        """How many samples of all ranks an optimizer update holds; None in the free mode."""
+        return self._order.update_samples
+
+    @property
+    def has_updates_per_epoch(self) -> bool:
+        """True when it is known how many updates an epoch has."""
+        return self._order.update_samples is not None and self._order.is_auto
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """How many optimizer updates an epoch has.
+
+        Raises: UsageError where nobody knows: without ``update_samples``, or where each rank is given its own samples.
+        """
+        if not self.has_updates_per_epoch:
+            raise UsageError(
+                "updates_per_epoch needs update_samples, and one order of all ranks (shard='auto' or 'shared')"
+            )
+        return self._order.count_updates()
+
+    def _compute_bound(self) -> int | None:
+        """Returns the bound of an epoch's steps, where one was asked for, of the data set as it is now."""
+        return self._order.count_samples() if isinstance(self._bound, str) else self._bound
 
     @property
     def batch_sampler(self) -> NoReturn:
@@ -124,8 +159,8 @@ class Epochs(Generic[Batch]):
 
         Raises: UsageError for a stream, or a sampler of one's own.
         """
-        config = self._make_config(*get_rank_and_size(self.process_group))
-        return estimate_steps(self._order, self._counting.measure, config, samples, self.process_group)
+        config = self._make_config(*self._ranks.find_rank_and_size())
+        return estimate_steps(self._order, self._counting.measure, config, samples, self.gather)
 
     def steps(self) -> StepIterator[Batch]:
         """Starts an epoch, and returns its steps: each batch with what belongs to it.
@@ -137,33 +172,35 @@ class Epochs(Generic[Batch]):
     def __iter__(self) -> EpochIterator[Batch]:
         session = self._session
         session.end_epoch(self._timeout_s, REPLACED)
+        self._origin.check()
         exchange = session.get_exchange(self._make_exchange)
         base = self._make_config(exchange.rank, exchange.world_size)
-        backend = session.get_backend(lambda: self._make_backend(base))
+        base = replace(base, peer=exchange.roster.peer, peers=exchange.roster.peers)
+        service = session.get_service(self._make_service)
         try:
-            beginning = self._begin(exchange.rank, exchange.world_size)
+            beginning = self._begin(exchange.roster, exchange.identity)
             start = beginning.start
             config = start.make_config(base)
             if start.trace is not None:
+                claim_trace(start.trace, self)
                 # Refused here where it cannot be written, and not empty should this process be killed early.
-                TraceWriter(start.trace, config, driver="torch", epoch=start.epoch).close()
+                TraceWriter(start.trace, config, driver="torch", epoch=start.epoch, workers=start.workers).close()
         except BaseException as error:  # a state that does not fit, a sampler that raises, Ctrl-C: the others wait
-            session.refuse(TrainerSide(base, backend, exchange, EpochStart(keys=())), error)
+            session.refuse(self._make_delivery(base, service, exchange, EpochStart(keys=())), error)
             raise
         self._schedule.begin(beginning)
-        steps, log_wait_s = self._weighting.accumulation_steps, self._log_wait_s
-        trainer_side = TrainerSide(config, backend, exchange, start, accumulation_steps=steps, log_wait_s=log_wait_s)
-        self._trainer_side, self._last_step = trainer_side, LastStep()
-        session.begin(trainer_side)
+        delivery = self._make_delivery(config, service, exchange, start)
+        self._delivery, self._last_step = delivery, LastStep()
+        session.begin(delivery)
         self._reminders.begin()
         return EpochIterator(
             self,
-            trainer_side,
+            delivery,
             beginning,
             world_size=exchange.world_size,
             weighting=self._weighting,
             on_idle=self._on_idle,
-            len_bound=self._len_bound,
+            len_bound=self._compute_bound(),
             reminders=self._reminders,
             last=self._last_step,
         )
@@ -177,38 +214,46 @@ class Epochs(Generic[Batch]):
         Plain integers, strings, lists and dicts; no communication. Between epochs it stands at the start of the next one.
         Spec: R10. Preserves: ONCE, COVER, and REPLAY with the same world size.
         """
-        rank, world_size = get_rank_and_size(self.process_group)
-        trainer_side = self._trainer_side
-        progress = None if trainer_side is None or trainer_side.is_exhausted else trainer_side.compute_progress()
+        exchange, delivery = self._session.exchange, self._delivery
+        if exchange is None:
+            self._origin.check()
+        # The ranks of the loader, which may outlive the process group.
+        rank, world_size = (
+            self._ranks.find_rank_and_size() if exchange is None else (exchange.rank, exchange.world_size)
+        )
+        progress = None if delivery is None or delivery.is_exhausted else delivery.driver.compute_progress()
         state = self._schedule.compute_state(rank, world_size, progress).to_dict()
-        return state | {"steps": self._count_steps(), "accepted_tokens": self._accepted_tokens}
+        return seal(state | {"steps": self._count_steps(), "accepted_tokens": self._accepted_tokens})
 
     def load_state_dict(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
-        """Goes on from a saved state with the next iteration.
+        """Goes on from a saved state with the next iteration; the epoch under way, if any, is left, as by a ``break``.
 
         With the world size and settings it was saved with, a rank's own state is enough, and the same batches follow in the
         same order. With others give every rank the list of all ranks' states: what none of them had taken is shared out anew.
 
-        Raises: UsageError when this is no such state; whether it fits is known at the next iteration.
+        Raises: UsageError when this is no such state, or a damaged one (R10.5); whether it fits is known at the next iteration.
         """
-        self._schedule.load(state)
-        states = [state] if isinstance(state, Mapping) else state
+        states = check_states(state)
+        self._schedule.load(states)
+        self._session.end_epoch(self._timeout_s, LOADED)
         self._steps_before, self._is_loaded = max(_get_integer(one, "steps") or 0 for one in states), True
         accepted = [tokens for one in states if (tokens := _get_integer(one, "accepted_tokens")) is not None]
         self._accepted_tokens = min(accepted, default=None)
 
-    def _begin(self, rank: int, world_size: int) -> Beginning:
+    def _begin(self, roster: Roster, identity: LoaderIdentity) -> Beginning:
+        rank, world_size = roster.rank, roster.world_size
         beginning = self._schedule.plan(rank, world_size)
         is_rest = beginning.start.checkpoint is not None or beginning.emitted_before > 0
         taken = self._count_steps() if is_rest else 0
         path, epoch = self._trace, beginning.start.epoch
-        trace = None if path is None else compute_trace_path(path, rank, world_size, epoch, taken)
+        trace = None if path is None else compute_trace_path(path, rank, world_size, epoch, taken, peer=roster.peer)
         # A round that is formed again was counted before.
         self._steps_before, self._is_loaded = self._count_steps() - beginning.start.progress.steps, False
         start = replace(
             beginning.start,
-            tag=self._shared.make_tag(beginning),
+            tag=self._shared.make_tag(beginning, identity.name),
             trace=trace,
+            workers=self.num_workers,
             accepted_tokens=NONE if self._accepted_tokens is None else self._accepted_tokens,
             steps_before=self._steps_before,
         )
@@ -219,12 +264,13 @@ class Epochs(Generic[Batch]):
 
     def _count_steps(self) -> int:
         """Returns how many steps were taken since training began."""
-        trainer_side = None if self._is_loaded else self._trainer_side
-        return self._steps_before + (0 if trainer_side is None else trainer_side.next_step)
+        delivery = None if self._is_loaded else self._delivery
+        return self._steps_before + (0 if delivery is None else delivery.next_step)
 
     def close(self) -> None:
         """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
         self._session.close()
+        release_traces(self)
         self._finalizer.detach()
 
     def __enter__(self) -> Self:
@@ -249,11 +295,11 @@ class Epochs(Generic[Batch]):
         start to its first step; ``odb/exchanges`` and ``odb/exchange_s``, the collectives that brought an answer, of all
         epochs; and ``odb/quarantined_samples``.
         """
-        trainer_side, exchange = self._trainer_side, self._session.exchange
-        if trainer_side is None or exchange is None:
+        delivery, exchange = self._delivery, self._session.exchange
+        if delivery is None or exchange is None:
             return {}
-        return trainer_side.metrics.describe(self._resources, exchange.world_size) | {
-            "odb/quarantined_samples": trainer_side.bad_samples.count,
+        return delivery.metrics.describe(self._resources, exchange.world_size) | {
+            "odb/quarantined_samples": delivery.driver.quarantine.count,
             "odb/exchange_s": exchange.exchange_s,
             "odb/exchanges": exchange.exchanges,
         }
@@ -261,7 +307,7 @@ class Epochs(Generic[Batch]):
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
         """The samples set aside on this rank in the present or last epoch, each with its cause: the first hundred of them."""
-        return () if self._trainer_side is None else self._trainer_side.bad_samples.records
+        return () if self._delivery is None else self._delivery.driver.quarantine.records
 
     # Budget ----------------------------------------------------------------------------------------------------------
 
@@ -276,8 +322,8 @@ class Epochs(Generic[Batch]):
         Raises: UsageError when it is not a number of tokens.
         """
         self._accepted_tokens = check_integer(tokens, "tokens", 1)
-        if self._trainer_side is not None:
-            self._trainer_side.accept_budget(self._accepted_tokens)
+        if self._delivery is not None:
+            self._delivery.accept_budget(self._accepted_tokens)
 
     @property
     def accepted_budget(self) -> int:
@@ -299,9 +345,20 @@ class Epochs(Generic[Batch]):
         return self._terms.apply(config)
 
     def _make_exchange(self) -> Exchange:
-        return Exchange(make_transport(self.process_group, self._transport, self._timeout_s, self._log_wait_s))
+        roster = self._ranks.make_roster()
+        data = self.dataset if self._order.is_auto else None
+        identity = self._origin.identify(data, roster.group_name, self.token_budget)
+        transport = make_transport(roster, identity, self._transport, self._timeout_s, self._log_wait_s)
+        return Exchange(transport, identity, self._timeout_s)
 
-    def _make_backend(self, config: Config) -> Backend:
+    def gather(self, own: Value) -> list[Value]:
+        """Returns what each data-parallel rank has, by rank, the same on all; a collective of the trainer's."""
+        found = [own]
+        for group in reversed(self._ranks.groups):
+            found = [item for part in gather_objects(found, group) for item in part]
+        return found
+
+    def _make_service(self) -> SampleService:
         spec = PipelineSpec(
             dataset=self.dataset,
             measure=self._counting.measure,
@@ -312,10 +369,20 @@ class Epochs(Generic[Batch]):
             window_bytes=self._window_bytes,
             on_bad_sample=self._on_bad_sample,
             label_check=self._counting.label_check,
-            is_packed=config.layout is Layout.PACKED,
-            budget_schedule=self._budget_schedule,
+            is_packed=self._terms.layout is Layout.PACKED,
         )
-        return ProcessBackend(config, spec) if self.num_workers else ThreadBackend(config, spec, is_inline=True)
+        return LoaderProcess(spec) if self.num_workers else ReadPipeline(spec, is_inline=True)
+
+    def _make_delivery(self, config: Config, service: SampleService, exchange: Exchange, start: EpochStart) -> Delivery:
+        driver = EpochDriver(
+            config,
+            service,
+            exchange,
+            start,
+            schedule=self._budget_schedule,
+            accumulation_steps=self._weighting.accumulation_steps,
+        )
+        return Delivery(config, driver, started_s=start.started_s, log_wait_s=self._log_wait_s)
 
 
 def _get_integer(state: Mapping[str, object], key: str) -> int | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch.distributed as dist
 
 from odb_ref.core.config import Config
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Sample
-from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import MeasureFn
@@ -73,14 +70,14 @@ def _compute_groups_of(reading: Reading, config: Config) -> float:
 
 
 def estimate_steps(
-    order: Order, measure: MeasureFn, config: Config, count: int, group: dist.ProcessGroup | None
+    order: Order, measure: MeasureFn, config: Config, count: int, gather: Callable[[Reading], list[Reading]]
 ) -> int:
     """Returns about how many steps an epoch takes, the same on every rank; a collective of all ranks.
 
     Raises: UsageError as `measure_some`, and when no sample could be measured.
     """
     own = measure_some(order, measure, config.rank, config.world_size, count)
-    readings = gather_objects(own, group)
+    readings = gather(own)
     steps = compute_steps(readings, config, is_shared=order.is_auto)
     if steps is None:
         raise UsageError("the steps of an epoch cannot be estimated: not one of the samples tried could be measured")

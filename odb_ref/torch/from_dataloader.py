@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sized
 from typing import Final
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from odb_ref.core.errors import UsageError
@@ -23,6 +24,8 @@ ADOPTED: Final = (
 )
 """What is taken over from the DataLoader, unless it is given."""
 
+_OF_WORKERS: Final = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+
 
 def apply(dataloader: DataLoader[object], *, token_budget: int, **options: object) -> ODBDataLoader:
     """Returns an `ODBDataLoader` over the data set of ``dataloader``, with its workers and its ``collate_fn``.
@@ -32,7 +35,9 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: objec
     last pads shards by repeating samples. What seeded the shuffling still does. Any other sampler is kept and read as it is,
     one of a part of the data set too; its batches are formed anew.
 
-    Raises: UsageError when the DataLoader has no samples to batch, and as `ODBDataLoader`.
+    Warns of ``drop_last`` where there are no updates of a fixed size (``update_samples``).
+
+    Raises: UsageError when the DataLoader has no samples to batch, or a batch sampler of your own, and as `ODBDataLoader`.
     """
     adopted = adopt_options(dataloader, options)
     return ODBDataLoader(dataloader.dataset, token_budget=token_budget, **adopted)  # type: ignore[arg-type]
@@ -46,17 +51,34 @@ def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object])
     found = dict(options)
     if dataloader.batch_sampler is None and "collate_fn" not in options:
         raise UsageError("apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass one")
+    if dataloader.drop_last and "drop_last" not in options:
+        if options.get("update_samples") is None:
+            what = "apply: drop_last=True means nothing here: ranks end together, and each sample is read"
+            warnings.warn(what, RuntimeWarning, stacklevel=3)
+        else:
+            found["drop_last"] = True
+    has_workers = bool(options.get("num_workers", dataloader.num_workers))
     for name in ADOPTED:
         value: object = getattr(dataloader, name)
         # A DataLoader without workers refuses to be told about them.
-        if name not in options and not (value is None or (name == "prefetch_factor" and not dataloader.num_workers)):
+        if name not in options and value is not None and (has_workers or name not in _OF_WORKERS):
             found[name] = value
     if not {"sampler", "shuffle", "shard"} & options.keys():
+        _check_batch_sampler(dataloader.batch_sampler)
         adopted = _adopt_order(dataloader)
         if {"seed", "generator"} & options.keys():
             adopted = {key: value for key, value in adopted.items() if key not in ("seed", "generator")}
         found |= adopted
     return found
+
+
+def _check_batch_sampler(batch_sampler: object) -> None:
+    """Raises: UsageError when the user's own class has composed batches, which would not be those that are read."""
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        raise UsageError(
+            f"apply: batches are formed under the token budget, and those of {type(batch_sampler).__name__} would be left out: "
+            "pass shuffle=, shard= or sampler= to say what is read"
+        )
 
 
 def _adopt_order(dataloader: DataLoader[object]) -> dict[str, object]:

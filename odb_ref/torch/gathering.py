@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.exchange.collectives import get_rank_and_size
+from odb_ref.torch.exchange.roster import get_rank_and_size
 from odb_ref.torch.info import StepInfo
 
 Output = TypeVar("Output")
@@ -41,6 +41,24 @@ def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[V
     sizes = [_SIZE.unpack(part)[0] for part in _gather_bytes(_SIZE.pack(len(payload)), group)]
     parts = _gather_bytes(payload.ljust(max(sizes), b"\0"), group)
     return [pickle.loads(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) -> list[list[int]]:
+    """Returns the integers of each rank, by rank: one all-gather of as many from each, on any device. It is what
+    `odb_ref.plan_rank` calls ``exchange``.
+
+    ``group`` defaults to all ranks; where there is no process group, there is one rank. Spec: R13.11.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return [[*own]]
+    backends = dict(item.split(":") for item in dist.get_backend_config(group).split(","))
+    device = "cpu" if "cpu" in backends else next(iter(backends))
+    sent = torch.tensor(own, dtype=torch.int64, device=device)
+    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(received, sent, group=group)
+    if backends[device] == "gloo":
+        _wait_for_release([sent, *received])
+    return [tensor.tolist() for tensor in received]
 
 
 def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:

@@ -24,10 +24,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import numpy as np
 import torch
 
 from odb_ref.core.errors import UsageError
@@ -108,6 +110,8 @@ class StepInfo:
     """True for the last step of the epoch, if it is complete: one that is broken off has none, on any rank."""
     is_window_end: bool
     """True when the accumulation window ends with this step: time for the optimizer."""
+    update: int
+    """Counts the optimizer updates of the epoch from 0."""
     local_samples: int
     local_tokens: int
     local_supervised: int
@@ -134,6 +138,11 @@ class StepInfo:
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
 
+    @property
+    def is_update_end(self) -> bool:
+        """True when an optimizer update ends with this step: the same as ``is_window_end``."""
+        return self.is_window_end
+
     def scale(self, loss: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has
         no mean.
@@ -152,92 +161,28 @@ class StepInfo:
 KEPT_BATCHES: Final = 16
 
 
-class StepInfoTable:
-    """Step information by the identity of its batch, so that no collate_fn and no container has to carry it.
-
-    Entries live until they are popped or their batch is gone; a batch that cannot be watched for that (a dict, a list) is kept
-    alive until so many later ones have come.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.uses = 0
-        """How often anybody has asked for what belongs to a batch."""
-        self._watched: dict[int, tuple[weakref.ref[object], StepInfo]] = {}
-        self._kept: deque[tuple[object, StepInfo, int]] = deque()
-
-    def put(self, batch: object, info: StepInfo, *, owner: object, kept: int = KEPT_BATCHES) -> None:
-        """Remembers ``info`` for ``batch``, which ``owner`` has yielded."""
-        with self._lock:
-            try:
-                self._watched[id(batch)] = (weakref.ref(batch), info)
-            except TypeError:
-                self._kept.append((batch, info, id(owner)))
-                while len(self._kept) > kept:
-                    self._kept.popleft()
-            if len(self._watched) > 4 * kept:
-                self._watched = {key: entry for key, entry in self._watched.items() if entry[0]() is not None}
-
-    def drop(self, owner: object) -> None:
-        """Forgets the batches of ``owner``."""
-        with self._lock:
-            self._kept = deque(entry for entry in self._kept if entry[2] != id(owner))
-
-    def pop(self, batch: object) -> StepInfo:
-        """Returns the information of ``batch``, once.
-
-        Raises: UsageError when there is none.
-        """
-        with self._lock:
-            self.uses += 1
-            entry = self._watched.get(id(batch))
-            if entry is not None and entry[0]() is batch:
-                del self._watched[id(batch)]
-                return entry[1]
-            for index, (kept, info, _) in enumerate(self._kept):
-                if kept is batch:
-                    del self._kept[index]
-                    return info
-        raise UsageError(
-            "pop_step_info: this object is not a batch of an ODBDataLoader, or its information was taken before; "
-            "call it once, before the batch is moved to a device or changed"
-        )
-
-
-TABLE: Final = StepInfoTable()
-
-
-def pop_step_info(batch: object) -> StepInfo:
-    """Returns what belongs to a batch that an `ODBDataLoader` has just yielded; call it once, before the batch is moved or
-    replaced.
-
-    Raises: UsageError when the object is no such batch.
-    """
-    return TABLE.pop(batch)
-
-
 class Reminders:
     """What a loader warns of only once: above all, of a trainer that never asks what belongs to its batches."""
 
     def __init__(self) -> None:
-        self._uses = TABLE.uses
+        self._is_asked = False
         self._is_reminded = False
         self._told: set[str] = set()
 
     def begin(self) -> None:
         """Starts an epoch."""
-        self._uses = TABLE.uses
+        self._is_asked = False
 
     def note_use(self) -> None:
-        """The trainer has asked in another way than by `pop_step_info`."""
-        self._uses = -1
+        """The trainer has asked what belongs to a step."""
+        self._is_asked = True
 
     def check_use(self, steps: int, *, is_due: bool) -> str:
         """Returns what to warn of after so many steps of the epoch whose loss is to be scaled; usually empty.
 
         A trainer that reads ahead may ask late: it ``is_due`` to have asked at the epoch's end, or when batches are forgotten.
         """
-        if self._is_reminded or TABLE.uses > self._uses or not (steps and is_due):
+        if self._is_reminded or self._is_asked or not (steps and is_due):
             return ""
         self._is_reminded = True
         return (
@@ -250,3 +195,100 @@ class Reminders:
         is_new = text not in self._told
         self._told.add(text)
         return is_new
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What belongs to a batch, and who is to learn that it was asked for."""
+
+    info: StepInfo
+    reminders: Reminders | None
+
+    def take(self) -> StepInfo:
+        if self.reminders is not None:
+            self.reminders.note_use()
+        return self.info
+
+
+class StepInfoTable:
+    """Step information by the identity of its batch, so that no collate_fn and no container has to carry it.
+
+    Entries live until they are popped or their batch is gone. A dict or a list cannot be watched for that, but a tensor in it
+    can. A batch without one is kept alive until its owner is gone, or has yielded so many later ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[int, tuple[weakref.ref[object], _Entry]] = {}
+        self._kept: weakref.WeakKeyDictionary[object, deque[tuple[object, _Entry]]] = weakref.WeakKeyDictionary()
+
+    def put(
+        self,
+        batch: object,
+        info: StepInfo,
+        *,
+        owner: object,
+        kept: int = KEPT_BATCHES,
+        reminders: Reminders | None = None,
+    ) -> None:
+        """Remembers ``info`` for ``batch``, which ``owner`` has yielded."""
+        entry = _Entry(info, reminders)
+        with self._lock:
+            try:
+                self._watched[id(batch)] = (weakref.ref(_find_part(batch)), entry)
+            except TypeError:
+                own = self._kept.setdefault(owner, deque())
+                own.append((batch, entry))
+                while len(own) > kept:
+                    own.popleft()
+            if len(self._watched) > 4 * kept:
+                self._watched = {key: value for key, value in self._watched.items() if value[0]() is not None}
+
+    def drop(self, owner: object) -> None:
+        """Forgets the batches of ``owner``."""
+        with self._lock:
+            self._kept.pop(owner, None)
+
+    def pop(self, batch: object) -> StepInfo:
+        """Returns the information of ``batch``, once.
+
+        Raises: UsageError when there is none.
+        """
+        with self._lock:
+            watched = self._watched.get(id(batch))
+            if watched is not None and watched[0]() is _find_part(batch):
+                del self._watched[id(batch)]
+                return watched[1].take()
+            for own in self._kept.values():
+                for index, (kept, entry) in enumerate(own):
+                    if kept is batch:
+                        del own[index]
+                        return entry.take()
+        raise UsageError(
+            "pop_step_info: this object is not a batch of an ODBDataLoader, or its information was taken before; "
+            "call it once, before the batch is moved to a device or changed"
+        )
+
+
+def _find_part(batch: object) -> object:
+    """Returns the first tensor or array of a dict, list or tuple; else the batch."""
+    match batch:
+        case dict():
+            parts: Iterable[object] = batch.values()
+        case list() | tuple():
+            parts = batch
+        case _:
+            return batch
+    return next((part for part in parts if isinstance(part, torch.Tensor | np.ndarray)), batch)
+
+
+TABLE: Final = StepInfoTable()
+
+
+def pop_step_info(batch: object) -> StepInfo:
+    """Returns what belongs to a batch that an `ODBDataLoader` has just yielded; call it once, before the batch is moved or
+    replaced.
+
+    Raises: UsageError when the object is no such batch.
+    """
+    return TABLE.pop(batch)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Generic, Self, cast
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.backend.notes import Taken
 from odb_ref.torch.batches import Batch
+from odb_ref.torch.epoch.cleanup import CLEANUP
+from odb_ref.torch.epoch.delivery import Delivery, Taken
+from odb_ref.torch.epoch.session import LEAVE_S
 from odb_ref.torch.info import KEPT_BATCHES, TABLE, Reminders, StepInfo, Weighting
 from odb_ref.torch.plan.order import Beginning
 from odb_ref.torch.reading.collator import OnIdle
 from odb_ref.torch.reading.quarantine import BadSampleWarning
-from odb_ref.torch.trainer.cleanup import CLEANUP
-from odb_ref.torch.trainer.session import LEAVE_S
-from odb_ref.torch.trainer.trainer_side import TrainerSide
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class EpochIterator(Generic[Batch]):
     def __init__(
         self,
         loader: object,
-        trainer_side: TrainerSide,
+        delivery: Delivery,
         beginning: Beginning,
         *,
         world_size: int,
@@ -54,7 +53,7 @@ class EpochIterator(Generic[Batch]):
         self._lost = ""
         """Which step was taken and never handed out, if any."""
         self._scaled_steps = 0
-        self._trainer_side = trainer_side
+        self._delivery = delivery
         self._beginning = beginning
         self._world_size = world_size
         self._weighting = weighting
@@ -69,7 +68,7 @@ class EpochIterator(Generic[Batch]):
     def __next__(self) -> Batch:
         batch, info = self.read()
         if batch is not None:
-            TABLE.put(batch, info, owner=self._trainer_side, kept=self._kept)
+            TABLE.put(batch, info, owner=self._delivery, kept=self._kept, reminders=self._reminders)
         self._scaled_steps += not info.is_idle and info.loss_scale != 1.0
         return batch
 
@@ -81,13 +80,13 @@ class EpochIterator(Generic[Batch]):
         """
         if self._lost:
             raise UsageError(self._lost)
-        first = self._trainer_side.next_step
+        first = self._delivery.next_step
         try:
             return self._read()
         except Exception:
             raise
         except BaseException as error:
-            if self._trainer_side.next_step != first:
+            if self._delivery.next_step != first:
                 self._lost = f"step {first} was lost when {type(error).__name__} came while it was handed out"
                 self.close()
             raise
@@ -98,13 +97,13 @@ class EpochIterator(Generic[Batch]):
                 warning, self._put_off = self._put_off, None
                 raise warning
             try:
-                taken = self._trainer_side.take()
+                taken = self._delivery.take()
             except Exception:
-                CLEANUP.submit(self._trainer_side.close)
+                CLEANUP.submit(self._delivery.close)
                 raise
             if taken is None:
                 self._is_over = True
-                CLEANUP.submit(self._trainer_side.close)
+                CLEANUP.submit(self._delivery.close)
             try:
                 self._warn(taken)
             except Warning as warning:
@@ -123,10 +122,10 @@ class EpochIterator(Generic[Batch]):
     def _warn(self, taken: Taken | None) -> None:
         """Warns on the training thread, at most once an epoch for each kind."""
         epoch = self._beginning.start.epoch
-        if what := self._trainer_side.bad_samples.take_warning():
+        if what := self._delivery.driver.quarantine.take_warning():
             warnings.warn(f"epoch {epoch}: {what}", BadSampleWarning, stacklevel=4)
-        while self._trainer_side.doubts:
-            if self._reminders.is_new(what := self._trainer_side.doubts.popleft()):
+        while self._delivery.driver.doubts:
+            if self._reminders.is_new(what := self._delivery.driver.doubts.popleft()):
                 warnings.warn(what, RuntimeWarning, stacklevel=4)
         is_due = taken is None or self._scaled_steps >= self._kept
         if what := self._reminders.check_use(self._scaled_steps, is_due=is_due):
@@ -139,20 +138,20 @@ class EpochIterator(Generic[Batch]):
         step, counts = taken.step, taken.step.global_counts
         emitted = self._beginning.emitted_before + taken.emitted_samples
         total = self._beginning.total_samples
-        k = self._weighting.accumulation_steps
         return StepInfo(
-            loss_scale=self._weighting.compute_scale(step.local, taken.window, self._world_size),
+            loss_scale=self._weighting.compute_scale(taken.local, taken.window, self._world_size),
             step=step.number,
             round=step.round,
             epoch=self._beginning.start.epoch,
             is_idle=step.is_idle,
             is_last=taken.is_last,
-            is_window_end=taken.is_last or (step.number + 1) % k == 0,
-            local_samples=step.local.samples,
-            local_tokens=step.local.tokens,
-            local_supervised=step.local.supervised,
-            padded_tokens=step.padded_tokens,
-            local_costs=step.local.costs,
+            is_window_end=taken.is_window_end,
+            update=taken.update,
+            local_samples=taken.local.samples,
+            local_tokens=taken.local.tokens,
+            local_supervised=taken.local.supervised,
+            padded_tokens=taken.padded_tokens,
+            local_costs=taken.local.costs,
             global_samples=counts.samples,
             global_tokens=counts.tokens,
             global_supervised=counts.supervised,
@@ -162,17 +161,17 @@ class EpochIterator(Generic[Batch]):
             progress=emitted / total if total else None,
             world_size=self._world_size,
             weighting=self._weighting,
-            quarantined_samples=self._trainer_side.bad_samples.count,
+            quarantined_samples=self._delivery.driver.quarantine.count,
         )
 
     def close(self) -> None:
         """Leaves the epoch."""
-        self._trainer_side.leave()
+        self._delivery.leave()
 
     def __del__(self) -> None:
-        trainer_side = self._trainer_side
-        if not trainer_side.is_exhausted:
-            CLEANUP.submit(lambda: _leave(trainer_side))
+        delivery = self._delivery
+        if not delivery.is_exhausted:
+            CLEANUP.submit(lambda: _leave(delivery))
 
 
 class StepIterator(Iterator[tuple[Batch, StepInfo]]):
@@ -189,6 +188,6 @@ class StepIterator(Iterator[tuple[Batch, StepInfo]]):
         self._epoch.close()
 
 
-def _leave(trainer_side: TrainerSide) -> None:
-    TABLE.drop(trainer_side)
-    trainer_side.leave_and_close(LEAVE_S)
+def _leave(delivery: Delivery) -> None:
+    TABLE.drop(delivery)
+    delivery.leave_and_close(LEAVE_S)

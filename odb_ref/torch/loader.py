@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Final, NoReturn, SupportsIndex, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,17 +21,25 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS, Terms
 from odb_ref.core.errors import UsageError, check_integer, choose
 from odb_ref.core.types import Mode
-from odb_ref.torch.arguments import check_functions, check_seconds, check_transport, make_loader_options
+from odb_ref.torch.arguments import (
+    check_flag,
+    check_functions,
+    check_max_bad,
+    check_seconds,
+    check_transport,
+    make_loader_options,
+)
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.epochs import Epochs
+from odb_ref.torch.exchange.roster import choose_ranks
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting
-from odb_ref.torch.options import check_len_bound, check_skipping, choose_collate, make_order
+from odb_ref.torch.options import check_len_bound, check_skipping, check_updates, choose_collate, make_order
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.reading.collator import CollateFn, OnIdle
 from odb_ref.torch.reading.costs import CostFn, make_resources
 from odb_ref.torch.reading.counting import make_counting
 from odb_ref.torch.reading.measure import LengthFn
-from odb_ref.torch.reading.quarantine import OnBadSample, check_max_bad
+from odb_ref.torch.reading.quarantine import OnBadSample
 from odb_ref.torch.shared import SharedSettings, describe_decisive
 
 Element = TypeVar("Element")
@@ -64,6 +73,13 @@ class ODBDataLoader(Epochs[Batch]):
     ``sizes="powers"`` (of two), ``"threes"`` (and three times these) or ``"even"`` a padded batch has such a number of
     samples, or one. ``policy`` is the target rule, ``max_age_rounds`` bounds how often a sample may be put off,
     ``ramp_rounds`` how many first windows are smaller, for an early first step.
+
+    **Updates.** With ``update_samples=N`` an optimizer update holds exactly N samples over all ranks: those at the places [uN,
+    (u+1)N) of the common order. That is the order of ``shuffle`` and ``seed``, or of a ``sampler`` that lists the same on all
+    ranks, with ``shard="shared"`` (the ranks then draw by how many tokens they hold). The last update holds what is left, or is
+    left out with ``drop_last``. Only the batches inside an update are formed by length, so an update does not depend on the
+    number of ranks, on memory, workers or timing. ``len()`` counts updates. With ``shard="given"`` or a stream each rank gives
+    N / ranks of its own (R16).
 
     **Budgets that change.** ``token_budget`` is the largest there is. ``budget_schedule(step, current)`` may answer with a
     smaller one, by the number of steps planned since training began and the budget in force: a function of these alone, called
@@ -115,10 +131,12 @@ class ODBDataLoader(Epochs[Batch]):
     always holds, or a number of your own, beyond which a warning is given.
 
     **State, metrics, traces.** See `state_dict`, `metrics` and `odb_ref.trace.format`: ``trace=PATH`` writes one file for each
-    rank. Ranks are those of ``process_group`` or ``device_mesh``, else all; peers outside of it (tensor parallel) get the same
-    batches.
+    rank. Ranks are those of ``process_group``, else all. ``device_mesh`` is that of a model spread over several processes:
+    ranks are along its dimensions named dp, dp_replicate, dp_shard or batch, or those in ``mesh_dims``; processes that differ
+    in other dimensions only (tensor, context, pipeline parallel) are one rank, and get the same batches (R17). A loader belongs
+    to the process group it was made under, and to the line that made it: ranks in different loaders are told so (R18).
 
-    Spec: R5 to R7, R11.
+    Spec: R5 to R7, R11, R16.
     Raises: UsageError when an argument makes no sense.
     """
 
@@ -127,6 +145,7 @@ class ODBDataLoader(Epochs[Batch]):
         dataset: Dataset[Element],
         *,
         token_budget: int,
+        update_samples: int | None = None,
         budget_schedule: BudgetSchedule | None = None,
         layout: str = "padded",
         order: str = "shuffled",
@@ -152,6 +171,7 @@ class ODBDataLoader(Epochs[Batch]):
         shard: str = "auto",
         seed: int = 0,
         generator: torch.Generator | None = None,
+        drop_last: bool = False,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
@@ -170,6 +190,7 @@ class ODBDataLoader(Epochs[Batch]):
         transport: str = "reduce",
         process_group: dist.ProcessGroup | None = None,
         device_mesh: DeviceMesh | None = None,
+        mesh_dims: str | Sequence[str] | None = None,
         timeout_s: float = 60.0,
         loader_timeout_s: float = 60.0,
         log_wait_s: float = 30.0,
@@ -181,14 +202,29 @@ class ODBDataLoader(Epochs[Batch]):
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
         # What the data set yields is what these functions take: past this point samples are opaque.
+        causal_shift = check_flag(causal_shift, "causal_shift")
         self._layout = choose(Layout, layout, "layout")
         self.collate_fn = cast(CollateFn, collate_fn or choose_collate(self._layout, causal_shift=causal_shift))
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
+        # Checked once, here: from here on numbers and flags are Python's own.
+        self._options = make_loader_options(
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
+            pin_memory=pin_memory,
+            loader_timeout_s=loader_timeout_s,
+        )
+        self.num_workers = self._options.num_workers
+        self.pin_memory = bool(pin_memory)
         self.token_budget = check_integer(token_budget, "token_budget", 1)
         self._budget_schedule = budget_schedule
         self._resources = make_resources(max_patches, cast(CostFn | None, cost_fn), limits)
-        self._window = check_integer(window, "window", 1)
+        k = None if accumulation_steps == 1 else accumulation_steps
+        others = {"accumulation_steps": k, "window_bytes": window_bytes, "quota": quota, "len_bound": len_bound}
+        self._update_samples = check_updates(update_samples, others)
+        self._window = self._update_samples or check_integer(window, "window", 1)
         self._window_bytes = None if window_bytes is None else check_integer(window_bytes, "window_bytes", 1)
         self._terms = Terms(
             layout=self._layout,
@@ -200,6 +236,7 @@ class ODBDataLoader(Epochs[Batch]):
             ramp_rounds=check_integer(ramp_rounds, "ramp_rounds", 0),
             mode=choose(Mode, mode, "mode"),
             quota_samples=None if quota is None else check_integer(quota, "quota", 1),
+            update_samples=self._update_samples,
         )
         self._rule = get_rule(policy) if isinstance(policy, str) else policy
         self._on_idle = choose(OnIdle, on_idle, "on_idle")
@@ -209,18 +246,26 @@ class ODBDataLoader(Epochs[Batch]):
             scaling=choose(LossScaling, loss_scaling, "loss_scaling"),
             reduction=choose(LossReduction, loss_reduction, "loss_reduction"),
             accumulation_steps=check_integer(accumulation_steps, "accumulation_steps", 1),
-            is_divided_by_steps=trainer_divides_loss,
+            is_divided_by_steps=check_flag(trainer_divides_loss, "trainer_divides_loss"),
         )
         # A step is handed out with the counts of its accumulation window, and whether it is the last: all of these must fit.
-        self._depth = max(check_integer(depth, "depth", 1), accumulation_steps + 1)
-        check_skipping(self._on_idle, accumulation_steps)
-        self._order = make_order(dataset, sampler=sampler, shuffle=shuffle, shard=shard, seed=seed, generator=generator)
+        self._depth = max(check_integer(depth, "depth", 1), self._weighting.accumulation_steps + 1)
+        check_skipping(self._on_idle, self._weighting.accumulation_steps if self._update_samples is None else 2)
+        self._order = make_order(
+            dataset,
+            sampler=sampler,
+            shuffle=shuffle,
+            shard=shard,
+            seed=seed,
+            generator=generator,
+            update_samples=self._update_samples,
+            drop_last=check_flag(drop_last, "drop_last"),
+        )
         if self._order.is_shared and window_bytes is not None:
             raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
-        self._len_bound = check_len_bound(len_bound, self._order)
-        if process_group is not None and device_mesh is not None:
-            raise UsageError("process_group and device_mesh exclude each other")
-        self.process_group = device_mesh.get_group() if device_mesh is not None else process_group
+        self._bound = check_len_bound(len_bound, self._order)
+        self._ranks = choose_ranks(process_group, device_mesh, mesh_dims)
+        self.process_group = self._ranks.groups[-1]
         self._transport = check_transport(transport)
         self._timeout_s = check_seconds(timeout_s, "timeout_s", is_zero_allowed=False)
         self._log_wait_s = check_seconds(log_wait_s, "log_wait_s", is_zero_allowed=False)
@@ -231,26 +276,51 @@ class ODBDataLoader(Epochs[Batch]):
             causal_shift=causal_shift,
             resources=self._resources,
             is_checked=self._weighting.needs_supervised,
-            is_packing=num_workers > 0,
+            is_packing=self.num_workers > 0,
             is_weighing=window_bytes is not None,
         )
         choices: dict[str, object] = {"on_idle": self._on_idle, "on_bad_sample": self._on_bad_sample}
-        choices |= {"window_bytes": window_bytes} if window_bytes is not None else {}
+        choices |= {"window_bytes": self._window_bytes} if window_bytes is not None else {}
         weighting, counting = self._weighting, self._counting
         self._shared = SharedSettings(order=self._order, weighting=weighting, counting=counting, choices=choices)
-        self._options = make_loader_options(
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            multiprocessing_context=multiprocessing_context,
-            worker_init_fn=worker_init_fn,
-            timeout=timeout,
-            pin_memory=pin_memory,
-            loader_timeout_s=loader_timeout_s,
-        )
         # Refuses what makes no sense before any process has started.
-        settings = describe_decisive(self._make_config(0, 1), window_bytes)
+        settings = describe_decisive(self._make_config(0, 1), self._counting, self._window_bytes)
         self._schedule = Schedule(
-            self._order, settings, quota=quota, read_ahead=window // 2, max_bad=check_max_bad(max_bad_samples)
+            self._order,
+            settings,
+            quota=self._terms.quota_samples,
+            read_ahead=self._window // 2,
+            max_bad=check_max_bad(max_bad_samples),
         )
         self._start_session()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuses what would change nothing: the arguments are read once.
+
+        Raises: UsageError.
+        """
+        if "_session" in self.__dict__ and name in _READ_ONCE:
+            instead = _INSTEAD.get(name, "make another loader with it")
+            raise UsageError(f"{name} cannot be assigned: the loader has read its arguments; {instead}")
+        super().__setattr__(name, value)
+
+    def __bool__(self) -> bool:
+        """Returns True, as for any loader: its length does not matter."""
+        return True
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise UsageError(
+            "an ODBDataLoader cannot be copied or pickled: it has connections and processes. Make another from the same "
+            "arguments; state_dict and load_state_dict carry its place over"
+        )
+
+
+_FORMED: Final = "batches are formed under token_budget"
+_INSTEAD: Final = {
+    "epoch": "call set_epoch",
+    "token_budget": "call accept_budget for a smaller one, or make another loader",
+    "batch_size": _FORMED,
+    "batch_sampler": _FORMED,
+}
+_READ_ONCE: Final = frozenset(signature(ODBDataLoader).parameters) | _INSTEAD.keys()
+"""Names of arguments, of what a DataLoader would be told, and of what is the loader's to say."""

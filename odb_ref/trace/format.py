@@ -8,15 +8,11 @@ gives the same bytes (REPLAY); wall-clock times are the one exception, and are o
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import IO, Final, Self, TypeVar, assert_never, get_type_hints
+from types import MappingProxyType
+from typing import Final, TypeVar, assert_never, get_type_hints
 
 from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.batching.layouts import Layout
@@ -45,15 +41,19 @@ from odb_ref.core.events import (
 from odb_ref.core.offer import Offer
 from odb_ref.core.resume import Resumed, RoundStart
 from odb_ref.core.types import Mode, Sample, Step, StepCounts
+from odb_ref.trace.origin import UNKNOWN, Origin
 
 FORMAT: Final = "odb-trace"
-VERSION: Final = 1
+VERSION: Final = 2
+VERSIONS: Final = (1, VERSION)  # those that are read: one of version 1 says nothing of its origin (R9.6)
 RESUMED: Final = "resumed"
+SET_ASIDE: Final = "set_aside"
+"""The kind of a record that is not an event of the machine: a sample was set aside."""
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 JsonObject = Mapping[str, Json]
 
-_Made = TypeVar("_Made", bound=Offer | RoundStart | Terms)
+_Made = TypeVar("_Made", bound=Offer | RoundStart | Report | Terms)
 
 
 class TraceError(UsageError):
@@ -76,7 +76,7 @@ def _encode_step(step: Step) -> Json:
     }
 
 
-def encode_fields(value: Offer | RoundStart) -> dict[str, Json]:
+def encode_fields(value: Offer | RoundStart | Report) -> dict[str, Json]:
     """Returns a dataclass as JSON, but for each field that has the value its metadata calls ``absent``."""
     absent = [
         item.name
@@ -105,7 +105,7 @@ def encode_event(event: Event | Resumed) -> JsonObject:
             counted: JsonObject = {"kind": "counted", "counts": _encode_counts(event.counts)}
             return {**counted, "wants": event.wants} if event.wants else counted
         case Reported():
-            return {"kind": "reported", "reports": [asdict(report) for report in event.reports]}
+            return {"kind": "reported", "reports": [encode_fields(report) for report in event.reports]}
         case StepTaken():
             return {"kind": "step_taken"}
         case ConsumerStopped():
@@ -137,7 +137,7 @@ def encode_effect(effect: Effect) -> JsonObject:
             posted: JsonObject = {"kind": "post_counts", "counts": _encode_counts(effect.counts)}
             return posted if effect.wanted is None else {**posted, "wanted": effect.wanted}
         case PostReport():
-            return {"kind": "post_report", "report": asdict(effect.report)}
+            return {"kind": "post_report", "report": encode_fields(effect.report)}
         case Collate():
             return {"kind": "collate", "round": effect.round, "steps": [_encode_step(step) for step in effect.steps]}
         case Deliver():
@@ -272,11 +272,6 @@ def decode_offer(value: Json) -> Offer:
     return decode_fields(Offer, data)
 
 
-def _decode_report(value: Json) -> Report:
-    data = _object(value)
-    return Report(_integer(data, "rank"), _text(data, "cause"), _integer(data, "round"), _text(data, "config"))
-
-
 def decode_event(data: JsonObject) -> Event:
     """Returns the event that `encode_event` wrote.
 
@@ -294,7 +289,8 @@ def decode_event(data: JsonObject) -> Event:
             return Counted(decode_counts(data.get("counts")), _integers(data.get("wants", ())))
         case "reported":
             reports = data.get("reports")
-            return Reported(tuple(map(_decode_report, reports if isinstance(reports, list) else ())))
+            given = map(_object, reports if isinstance(reports, list) else ())
+            return Reported(tuple(decode_fields(Report, report) for report in given))
         case "step_taken":
             return StepTaken()
         case "consumer_stopped":
@@ -321,9 +317,14 @@ def decode_resumed(data: JsonObject) -> Resumed:
 
 
 def decode_config(
-    data: JsonObject, *, rank: int, depth_steps: int, rules: Mapping[str, TargetRule] = MappingProxyType({})
+    data: JsonObject,
+    *,
+    rank: int,
+    depth_steps: int,
+    peer: int = 0,
+    rules: Mapping[str, TargetRule] = MappingProxyType({}),
 ) -> Config:
-    """Returns the shared configuration of a header, as that of ``rank``; the depth is each rank's own, and no part of it.
+    """Returns the shared configuration of a header, as that of ``rank``; depth and peer are its own, and no part of it.
 
     ``rules`` holds, by name, target rules that do not ship.
 
@@ -331,7 +332,12 @@ def decode_config(
     """
     rule = _text(data, "rule")
     return decode_fields(
-        Config, data, rank=rank, depth_steps=depth_steps, rule=rules[rule] if rule in rules else get_rule(rule)
+        Config,
+        data,
+        rank=rank,
+        depth_steps=depth_steps,
+        peer=peer,
+        rule=rules[rule] if rule in rules else get_rule(rule),
     )
 
 
@@ -353,59 +359,8 @@ class Header:
     config: JsonObject
     driver: str
     epoch: int = 0
-
-
-class TraceWriter:
-    """Writes a trace file; a context manager. ``record`` is what a `Machine` calls as its observer."""
-
-    def __init__(self, path: str | Path, config: Config, *, driver: str, epoch: int = 0) -> None:
-        self._file: IO[str] = _open_to_write(Path(path))
-        self._is_packed = Path(path).suffix == ".gz"
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "driver": driver,
-            "epoch": epoch,
-            "world_size": config.world_size,
-            "config": json.loads(config.shared_json),
-        }
-        self._write(header)
-        # A process that is killed early must leave a trace that says whose it is, not an empty file.
-        self._file.flush()
-
-    def record(
-        self, rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float | None = None
-    ) -> None:
-        """Writes one record."""
-        line: dict[str, Json] = {"rank": rank}
-        if time_s is not None:
-            line["time_s"] = round(time_s, 6)
-        line["event"] = None if event is None else encode_event(event)
-        line["effects"] = [encode_effect(effect) for effect in effects]
-        self._write(line)
-        if isinstance(event, Agreed) and not self._is_packed:
-            self._file.flush()  # once a round, so that a job can be followed and a killed one leaves what it did
-
-    def _write(self, line: JsonObject) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-    def flush(self) -> None:
-        """Makes what is recorded visible to readers."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Ends the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-
-def _open_to_write(path: Path) -> IO[str]:
-    if path.suffix != ".gz":
-        return path.open("w", encoding="utf-8")
-    # Neither a name nor a time in the gzip header: the same run gives the same bytes.
-    return io.TextIOWrapper(gzip.GzipFile(filename="", fileobj=path.open("wb"), mode="wb", mtime=0), encoding="utf-8")
+    peer: int = 0
+    """Which of the processes of each rank wrote the trace. Spec: R17.5."""
+    origin: Origin = UNKNOWN
+    workers: int | None = None
+    """Processes that read on each rank; None where the trace does not say."""

@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from odb_ref.trace.format import FORMAT, VERSION, Header, Json, JsonObject, Record, TraceError
+from odb_ref.core.errors import UsageError
+from odb_ref.trace.format import FORMAT, VERSIONS, Header, Json, JsonObject, Record, TraceError
+from odb_ref.trace.origin import decode_origin
+
+_HEADER: Final = {"format", "version", "driver", "epoch", "world_size", "peer", "workers", "config"}
+_ORIGIN: Final = {"run", "inputs", "before"}
+_RECORD: Final = {"rank", "time_s", "event", "effects"}
 
 WORLD_SIZE: Final = 2**20
 """The largest world that is read."""
@@ -112,9 +118,11 @@ class TraceReader:
             case {"rank": int(rank), "event": (dict() | None) as event, "effects": list(effects)} if type(rank) is int:
                 if not 0 <= rank < self.header.world_size:
                     raise self.locate(f"rank {rank} in a world of {self.header.world_size}")
-                time_s = data.get("time_s")
-                if not isinstance(time_s, int | float) or not math.isfinite(time_s):
-                    time_s = None
+                time_s = data.get("time_s", 0)
+                is_time = isinstance(time_s, int | float) and type(time_s) is not bool and 0 <= time_s < math.inf
+                if not is_time or not data.keys() <= _RECORD:
+                    raise self.locate("a record has rank, event, effects and perhaps a time, in seconds")
+                time_s = float(time_s) if isinstance(time_s, int | float) and "time_s" in data else None
                 return Record(rank, event, tuple(effects), time_s)
             case _:
                 raise self.locate("a record needs rank, event and effects")
@@ -135,15 +143,28 @@ class TraceReader:
             raise TraceError(f"{self.path}: empty file, expected an {FORMAT} header")
         if head.get("format") != FORMAT:
             raise self.locate(f"no {FORMAT} header")
-        if type(head.get("version")) is not int or head.get("version") != VERSION:
-            raise self.locate(f"version {head.get('version')!r:.80}, this program reads {VERSION}")
+        version = head.get("version")
+        if type(version) is not int or version not in VERSIONS:
+            raise self.locate(f"version {version!r:.80}, this program reads {' and '.join(map(str, VERSIONS))}")
+        known = _HEADER if version == 1 else _HEADER | _ORIGIN
+        if others := sorted(head.keys() - known):
+            raise self.locate(f"the header has the unknown field {others[0]!r:.80}")
         match head:
             case {"world_size": int(world), "config": dict(config), "driver": str(driver), "epoch": int(epoch)}:
                 if not 1 <= world <= WORLD_SIZE or type(world) is not int or epoch < 0 or type(epoch) is not int:
                     raise self.locate(
                         f"epoch {epoch} of a world of {world} ranks; this program reads 1 to {WORLD_SIZE}"
                     )
-                return Header(world, config, driver, epoch)
+                peer = head.get("peer", 0)
+                if type(peer) is not int or peer < 0:
+                    raise self.locate(f"peer {peer!r:.80}; expected a number")
+                workers = head.get("workers")
+                if workers is not None and (type(workers) is not int or workers < 0):
+                    raise self.locate(f"workers is {workers!r:.80}, expected a number")
+                try:
+                    return Header(world, config, driver, epoch, peer, decode_origin(head, world), workers)
+                except UsageError as error:
+                    raise self.locate(error) from error
             case _:
                 raise self.locate("the header lacks world_size, config, driver or epoch")
 

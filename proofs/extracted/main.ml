@@ -158,13 +158,12 @@ let run_events show =
 let show_posted s t = match t.posted with Some m when has_posted s t -> show_message m | _ -> "-"
 let show_move _ _ accepted s t = show_state accepted t ^ " | " ^ show_posted s t
 
-(* What takes the rank's place: a stand-in; and in a round that has begun, what is loaded of what it saves. *)
-let show_heirs c rank accepted _ t =
-  let loaded = match t.at_phase with
+(* In a round that has begun, what is loaded of what a rank saves. *)
+let show_loaded c rank accepted _ t =
+  match t.at_phase with
     | FILL | OFFER -> let u = load c rank (List.init t.planned (fun n -> { s_number = n; s_round = 0; s_group = []; s_counts = zero_counts })) (save t) in
         show_state accepted u ^ " | " ^ (match u.posted with Some m -> show_message m | None -> "-")
-    | _ -> "-" in
-  show_state None (stand_in t) ^ " || " ^ loaded
+    | _ -> "-"
 
 (* Every event of one rank that draws (R14): as [SharedBegins], [SharedRank] and [SharedCounted] of Drawing.v put them together. *)
 let run_shared () =
@@ -310,7 +309,7 @@ let answer = function
   | "combine" -> let a = offer () in print_endline (show_offer (combine_offers a (offer ())))
   | "machine" -> run_events show_move
   | "shared" -> run_shared ()
-  | "heirs" -> run_events show_heirs
+  | "loading" -> run_events show_loaded
   | "system" -> run_system ()
   | name -> failwith ("no command " ^ name)
 

@@ -4,7 +4,8 @@
    number and a group is its size (0 for idle). Everything else is as in the code; with the same bounds the reachable graph
    equals that of `odb-ref explore` (tests/tla/test_same_graph.py).
 
-   A rank is a record of what the core keeps, and of what its driver keeps: reading, collating, post, left, told, lost, gone.
+   A rank is a record of what the core keeps, and of what its driver keeps: reading, collating, post, left, told, lost, gone,
+   loaderless.
    Variant is "none", or names a planted defect that some configuration must refute. *)
 EXTENDS Integers, Sequences, FiniteSets
 
@@ -31,8 +32,8 @@ VARIABLES
 
 vars == <<rank, answer, owed, failures, stops, losses, ops>>
 
-\* How many ranks may lose their machine, so that a stand-in goes on (R7.6). A configuration may say `MaxStandIns <- One`.
-MaxStandIns == 0
+\* How many ranks may lose the process that reads and collates for them. A configuration may say `MaxLostLoaders <- One`.
+MaxLostLoaders == 0
 \* How many samples a window may hold when it is bounded in bytes (R2.3), each having one; 0: it is not bounded.
 WindowBytes == 0
 \* Whether all ranks draw from one common order (R14), which has as many places as all shards together, counted from 0.
@@ -133,6 +134,8 @@ Shares(wants, left) ==
         before(q) == Cardinality({p \in Ranks : p < q /\ wants[p] >= v})
     IN IF Sum(wants) <= left THEN wants
        ELSE [q \in Ranks |-> short(v)[q] + IF wants[q] >= v /\ before(q) < spare THEN 1 ELSE 0]
+\* What the rank's driver goes to read: nothing where the process that reads is lost.
+Reads(s, n) == IF s.loaderless THEN 0 ELSE n
 \* The rank's part of what is drawn next: the places after those of lower ranks, and the read of them.
 AfterDraw(r, s, wants) ==
     LET shares == Shares(wants, Total - s.draw[3])
@@ -140,7 +143,7 @@ AfterDraw(r, s, wants) ==
         first == s.draw[3] + lower
         end == s.draw[3] + Sum(shares)
     IN [s EXCEPT !.draw = <<first, shares[r], end>>, !.places = @ \o [i \in 1..shares[r] |-> first + i - 1],
-                 !.ended = end = Total, !.wanted = shares[r], !.reading = shares[r]]
+                 !.ended = end = Total, !.wanted = shares[r], !.reading = Reads(s, shares[r])]
 \* How many samples the rank's source has, as far as the rank knows.
 Readable(r, s) == IF IsDrawn THEN Len(s.places) ELSE Shard[r]
 
@@ -151,7 +154,7 @@ Idling(r) ==
      aligned |-> <<>>, plan |-> <<>>, collated |-> TRUE, planned |-> 0, global |-> 0, outbox |-> <<>>, queue |-> <<>>,
      taken |-> 0, got |-> 0, failed |-> FALSE, stopped |-> FALSE, urged |-> FALSE, limit |-> None, outcome |-> NoOutcome,
      reading |-> WindowSize(0), collating |-> None, post |-> NoPost, causes |-> <<>>, left |-> FALSE, inside |-> FALSE, told |-> FALSE,
-     lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], draw |-> <<0, 0, 0>>, places |-> <<>>, stood |-> None, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
+     lost |-> FALSE, gone |-> FALSE, agreed |-> Cap, accepted |-> Cap, coming |-> Accepted[r], draw |-> <<0, 0, 0>>, places |-> <<>>, loaderless |-> FALSE, slots |-> IF Variant = "idle_uses_slot" THEN Shard[r] ELSE 0]
 
 PostWhenReady(r, s) ==
     LET isReady == s.collated /\ s.wanted = 0
@@ -221,7 +224,7 @@ AfterAgreed(r, before, a, aligned) ==
          [] a.failed = None /\ a.stop = None /\ a.ready = 1 /\ a.target = 0 ->
                 DrainTo(r, released, Outcome("complete", None), s.planned)
          [] OTHER ->
-                DeliverNow(r, [released EXCEPT !.phase = "count", !.wanted = wanted, !.reading = wanted,
+                DeliverNow(r, [released EXCEPT !.phase = "count", !.wanted = wanted, !.reading = Reads(s, wanted),
                     !.held = carried, !.aligned = aligned,
                     !.agreed = IF Variant = "own_budget" THEN s.accepted ELSE a.budget,
                     !.slots = IF Variant = "idle_uses_slot" THEN @ - Len(aligned) ELSE @,
@@ -240,8 +243,7 @@ AfterCounted(r, before, a) ==
         s == IF IsDrawn /\ ~before.ended THEN AfterDraw(r, before, a.wants) ELSE before
     IN PostWhenReady(r, [s EXCEPT !.post = NoPost, !.phase = "fill", !.round = @ + 1, !.aligned = <<>>,
             !.held = @ + Sum(before.aligned) - Sum(plan), !.plan = plan,
-            !.collated = Variant = "ready_stand_in" /\ before.stood # None,
-            !.collating = IF before.stood = None THEN before.round ELSE None, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
+            !.collated = FALSE, !.collating = IF before.loaderless THEN None ELSE before.round, !.planned = @ + n, !.global = @ + Sum(SubSeq(a.sizes, 1, n))])
 
 AfterReported(r, before, a) ==
     DrainTo(r, [before EXCEPT !.post = NoPost], Outcome("failed", a.first), before.planned - Len(before.plan))
@@ -263,17 +265,6 @@ AfterFailure(r, s, cause) ==
        ELSE IF Variant = "no_failure_agreement"
             THEN [noted EXCEPT !.failed = TRUE, !.phase = "done", !.limit = s.taken, !.outcome = Outcome("failed", r)]
        ELSE PostWhenReady(r, [noted EXCEPT !.failed = TRUE])
-
-\* R7.6: a machine without samples at the same place. What was posted stays posted; what is delivered was handed over before.
-\* A collation goes on where the batches had come: then its answer was not handled yet. Else there is none any more.
-Idle(sizes) == Repeat(0, Len(sizes))
-AfterStandIn(r, s, isCollatedYet) ==
-    LET empty == [s EXCEPT !.stood = s.planned, !.read = Readable(r, s), !.ended = TRUE, !.wanted = 0, !.reading = 0, !.held = 0,
-                           !.marks = <<>>, !.aligned = Idle(@), !.plan = Idle(@), !.outbox = Idle(@), !.queue = Idle(@),
-                           !.collating = IF isCollatedYet THEN @ ELSE None]
-    IN IF Variant = "silent_stand_in" THEN PostWhenReady(r, empty)
-       ELSE IF Variant = "ready_stand_in" THEN PostWhenReady(r, [empty EXCEPT !.collated = TRUE, !.collating = None])
-       ELSE AfterFailure(r, empty, <<"lost", r>>)
 
 AfterUrge(r, s) ==
     LET told == [s EXCEPT !.told = TRUE]
@@ -385,9 +376,11 @@ Die(r) ==
 Lose(r) ==
     /\ IsLive(r) /\ ~rank[r].lost /\ \E o \in Ranks \ {r} : rank[o].gone
     /\ Become(r, AfterLoss(r, rank[r])) /\ UNCHANGED <<failures, stops, losses>>
-StandIn(r) ==
-    /\ IsLive(r) /\ rank[r].stood = None /\ Cardinality({o \in Ranks : rank[o].stood # None}) < MaxStandIns
-    /\ \E isCollatedYet \in {rank[r].collating # None, FALSE} : Become(r, AfterStandIn(r, rank[r], isCollatedYet))
+\* The process that reads and collates is gone. A failure at any moment: what it was asked for, and will be, does not come.
+LoseLoader(r) ==
+    /\ IsLive(r) /\ ~rank[r].loaderless /\ Cardinality({o \in Ranks : rank[o].loaderless}) < MaxLostLoaders
+    /\ LET s == [rank[r] EXCEPT !.loaderless = TRUE, !.reading = 0, !.collating = None]
+       IN Become(r, IF Variant = "silent_loader" THEN s ELSE AfterFailure(r, s, <<"loader", 0>>))
     /\ UNCHANGED <<failures, stops, losses>>
 \* R5.11: from now on the rank accepts another budget, which it offers next.
 AfterAccept(s, budget) == [s EXCEPT !.accepted = Min({Cap, budget})]
@@ -430,7 +423,7 @@ Next ==
     \/ \E r \in Ranks : FailCollate(r)
     \/ \E r \in Ranks : Die(r)
     \/ \E r \in Ranks : Lose(r)
-    \/ \E r \in Ranks : StandIn(r)
+    \/ \E r \in Ranks : LoseLoader(r)
     \/ \E r \in Ranks : Accept(r)
     \/ \E r \in Ranks : PostEarly(r)
     \/ Reduce
@@ -448,7 +441,7 @@ CanGoOn ==
 \* Weak fairness of all that CanGoOn speaks of, written out: TLC evaluates ENABLED far more slowly.
 GoesOn ==
     /\ <<failures, stops, losses>>' = <<failures, stops, losses>> /\ rank' # rank
-    /\ \A r \in Ranks : rank'[r].stood = rank[r].stood
+    /\ \A r \in Ranks : rank'[r].loaderless = rank[r].loaderless
 FairSpec == Spec /\ ([]<>~CanGoOn \/ []<><<GoesOn>>_vars)
 
 (* ---- Properties, by the ids of properties.md ----------------------------------------------------------------------- *)
@@ -466,8 +459,7 @@ StepsAgree ==
         /\ rank[r].round = rank[o].round => rank[r].planned = rank[o].planned /\ rank[r].global = rank[o].global
 Lockstep == \A r, o \in Ranks : rank[r].taken - rank[o].taken \in {-1, 0, 1}
 Numbered == \A r \in Ranks : rank[r].planned = rank[r].taken + Len(Steps(rank[r]))
-\* A stand-in has no samples: what its machine held is lost.
-Conserve == \A r \in Ranks : rank[r].stood = None => rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
+Conserve == \A r \in Ranks : rank[r].read = rank[r].held + Formed(rank[r]) + rank[r].got
 Cover ==
     \A r \in Ranks : Mode = "join" /\ rank[r].outcome.kind = "complete" =>
         rank[r].ended /\ rank[r].read = Readable(r, rank[r]) /\ rank[r].held = 0
@@ -481,8 +473,6 @@ ReleaseTogether == \A r, o \in Ranks : Released(rank[r]) <= Ready(rank[o])
 Abort ==
     LET told == {rank[r].outcome : r \in Ranks} \ {NoOutcome, Outcome("lost", None)}
     IN Cardinality(told) <= 1
-\* R7.6: what a stand-in only counts, as nothing, is released on no rank.
-NotTrainedOn == \A r, o \in Ranks : rank[r].stood # None => Released(rank[o]) <= rank[r].stood
 Bounded == \A r \in Ranks : Len(rank[r].queue) <= Depth[r]
 Budget == \A r \in Ranks : \A i \in 1..Len(Steps(rank[r])) : Steps(rank[r])[i] <= Cap
 \* R15.3: the ranks that group the same round do so under the same budget. What is agreed on in a round is for the next.
@@ -497,7 +487,7 @@ Drawn == UNION {{rank[r].places[i] : i \in 1..Len(rank[r].places)} : r \in Ranks
 Deal ==
     IsDrawn =>
         /\ Cardinality(Drawn) = Sum([r \in Ranks |-> Len(rank[r].places)]) /\ Drawn \subseteq 0..Total - 1
-        /\ \A r, o \in Ranks : rank[r].stood = None /\ rank[o].stood = None /\ rank[r].round = rank[o].round =>
+        /\ \A r, o \in Ranks : rank[r].round = rank[o].round =>
                rank[r].draw[3] = rank[o].draw[3] /\ rank[r].ended = rank[o].ended
         /\ (Mode = "join" /\ \E r \in Ranks : rank[r].outcome.kind = "complete") => Drawn = 0..Total - 1
 \* Nobody takes more than one step beyond the fewest that a stopped consumer took, once the stop is agreed on.
@@ -517,7 +507,7 @@ RankMeasure(r) ==
     LET s == rank[r]
     IN (IF Weight(s.phase) > 0 THEN (IF IsDrawn THEN 6 ELSE 5) * (Total + 1 - s.round) + Weight(s.phase) ELSE 0)
        + (Total - s.taken) + ((IF IsDrawn THEN Total ELSE Shard[r]) - s.read) + Flag(~s.ended) + Flag(s.reading > 0) + Flag(s.collating # None)
-       + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone) + Flag(s.stood = None)
+       + Flag(~s.left) + Flag(~s.told) + Flag(~s.lost) + Flag(~s.gone) + Flag(~s.loaderless)
        + Len(s.coming)
 Measure == Sum([r \in Ranks |-> RankMeasure(r)])
 Falls == [][0 <= Measure' /\ Measure' < Measure]_vars

@@ -4,11 +4,12 @@
     python -m tests.bench --peer-cases    # what a training job may meet, ours and the peer's answer, tried now
     python -m tests.bench --only failures # what goes wrong on one rank, and the seconds until every rank knows
     python -m tests.bench --only process  # what the loader costs the process that trains: the lock, waiting, the first step
+    python -m tests.bench --only edges    # samples that are tiny, large, slow or many, beside a plain DataLoader
     python -m tests.bench --only model    # the simulator's model of a loader beside real loaders, 1 to 4 workers
     python -m tests.bench --only quality  # how full the batches are, beside the peer, fixed batches and oracles
     python -m tests.bench --only core     # grouping, alignment and state machine of one rank, checks on
     python -m tests.bench --only training # packed rows beside padded and fixed batches and the peer, two ranks, real text
-    python -m tests.bench --only plan     # known lengths beside verl and TRL, which need an environment of their own
+    python -m tests.bench --only plan     # known lengths: steps, waiting, speed; beside verl and TRL where they are
     python -m tests.bench --full          # more repetitions, window 1,024, and the simulator up to 16,384 ranks
 
 The loaders run in turn, each in processes of its own, and ratios are of runs that followed one another; absolute figures
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from odb_sim.inputs.lengths import list_bundled_names
 
-from tests.bench import cases, core, failures, inside, model, plan, process, quality, speed, training
+from tests.bench import cases, core, edges, failures, inside, model, plan, process, quality, speed, training
 
 PARTS = ("loader", "exchange", "inside")
 """What is measured unless something else is asked for."""
@@ -48,7 +49,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--only",
-        choices=[*PARTS, "core", "process", "failures", "model", "plan", "quality", "training"],
+        choices=[*PARTS, "core", "edges", "process", "failures", "model", "plan", "quality", "training"],
         action="append",
         help="(repeatable)",
     )
@@ -60,6 +61,9 @@ def main() -> int:
         action="append",
         choices=[item.name for item in failures.FAILURES],
         help="with --only failures: only this one (repeatable)",
+    )
+    parser.add_argument(
+        "--edge", action="append", choices=list(edges.EDGES), help="with --only edges: only this line (repeatable)"
     )
     parser.add_argument(
         "--rule",
@@ -143,6 +147,12 @@ def run_benchmarks(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         figures["process"] = process.measure_process((256, 1024, 8192), speed.say)
         speed.say("")
         status |= process.print_process(figures["process"])
+    if "edges" in parts:
+        found_edges = edges.measure_edges(options.edge or list(edges.EDGES), options.repetitions, speed.say)
+        memories = {} if options.edge else edges.measure_memory(speed.say)
+        speed.say("")
+        figures["edges"] = found_edges | {"memory": memories}
+        status |= edges.print_edges(found_edges, memories)
     if "failures" in parts:
         findings = failures.run_failures(options.failure, speed.say)
         speed.say("")

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from tests.bench import failures, process, training
+from tests.bench import edges, failures, process, training
 from tests.bench.collectives import Meter
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
 from tests.bench.launch import find_descendants, get_maker
@@ -236,18 +236,21 @@ def _count_left(born: set[int]) -> dict[str, int]:
 
 def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
     """The cost of one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
-    from odb_ref.core.offer import WIRE_SIZE
+    from odb_ref.core.peers import POST_SIZE
     from odb_ref.torch.exchange.collectives import ReduceTransport
+    from odb_ref.torch.exchange.identity import note_origin
     from odb_ref.torch.exchange.rendezvous import make_transport
+    from odb_ref.torch.exchange.roster import Ranks
 
-    transport = make_transport(None, spec["transport"], 60.0)
+    identity = note_origin().identify(None, "", 1)
+    transport = make_transport(Ranks().make_roster(), identity, spec["transport"], 60.0)
     if not isinstance(transport, ReduceTransport):
         raise TypeError("the cost of an exchange is that of several ranks")
-    offer, counts = [rank] * (WIRE_SIZE + 3), [rank] * (3 * spec["steps"])
+    offer, counts = [rank] * (POST_SIZE + 3), [rank] * (3 * spec["steps"])
 
     def play(rounds: int) -> None:
         for _ in range(rounds):
-            transport.reduce_max(offer)
+            transport.reduce_offers(offer)
             transport.reduce_sum(counts)
 
     play(spec["rounds"] // 10)
@@ -276,4 +279,6 @@ JOBS: dict[str, Callable[[Spec, int, int], Spec]] = {
     "busy": process.busy,
     "first": process.first,
     "learn": training.learn,
+    "edge": edges.edge,
+    "memory": edges.memory,
 }

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from odb_ref.core.batching.grouping import compute_groups
-from odb_ref.core.offer import WIRE_SIZE
+from odb_ref.core.peers import POST_SIZE
 from odb_ref.core.types import Sample
 from odb_ref.torch.exchange.collectives import FAN
 from tests.bench.cases import has_peer
@@ -194,7 +194,7 @@ def measure_exchange(ranks: int, rounds: int) -> dict[str, Figures]:
 
 def compute_round_bytes(transport: str, ranks: int, steps: int) -> int:
     """Bytes that the busiest rank of the tree sends in one round of ``steps`` steps, but for the messages' heads."""
-    message = 8 * (WIRE_SIZE + FLAGS) + 8 * 3 * steps
+    message = 8 * (POST_SIZE + FLAGS) + 8 * 3 * steps
     children = min(FAN, ranks - 1)
     # The root has no parent; where ranks are further down, one in between sends up as well.
     parents = int(ranks > 1 + FAN)

@@ -169,7 +169,7 @@ def train_all(rank: int, folder: Path) -> Any:
     enabled = make_trainer(folder)
     loader = enabled.get_train_dataloader()
     bridge = enable_odb(enabled, train_dataloader=loader, token_budget=BUDGET_TOKENS, window=12)
-    native = make_trainer(folder, kind=Native, max_steps=8)
+    native = make_trainer(folder, kind=Native, max_steps=7)  # less than an epoch
     handed = make_trainer(folder, kind=Native)
     configure_trainer(handed, dataloader=handed.get_train_dataloader(), wrap_compute_loss=False)
     runs = [finish(enabled), finish(native), finish(handed), accelerate(rank), loop(rank, scale="exact")[0]]

@@ -34,6 +34,8 @@ GOOD: dict[str, Any] = {"rank": 1, "world_size": 4, "budget_tokens": 100, "windo
         ({"order_seed": -1}, "order_seed must not be negative, got -1"),
         ({"rank": 4}, "rank must lie in 0..3, got 4"),
         ({"rank": -1}, "rank must lie in 0..3, got -1"),
+        ({"peers": 2, "peer": 2}, "peer must lie in 0..1, got 2"),
+        ({"peers": 0}, "peers must be at least 1, got 0"),
         ({"quota_samples": 5}, "quota_samples needs mode='quota'"),
         ({"mode": Mode.QUOTA, "quota_samples": 0}, "quota_samples must be at least 1, got 0"),
     ],
@@ -60,6 +62,8 @@ CHANGES: dict[str, Any] = {
     "ramp_rounds": 1,
     "rule": get_rule("paper"),
     "tag": "seed 2",
+    "peers": 2,
+    "update_samples": 64,
 }
 LOCAL = {"rank": 2, "depth_steps": 3}
 
@@ -81,7 +85,12 @@ def test_what_a_rank_may_choose_for_itself_is_not(name: str) -> None:
 
 def test_every_field_is_either_shared_or_local() -> None:
     given = {item.name for item in fields(Config) if item.init}
-    assert given == CHANGES.keys() | LOCAL.keys() | {"quota_samples"}
+    assert given == CHANGES.keys() | LOCAL.keys() | {"quota_samples", "peer"}
+
+
+def test_the_peers_of_a_rank_have_one_fingerprint() -> None:
+    assert Config(**GOOD, peers=2, peer=1).fingerprint == Config(**GOOD, peers=2).fingerprint
+    assert "peers" not in json.loads(Config(**GOOD).shared_json)
 
 
 def test_the_padded_layout_is_not_spoken_of() -> None:

@@ -51,7 +51,7 @@ def test_the_core_touches_no_file() -> None:
 def test_the_checker_is_independent_of_what_it_checks() -> None:
     """Only `replay` may drive the machine; the rest may share nothing but types, the offer's reduction and the trace."""
     allowed = {"types", "offer", "effects", "errors"}
-    checkers = sorted((CORE.parent / "trace" / "check").glob("*.py"))
+    checkers = sorted((CORE.parent / "trace" / "check").rglob("*.py"))
     assert len(checkers) > 5
     for path in checkers:
         imported = {

@@ -19,6 +19,7 @@ from odb_ref.core.rounds import (
     compute_wanted_samples,
     count_fitting,
     count_planned_steps,
+    is_closing,
     is_quota_met,
     post_when_ready,
 )
@@ -51,6 +52,13 @@ def post(state: State, config: Config = CONFIG) -> Offer:
     return effect.offer
 
 
+def test_a_rank_that_has_nothing_to_release_does_not_wait_for_its_consumer() -> None:
+    """Spec: R3.4. So the portions of an update are drawn while the update before is trained on."""
+    state = replace(STATE, is_collated=True, outbox=(Step(6, 1, (), ZERO_COUNTS),))
+    _, effects = post_when_ready(CONFIG, state)
+    assert effects
+
+
 @pytest.mark.parametrize(
     ("is_collated", "wanted", "has_outbox", "is_urged", "failure", "is_stopped"),
     list(itertools.product([True, False], [0, 1], [False, True], [False, True], ["", "x"], [False, True])),
@@ -60,8 +68,9 @@ def test_an_offer_waits_for_its_input_and_its_consumer_unless_the_epoch_is_to_en
 ) -> None:
     """Spec: R3.4."""
     outbox = (Step(6, 1, (), ZERO_COUNTS),) if has_outbox else ()
+    plan = (Step(7, 2, (), ZERO_COUNTS),)
     state = replace(
-        STATE, is_collated=is_collated, wanted_samples=wanted, outbox=outbox, is_urged=is_urged, failure=failure,
+        STATE, is_collated=is_collated, wanted_samples=wanted, outbox=outbox, plan=plan, is_urged=is_urged, failure=failure,
         is_stopped=is_stopped,
     )  # fmt: skip
     is_ready = is_collated and wanted == 0
@@ -141,7 +150,9 @@ def test_a_round_has_the_target_of_the_rule_unless_the_epoch_closes(
 ) -> None:
     """Spec: R3.3, R3.5. In quota mode no more steps than the poorest rank can fill."""
     agreement = replace(OFFER, samples_min=samples_min, samples_max=samples_max, groups_max=3)
-    assert compute_round_target(make_config(mode=mode, rule=PaperRule()), agreement) == target
+    config = make_config(mode=mode, rule=PaperRule())
+    assert compute_round_target(config, agreement) == target
+    assert is_closing(config, agreement) == (not target)
 
 
 def test_a_window_wants_what_it_lacks_while_there_is_something_to_read() -> None:

@@ -41,8 +41,9 @@ from odb_ref.core.events import (
 )
 from odb_ref.core.offer import NONE, Offer
 from odb_ref.core.types import Sample, Step, StepCounts
-from odb_ref.trace.format import TraceError, TraceWriter, decode_event, encode_effect, encode_event
+from odb_ref.trace.format import TraceError, decode_event, encode_effect, encode_event
 from odb_ref.trace.reading import read_trace
+from odb_ref.trace.writing import TraceWriter
 from tests.helpers.effort import IS_MUTATED
 
 N = st.integers(0, 2**40)

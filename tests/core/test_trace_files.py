@@ -23,7 +23,6 @@ from odb_ref.trace.format import (
     Header,
     Record,
     TraceError,
-    TraceWriter,
     decode_config,
     decode_counts,
     decode_event,
@@ -33,10 +32,11 @@ from odb_ref.trace.format import (
     encode_event,
 )
 from odb_ref.trace.reading import read_trace
+from odb_ref.trace.writing import TraceWriter
 
 CONFIG = Config(rank=0, world_size=2, budget_tokens=9, window_samples=3, tag="é")
 HEADER: dict[str, Any] = {
-    "format": "odb-trace", "version": 1, "driver": "test", "epoch": 4, "world_size": 2,
+    "format": "odb-trace", "version": 2, "driver": "test", "epoch": 4, "world_size": 2,
     "config": json.loads(CONFIG.shared_json),
 }  # fmt: skip
 LINES = [
@@ -108,8 +108,8 @@ def without(key: str) -> dict[str, Any]:
         ("[]", ":1: not a JSON object"),
         (without("format"), ":1: no odb-trace header"),
         ({**HEADER, "format": "other"}, ":1: no odb-trace header"),
-        (without("version"), ":1: version None, this program reads 1"),
-        ({**HEADER, "version": 2}, ":1: version 2, this program reads 1"),
+        (without("version"), ":1: version None, this program reads 1 and 2"),
+        ({**HEADER, "version": 3}, ":1: version 3, this program reads 1 and 2"),
         (without("world_size"), ":1: the header lacks world_size, config, driver or epoch"),
         (without("config"), ":1: the header lacks world_size, config, driver or epoch"),
         (without("driver"), ":1: the header lacks world_size, config, driver or epoch"),
@@ -189,10 +189,18 @@ def test_what_is_no_event_or_effect_is_not_written() -> None:
         encode_effect("nothing")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("time", "expected"), [(2, 2), (0.5, 0.5), ("now", None), (None, None)])
-def test_a_time_is_a_number_or_nothing(time: object, expected: float | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("time", [2, 0.5, 0])
+def test_a_time_is_a_number_of_seconds(time: float, tmp_path: Path) -> None:
     _, records = read_trace(write_lines(tmp_path / "t", HEADER, {**RECORD, "time_s": time}))
-    assert next(records).time_s == expected
+    assert next(records).time_s == time
+
+
+@pytest.mark.parametrize("other", [{"time_s": "now"}, {"time_s": None}, {"time_s": -1}, {"time_s": True}, {"time": 1}])
+def test_what_is_not_a_time_is_refused(other: dict[str, object], tmp_path: Path) -> None:
+    """Spec: R9."""
+    _, records = read_trace(write_lines(tmp_path / "t", HEADER, {**RECORD, **other}))
+    with pytest.raises(TraceError, match="a record has rank, event, effects and perhaps a time"):
+        next(records)
 
 
 @pytest.mark.parametrize(

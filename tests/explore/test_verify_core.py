@@ -35,7 +35,8 @@ def get(stages: list[Stage], name: str) -> Stage:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suites of tests cut down to a file each, so that what surrounds them is tested."""
-    unit, second, differential, model_check = core_copy._SUITES
+    suites = {suite.name: suite for suite in core_copy._SUITES}
+    unit, second, differential, model_check = (suites[name] for name in ("unit", "second", "differential", "TLC"))
     short = (
         replace(unit, tests=("tests/core/test_alignment.py", "tests/core/test_grouping.py")),
         second,
@@ -50,8 +51,16 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_changed_core_is_refuted_with_a_schedule_and_what_cannot_run_is_said(core: Path) -> None:
     change(core, "batching/alignment", "), tuple(carried)", "), ()")
     stages = list(verify_core(core))
-    assert [stage.name for stage in stages] == ["unit", "exploration", "properties", "second", "differential", "TLC"]
-    assert all(get(stages, name).findings for name in ("unit", "exploration", "properties", "second"))
+    assert [stage.name for stage in stages] == [
+        "large",
+        "properties",
+        "exploration",
+        "unit",
+        "second",
+        "differential",
+        "TLC",
+    ]
+    assert all(get(stages, name).findings for name in ("large", "unit", "exploration", "properties", "second"))
     (found,) = get(stages, "exploration").findings
     assert found.property == "CONSERVE" and found.scenario is not None and len(found.scenario.schedule) < 12
     assert "test_alignment" in get(stages, "unit").findings[0].case
@@ -73,8 +82,30 @@ def test_stages_for_which_there_is_no_time_are_skipped(core: Path) -> None:
     began = time.monotonic()
     stages = list(verify_core(core, limit_s=0.5))
     assert time.monotonic() - began < 30
-    assert [bool(stage.skipped) for stage in stages] == [True] * 6
+    assert [bool(stage.skipped) for stage in stages] == [True] * 7
     assert "no time left" in get(stages, "exploration").skipped
+
+
+@pytest.mark.usefixtures("brief")
+def test_what_is_not_judged_is_no_pass(
+    core: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A stage for which there was no time, or no tool, is in the exit code and in the last line."""
+    monkeypatch.setattr("odb_sim.cli.verify.verify_core", lambda core, seed: verify_core(core, seed=seed, limit_s=0.5))
+    assert main(["verify", "--core", str(core), "--save", str(tmp_path / "c.json")]) == 3
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("not judged: large, properties, exploration, unit, second, differential, TLC, ")
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_test_that_takes_too_long_refutes_nothing(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (suite,) = (suite for suite in core_copy._SUITES if suite.name == "second")
+    monkeypatch.setattr(core_copy, "_SUITES", (suite,))
+    monkeypatch.setattr(core_copy, "_TEST_S", 0.001)
+    monkeypatch.setattr(core_copy, "_make_worlds", lambda *_: lambda: None)
+    stage = next(stage for stage in verify_core(core) if stage is not None)
+    assert stage.findings == ()
+    assert "did not end in 0.001 s" in stage.skipped
 
 
 def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

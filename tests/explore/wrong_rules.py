@@ -104,6 +104,54 @@ IMPURE = {
         _rule("self.n += 1\nreturn top if self.n == 9 else odb", members="n = 0"),
     ),
 }
+OUTSIDE = {
+    "reads the local hour": (PURE, _rule("return top if time.localtime().tm_hour % 2 else odb")),
+    "reads the month": (PURE, _rule("return top if time.strftime('%m') > '06' else odb")),
+    "reads today's date": (PURE, _rule("return top if datetime.date.today().year % 2 else odb")),
+    "reads a switch of the command": (PURE, _rule("return top if '--fast' in sys.argv else odb")),
+    "counts the arguments": (PURE, _rule("return top if len(sys.argv) > 9 else odb")),
+    "reads a variable of the environment": (PURE, _rule("return top if os.environ.get('ODB_FAST') else odb")),
+    "reads a variable while it is loaded": (
+        PURE,
+        _rule("return min(top, odb + MORE)", before="MORE = int(os.getenv('ODB_MORE', '0'))"),
+    ),
+    "looks for a variable": (PURE, _rule("return top if 'ODB_FAST' in os.environ else odb")),
+    "reads a file": (PURE, _rule("return top if open('/etc/hostname').read() == 'x' else odb")),
+    "reads a file, and hides that it cannot": (
+        PURE,
+        _rule("try:\n    return min(top, int(open('/no/such/file').read()))\nexcept OSError:\n    return odb"),
+    ),
+    "reads a file while it is loaded": (
+        PURE,
+        _rule("return min(top, odb + MORE)", before="MORE = len(open('/etc/hostname').read()) // 100"),
+    ),
+    "looks for a file": (PURE, _rule("return top if 'fast' in os.listdir('/tmp') else odb")),
+    "asks the network": (PURE, _rule("socket.socket().close()\nreturn odb")),
+    "starts a process": (PURE, _rule("return top if os.system('true') else odb")),
+    "imports when it is asked": (PURE, _rule("import xml.dom.minidom as m\nreturn top if m.Node is None else odb")),
+    "goes by the number of processors": (PURE, _rule("return top if os.cpu_count() % 2 else odb")),
+    "goes by the process's time": (PURE, _rule("return top if int(time.clock_gettime(0) / 1e5) % 2 else odb")),
+    "one too many under a low budget": (BOUNDS, _rule("return top + 1 if a.budget_min < 40 else odb")),
+    "one too many under one budget": (BOUNDS, _rule("return top + 1 if a.budget_min == 7_919 else odb")),
+}
+KEPT = "def __init__(self, kind='slow', more=None, by=(1, 2)): self.kind, self.more, self.by = kind, more, by"
+PARAMETERS = {
+    "a word that its name leaves out": (NAME, _rule("return top if self.kind == 'fast' else odb", members=KEPT)),
+    "an option that its name leaves out": (NAME, _rule("return odb if self.more is None else top", members=KEPT)),
+    "a tuple that its name leaves out": (NAME, _rule("return min(top, odb + self.by[1] - 2)", members=KEPT)),
+    "a choice that its name leaves out": (
+        NAME,
+        _rule(
+            "return top if self.how is How.ALL else odb",
+            before="import enum\nHow = enum.Enum('How', 'FEW ALL')",
+            members="def __init__(self, how=How.FEW): self.how = how",
+        ),
+    ),
+    "an attribute of another name": (
+        NAME,
+        _rule("return min(top, odb + self.m)", members="def __init__(self, more=0): self.m = more"),
+    ),
+}
 NAMED = {
     "called odb, answers otherwise": (NAME, _rule("return a.groups_max", name="'odb'")),
     "called paper, differs above 100 groups": (
@@ -121,7 +169,7 @@ NAMED = {
         NAME,
         _rule("return top if self.fast else odb", members="def __init__(self, fast=False): self.fast = fast"),
     ),
-    "a name by rank": (NAME, _rule("return odb", name="'mine' + os.environ.get('RANK', '')")),
+    "a name by rank": (PURE, _rule("return odb", name="'mine' + os.environ.get('RANK', '')")),
     "a name by process": (NAME, _rule("return odb", name="f'mine{os.getpid()}'")),
     "a number for a name": (NAME, _rule("return odb", name="7")),
 }
@@ -135,7 +183,7 @@ RIGHT = {
         ),
     ),
 }
-TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **NAMED, **RIGHT}
+TABLE = {**ENDINGS, **ANSWERS, **IMPURE, **OUTSIDE, **PARAMETERS, **NAMED, **RIGHT}
 
 
 def find(text: str, *, file: str = "rule.py") -> tuple[str, Finding | None]:

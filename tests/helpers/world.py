@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -55,7 +55,8 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
-from odb_ref.trace.format import TraceWriter
+from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.writing import TraceWriter
 
 Shard = tuple[Sample, ...]
 Choice = tuple[str, int]
@@ -95,11 +96,14 @@ class Node:
     drawn: list[range] = field(default_factory=list)
     """With shared shards: the places of the common order that were drawn, a range for each read."""
 
-    def draw(self, order: Shard, places: range) -> None:
-        """Appends what lies at ``places`` of the common ``order`` to the rank's input."""
+    source: Shard = ()
+    """With updates, and no shared shards: what lies at the places of the rank's own source; the shard is what was read."""
+
+    def draw(self, order: Shard, places: range, bad: Collection[int] = ()) -> None:
+        """Appends what lies at ``places`` of the ``order`` to the rank's input, but for the samples whose id is ``bad``."""
         self.drawn.append(places)
-        read = len(self.shard)
-        self.shard += tuple(replace(order[place], position=i) for i, place in enumerate(places, read))
+        good = [order[place] for place in places if place < len(order) and order[place].id not in bad]
+        self.shard += tuple(replace(sample, position=i) for i, sample in enumerate(good, len(self.shard)))
 
     @property
     def collating(self) -> Collate | None:
@@ -222,8 +226,9 @@ class ByArrival(Schedule):
 class World:
     """W ranks of one epoch. ``stops[r]`` is after how many steps the consumer of rank r leaves; ``fails[r]`` which ("read" or
     "collate", round) fails there. ``config`` is that of all ranks, or one for each. With shared shards, ``order`` holds all
-    samples, and ``shards`` what each rank has drawn of it before. A window may hold ``window_bytes``, where that is not 0,
-    and a token has one.
+    samples, and ``shards`` what each rank has drawn of it before. With updates (R16) the shards are the ranks' own sources,
+    of which ``drawn`` was read before, and samples whose id is ``bad`` are set aside. A window may hold ``window_bytes``,
+    where that is not 0, and a token has one.
     """
 
     paths: Sequence[Path] = ()
@@ -244,8 +249,11 @@ class World:
         make_machine: Callable[[Config], Machine] = Machine,
         window_bytes: int = 0,
         budgets: Sequence[BudgetSchedule | None] = (),
+        drawn: Sequence[Shard] = (),
+        bad: Collection[int] = (),
     ) -> None:
         self.window_bytes = window_bytes
+        self.bad = bad
         self.schedule = schedule or AnyOrder(seed)
         self.order = order
         self.stops = stops or {}
@@ -258,6 +266,8 @@ class World:
             for rank, (of_rank, shard) in enumerate(zip(configs, shards, strict=True))
         ]
         for rank, node in enumerate(self.nodes):
+            if self._is_own_update(node):
+                node.source, node.shard = node.shard, drawn[rank] if drawn else ()
             node.acceptance = Acceptance(
                 budget_tokens=node.machine.config.budget_tokens, schedule=budgets[rank] if budgets else None
             )
@@ -274,6 +284,10 @@ class World:
             node.acceptance = node.acceptance.begin(node.machine.state.accepted_tokens)
             self._perform(rank, node.begun)
 
+    @staticmethod
+    def _is_own_update(node: Node) -> bool:
+        return node.machine.config.update_samples is not None and node.machine.config.shared_samples is None
+
     # What the ranks ask for -----------------------------------------------------------------------------------------
 
     def _perform(self, rank: int, effects: tuple[Effect, ...]) -> None:
@@ -282,7 +296,8 @@ class World:
             match effect:
                 case Read() | Collate():
                     if isinstance(effect, Read) and effect.first is not None:
-                        node.draw(self.order, range(effect.first, effect.first + effect.count))
+                        order = node.source if self._is_own_update(node) else self.order
+                        node.draw(order, range(effect.first, effect.first + effect.count), self.bad)
                     node.waiting.append(effect)
                 case PostOffer() | PostCounts() | PostReport():
                     self._post(rank, effect)
@@ -384,6 +399,8 @@ class World:
             case Read(asked):
                 if self.fails.get(rank) == ("read", node.machine.state.round):
                     return LocalFailed("unreadable")
+                if node.machine.config.update_samples is not None:
+                    return self._answer_update(node, asked)
                 count, is_ended = self.schedule.answer_read(asked, len(node.shard) - node.read)
                 fitting = self._count_fitting(node, node.shard[node.read : node.read + count])
                 is_full, is_ended = fitting < count, is_ended and fitting == count
@@ -399,6 +416,22 @@ class World:
                 raise AssertionError(item)
             case _:
                 return item
+
+    def _answer_update(self, node: Node, asked: int) -> SamplesRead:
+        """A part of what lies at the places asked for; the last one, where some are set aside, says that no more comes."""
+        left = len(node.shard) - node.read
+        count = min(left, self.schedule.random.randint(1, asked))
+        samples = node.shard[node.read : node.read + count]
+        node.read += count
+        if count < left:
+            node.waiting.append(Read(asked - count))
+            return SamplesRead(samples)
+        if not self._is_own_update(node):
+            return SamplesRead(samples, is_ended=count < asked)
+        # A source may tell its end with its last sample, or when it is asked for more.
+        over = node.drawn[-1].stop - len(node.source)
+        is_ended = over > 0 or (over == 0 and self.schedule.random.random() < 0.5)
+        return SamplesRead(samples, is_ended, count < asked and not is_ended)
 
     def _count_fitting(self, node: Node, samples: Shard) -> int:
         """How many of them the window has bytes for, one for each token: one where it holds none."""
@@ -506,6 +539,7 @@ def run_by_arrival(
     trace: Path | None = None,
     is_one_file: bool = True,
     driver: str = "test",
+    run: str = "",
     machine_class: type[Machine] = Machine,
 ) -> World:
     """A run by arrival, to its end, written to ``trace``: half of each sample's tokens are supervised. With shared shards the
@@ -524,7 +558,11 @@ def run_by_arrival(
         paths: list[Path] = []
         if trace is not None:
             paths = [trace] if is_one_file or len(shards) == 1 else list_paths(trace, len(shards))
-        writers = [stack.enter_context(TraceWriter(path, configs[0], driver=driver)) for path in paths]
+        is_shared = configs[0].shared_samples is not None
+        lots = [make_lot(sample.id for sample in shard) for shard in shards]
+        inputs = tuple(OwnedLot(rank=rank, lot=lot) for rank, lot in enumerate(lots))
+        origin = Origin(run=run, inputs=(OwnedLot(lot=sum(lots, Lot())),) if is_shared else inputs)
+        writers = [stack.enter_context(TraceWriter(path, configs[0], driver=driver, origin=origin)) for path in paths]
 
         def make_machine(config: Config) -> Machine:
             return machine_class(config, writers[config.rank % len(writers)].record if writers else None)

@@ -158,7 +158,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     given = {"shard": "given", "token_budget": 2 * BUDGET_TOKENS}
     found = []
     for evaluation, dataset in ((given, make_shard(rank) if world_size > 1 else Samples(ALL)), ({}, Samples(ALL))):
-        odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=OPTIONS, evaluation=evaluation)
+        odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=OPTIONS, evaluation=evaluation)
         trainer = make_trainer(
             rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=dataset, max_steps=2
         )
@@ -178,7 +178,7 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
     trainer.train()
     # The Trainer's own: each sample once as well, but not the loss.
-    odb = ODBOptions(token_budget=BUDGET_TOKENS)
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS)
     own = make_trainer(rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
     own.compute_metrics = judge
     return found, own.evaluate()["eval_numbers"]
@@ -344,7 +344,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
 
 
 def test_the_trainer_does_not_evaluate_on_the_loader_of_training(tmp_path: Path) -> None:
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=OPTIONS)
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=OPTIONS)
     trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
     trainer.get_eval_dataloader = lambda *_: trainer.get_train_dataloader()
     with pytest.raises(UsageError, match="reads the loader of training"):

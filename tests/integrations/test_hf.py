@@ -35,8 +35,10 @@ from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-GIVEN = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
-AUTO = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=30, loader=OPTIONS)
+GIVEN = ODBOptions(
+    update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"}
+)
+AUTO = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=30, loader=OPTIONS)
 
 
 class Recorder(ODBTrainer):
@@ -207,7 +209,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
     "or pass supervised_fn=": {"data_collator": supervise_all},
     "ODBOptions(updates_per_epoch=...)": {
-        "odb": ODBOptions(token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
+        "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
     },
     "lower ODBOptions.token_budget": {"auto_find_batch_size": True},
     "orders samples for fixed batches": {"train_sampling_strategy": "group_by_length"},
@@ -232,7 +234,7 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
 
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="normalise twice"):
-        ODBOptions(token_budget=1, loader={"trainer_divides_loss": True})
+        ODBOptions(update_samples=None, token_budget=1, loader={"trainer_divides_loss": True})
     (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=120)
     assert not result.error, result
     for expected, message in zip(MISTAKES, result.value, strict=True):

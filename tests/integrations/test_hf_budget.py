@@ -46,7 +46,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrappe
 
 MOST = 40
 """Tokens, of several samples, that a rank can hold."""
-ALONE = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, survives_out_of_memory=True, loader=OPTIONS)
+ALONE = ODBOptions(
+    update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=3, survives_out_of_memory=True, loader=OPTIONS
+)
 GUARDED = replace(ALONE, loader=OPTIONS | {"shard": "given"})
 FIT = MemoryFit(points=(), base_bytes=0, bytes_per_token=1, limit_bytes=1000, threshold=0.9, token_budget=BUDGET_TOKENS)
 
@@ -281,13 +283,14 @@ def adapt(rank: int, folder: Path, workers: int) -> Any:
         settings: dict[str, Any] = {"eval_dataset": Samples([1, 2, 3]), "num_train_epochs": 5}
         if name == "metrics":
             odb = ODBOptions(
+                update_samples=None,
                 token_budget=BUDGET_TOKENS,
                 intervals=Intervals(evaluate_samples=25),
                 budget_from_metrics=choose,
                 loader=loader,
             )
         else:
-            odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=loader | {"budget_schedule": grow})
+            odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=loader | {"budget_schedule": grow})
         trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
         trainer.train()
         assert trainer.updates.pop() == []
@@ -336,6 +339,7 @@ def lower_once(metrics: dict[str, float], current: int) -> int:
 def resume_lowered(rank: int, folder: Path) -> Any:
     set_environment(rank, 1)
     odb = ODBOptions(
+        update_samples=None,
         token_budget=BUDGET_TOKENS,
         intervals=Intervals(evaluate_samples=20, save_samples=20),
         budget_from_metrics=lower_once,

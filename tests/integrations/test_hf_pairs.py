@@ -26,6 +26,7 @@ from tests.torch.ranks import run_ranks  # noqa: E402
 pytestmark = pytest.mark.torch
 
 PAIRED = ODBOptions(
+    update_samples=None,
     token_budget=150,
     survives_out_of_memory=True,
     split=split_pairs,

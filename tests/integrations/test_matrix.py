@@ -269,7 +269,7 @@ def train_trainer(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     )
     if sharding:
         pretend()
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, loader=OPTIONS | {"shard": "given"})
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=OPTIONS | {"shard": "given"})
     # Torch computes the norm of FSDP 1's gradients in single precision, and of no other.
     model: Any = Model().float() if strategy == "fsdp1" else Model()
     trainer = NotingTrainer(model=model, args=args, train_dataset=make_data(), data_collator=collate, odb=odb)

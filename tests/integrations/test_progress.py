@@ -71,7 +71,7 @@ def test_the_steps_of_an_epoch_are_estimated_from_some_lengths_and_corrected(sha
     assert abs(estimates[0] / steps[0] - 1) < 0.1
     for guess in guesses:
         assert guess[-1] == steps[0]
-        assert abs(guess[-1] / second[0] - 1) <= 0.01
+        assert abs(guess[-1] - second[0]) <= max(1, 0.01 * second[0])  # a step, or a hundredth
         if shard == "auto":
             assert all(abs(late / steps[0] - 1) < 0.1 for late in guess[steps[0] // 2 :])
     print(f"{shard}: estimated {estimates[0]}, taken {steps[0]}, in the second epoch {second[0]}")
@@ -167,24 +167,28 @@ def train_all(rank: int, folder: Path) -> Any:
     wrong = {"updates_per_epoch": 2, "loader": OPTIONS}
     own = {"loader": OPTIONS}
     return [
-        train(folder, odb=ODBOptions(token_budget=BUDGET_TOKENS, **wrong), num_train_epochs=2),
+        train(folder, odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong), num_train_epochs=2),
         train(
             folder,
-            odb=ODBOptions(token_budget=BUDGET_TOKENS, **own),
+            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **own),
             num_train_epochs=1.5,
             gradient_accumulation_steps=2,
         ),
-        train(folder, odb=ODBOptions(token_budget=BUDGET_TOKENS, max_samples=40, **own), num_train_epochs=9),
         train(
             folder,
-            odb=ODBOptions(token_budget=BUDGET_TOKENS, **wrong),
+            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, max_samples=40, **own),
+            num_train_epochs=9,
+        ),
+        train(
+            folder,
+            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong),
             num_train_epochs=2,
             save_strategy="steps",
             save_steps=5,
         ),
         train(
             folder,
-            odb=ODBOptions(token_budget=BUDGET_TOKENS, **wrong),
+            odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong),
             num_train_epochs=2,
             resume="checkpoint-5",
         ),

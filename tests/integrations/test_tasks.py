@@ -37,7 +37,7 @@ from transformers import (  # noqa: E402
 )
 
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
-from odb_ref.integrations.hf_data import CollatedLength, predicts_next_token  # noqa: E402
+from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token  # noqa: E402
 from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -283,7 +283,7 @@ def test_the_trainer_needs_to_be_told_nothing(task: str, tmp_path: Any) -> None:
         output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=0, logging_steps=1,
         gradient_accumulation_steps=64, save_strategy="no", max_steps=1, max_grad_norm=0,
     )  # fmt: skip
-    odb = ODBOptions(token_budget=60, loader={"window": 8})
+    odb = ODBOptions(update_samples=None, token_budget=60, loader={"window": 8})
     trainer = ODBTrainer(model=make_model(), args=args, train_dataset=make_samples(add), data_collator=collate, odb=odb)
     trainer.model.train = lambda mode=True: trainer.model  # without dropout
     trainer.train()

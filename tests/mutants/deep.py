@@ -231,7 +231,7 @@ DEEP = (
     _mutant(
         "an ended rank with many groups still counts",
         "rounds",
-        "NONE if state.is_ended else count",
+        "NONE if is_all else count",
         "NONE if state.is_ended and len(groups) < 5 else count",
         "REPLAY",
     ),

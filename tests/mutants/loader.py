@@ -29,11 +29,11 @@ REBUILT = (
     "batching.alignment",
     "batching.rules",
     "batching.shards",
+    "batching.updates",
     "rounds",
     "resume",
     "exchange",
     "machine",
-    "summary",
 )
 """The modules that decide, in the order of their imports. Values (states, events, effects, offers) keep their types."""
 
@@ -66,8 +66,7 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
     modules = {name: _build(package, name, mutant) for name in REBUILT}
     try:
         machine, offer, rules = modules["machine"], modules["offer"], modules["batching.rules"]
-        summary, layouts = modules["summary"], modules["batching.layouts"]
-        order, sizes = modules["batching.order"], modules["batching.sizes"]
+        layouts, order, sizes = (modules[f"batching.{name}"] for name in ("layouts", "order", "sizes"))
 
         def reduce(offers: tuple[Offer, ...]) -> Offer:
             if mutant.module != "offer":
@@ -77,12 +76,9 @@ def load(mutant: Mutant, *, has_invariants: bool = True) -> Iterator[tuple[Core,
         def accept(config: Config, before: State, after: State) -> None:
             """Nothing: the world's own checks have to do."""
 
-        def stand_in(state: State) -> State:
-            return summary.make_stand_in(summary.compute_summary(state))  # type: ignore[no-any-return]
-
         check = check_transition if has_invariants else accept
         acceptance = modules["batching.budgets"].Acceptance
-        core = Core(modules["resume"].resume, machine.transition, check, reduce, stand_in, acceptance)
+        core = Core(modules["resume"].resume, machine.transition, check, reduce, acceptance)
         rule, layout = rules.RULES[mutant.bounds.rule.name], layouts.Layout(str(mutant.bounds.layout))
         bounds = replace(
             mutant.bounds,

@@ -23,6 +23,7 @@ COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py",)
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
+OF_THE_PLANNER = ("tests/plan",)
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
@@ -40,7 +41,12 @@ class Planted:
     @property
     def tests(self) -> tuple[str, ...]:
         """Where a test of the fast loop must fail."""
-        for place, tests in (("/trace/", OF_THE_TRACE), ("/torch/", OF_THE_ADAPTER), ("odb_sim/", OF_THE_SIMULATOR)):
+        for place, tests in (
+            ("ref/plan/", OF_THE_PLANNER),
+            ("/trace/", OF_THE_TRACE),
+            ("/torch/", OF_THE_ADAPTER),
+            ("odb_sim/", OF_THE_SIMULATOR),
+        ):
             if place in self.path:
                 return tests
         return OF_THE_CORE
@@ -48,6 +54,10 @@ class Planted:
 
 def _core(name: str, module: str, old: str, new: str) -> Planted:
     return Planted(name=name, path=f"odb_ref/core/{module.replace('.', '/')}.py", old=old, new=new)
+
+
+def _plan(name: str, module: str, old: str, new: str) -> Planted:
+    return Planted(name=name, path=f"odb_ref/plan/{module}.py", old=old, new=new)
 
 
 def _torch(name: str, module: str, old: str, new: str) -> Planted:
@@ -141,19 +151,16 @@ PLANTED = (
     ),
     _torch(
         "a schedule goes by the rank's own steps",
-        "backend/driver",
-        "self._acceptance.ask(state.planned_steps,",
-        "self._acceptance.ask(state.taken_steps,",
+        "epoch/driver",
+        "self._acceptance.ask(self.state.planned_steps,",
+        "self._acceptance.ask(self.state.taken_steps,",
     ),
     _torch(
         "a schedule is asked after the offer",
-        "backend/driver",
-        "                    self._ask_schedule()\n"
-        "                    planned = self._make_round_note(effects)\n"
-        "                self._perform(effects, planned, is_answer=entry.is_answered)\n",
-        "                    planned = self._make_round_note(effects)\n"
-        "                    self._ask_schedule()\n"
-        "                self._perform(effects, planned, is_answer=entry.is_answered)\n",
+        "epoch/driver",
+        "            self._ask_schedule()\n            self._note_round(effects)\n        self._perform(effects)\n",
+        "            self._note_round(effects)\n        self._perform(effects)\n"
+        "        if isinstance(event, Counted):\n            self._ask_schedule()\n",
     ),
     _torch(
         "a lowered budget ends with its epoch", "plan/start", "told_tokens=self.accepted_tokens", "told_tokens=NONE"
@@ -196,19 +203,19 @@ PLANTED = (
     ),
     _trace(
         "a budget is judged by what its own rank accepts",
-        "check/offers",
+        "check/own/offers",
         "shrink(self._settings, self._agreed_tokens)",
         "shrink(self._settings, self.accepted_tokens)",
     ),
     _trace(
         "limits are judged as if the budget had not changed",
-        "check/offers",
+        "check/own/offers",
         "max(1, limit * max(0, tokens) // whole)",
         "limit",
     ),
     _trace(
         "what a rank offers to accept may be anything",
-        "check/offers",
+        "check/own/offers",
         "what if offer.budget_min != seen.accepted_tokens else",
         "what if False else",
     ),
@@ -237,12 +244,6 @@ PLANTED = (
         "if position > self.start.read_samples",
     ),
     _core(
-        "a stand-in's steps are of the next round",
-        "summary",
-        "Step(number, summary.round - 1,",
-        "Step(number, summary.round,",
-    ),
-    _core(
         "the cause of a stop counts one step more",
         "machine",
         "after {agreement.stop_step} steps",
@@ -251,8 +252,8 @@ PLANTED = (
     _core(
         "reports of the ranks in any order will do",
         "machine",
-        "if [report.rank for report in reports] != list(range(config.world_size)):",
-        "if {report.rank for report in reports} != set(range(config.world_size)):",
+        "if [(report.rank, report.peer) for report in reports] != expected:",
+        "if {(report.rank, report.peer) for report in reports} != set(expected):",
     ),
     _core(
         "a window of a ramp is never less than 2",
@@ -298,22 +299,25 @@ PLANTED = (
     ),
     _trace(
         "windows of packed rows stay as large",
-        "check/draws",
+        "check/own/draws",
         "size = size if for_each >= size else max(for_each, size - size // 2)",
         "size = max(for_each, size)",
     ),
     _trace(
         "the oldest are packed as all others are",
-        "check/groups",
+        "check/own/groups",
         "return line[:count] + sorted(line[count:],",
         "return sorted(line,",
     ),
     _trace(
-        "of a due group one sample later", "check/groups", "sum(any(row[1] < due_before", "sum(any(row[1] <= due_before"
+        "of a due group one sample later",
+        "check/own/groups",
+        "sum(any(row[1] < due_before",
+        "sum(any(row[1] <= due_before",
     ),
     _trace(
         "a window whose first sample is due has no due group",
-        "check/groups",
+        "check/own/groups",
         "min(map(itemgetter(1), rows)) < due_before",
         "max(map(itemgetter(1), rows)) < due_before",
     ),
@@ -325,27 +329,15 @@ PLANTED = (
     ),
     _trace(
         "a resource is called by the number after",
-        "check/groups",
+        "check/own/groups",
         "resource {place - 4}, over",
         "resource {place - 3}, over",
     ),
     _trace(
         "the last resource has no limit",
-        "check/groups",
+        "check/own/groups",
         "enumerate(settings.limits, 4)",
         "enumerate(settings.limits[:2], 4)",
-    ),
-    _trace(
-        "reports are compared in the order of their coming",
-        "check/exchanges",
-        "for _, item in sorted(it.posted.items())",
-        "for _, item in it.posted.items()",
-    ),
-    _trace(
-        "a stop is believed one step late",
-        "check/outcomes",
-        "finish.step_limit <= agreement.stop_step",
-        "finish.step_limit <= agreement.stop_step + 1",
     ),
     _trace(
         "a quota is met one sample late",
@@ -355,13 +347,13 @@ PLANTED = (
     ),
     _trace(
         "a window may be read in part",
-        "check/offers",
+        "check/own/offers",
         "if new == asked == wanted or",
         "if new <= asked == wanted or",
     ),
     _trace(
         "whose failure it is does not matter",
-        "check/offers",
+        "check/own/offers",
         "offer.failed_rank == (seen.rank if seen.has_failed else NONE)",
         "(offer.failed_rank != NONE) == seen.has_failed",
     ),
@@ -371,7 +363,153 @@ PLANTED = (
         "        if len(exchange.posted) == self._world_size:\n            return False\n",
         "        if len(exchange.posted) >= self._world_size - 1:\n            return False\n",
     ),
-    _trace("a time has three digits", "format", "round(time_s, 6)", "round(time_s, 3)"),
+    _trace("a time has three digits", "writing", "round(time_s, 6)", "round(time_s, 3)"),
+    # Plans of known lengths.
+    _plan(
+        "a budget is one more token",
+        "packing",
+        "place = bisect_left(rooms, size)",
+        "place = bisect_left(rooms, size - 1)",
+    ),
+    _plan("an even division goes a token beyond", "packing", "if rooms[batch] < size:", "if rooms[batch] < size - 1:"),
+    _plan(
+        "a full micro-batch never comes back", "packing", "while waiting and -waiting[0][0] >= size:", "while not size:"
+    ),
+    _plan(
+        "a limit is passed by what is passed over",
+        "packing",
+        "            heapq.heappush(active, (costs[other], other))\n    return",
+        "            break\n    return",
+    ),
+    _plan(
+        "a limit is reached one early", "packing", "mine + column[unit] <= bound for", "mine + column[unit] < bound for"
+    ),
+    _plan(
+        "a padded run is as long as its first",
+        "padding",
+        "rows * self._longest[end - 1] <= self._budget",
+        "rows * self._longest[begin] <= self._budget",
+    ),
+    _plan(
+        "a padded run forgets the limits",
+        "padding",
+        "            and all(used[end]",
+        "            and True or all(used[end]",
+    ),
+    _plan(
+        "a padded run is bounded by tokens where a cost is",
+        "padding",
+        "rows * self._row_costs[end - 1] <= bound",
+        "rows * self._longest[end - 1] <= bound",
+    ),
+    _plan(
+        "nothing is set apart where rows are padded",
+        "padding",
+        "apart, beyond = 0, min(whole, count)",
+        "apart, beyond = 0, 0",
+    ),
+    _plan(
+        "too few runs stay too few",
+        "padding",
+        "len(heap) < count and heap[0][0]",
+        "len(heap) < count - 1 and heap[0][0]",
+    ),
+    _plan(
+        "nothing settles",
+        "division",
+        "        if -load != loads[source] or len(batches[source]) < 2:",
+        "        if load:",
+    ),
+    _plan(
+        "one that is alone is counted among the others", "division", "left = count - len(self.alone)", "left = count"
+    ),
+    _plan("nothing is sought further", "division", "if not numbers or len(numbers) > _SOUGHT:", "if numbers:"),
+    _plan("a division among ranks is that of one", "division", "if len(fewest) > aim:", "if len(fewest) > 10**9:"),
+    _plan(
+        "the least is more than it is",
+        "division",
+        "sum([2 * column[unit] > bound for",
+        "sum([2 * column[unit] >= bound for",
+    ),
+    _plan("small ones at one end", "division", "return rising[::2] + rising[1::2][::-1]", "return rising"),
+    _plan(
+        "a count is rounded down",
+        "terms",
+        "return -(-max(need, self.at_least) // self.multiple_of)",
+        "return max(1, max(need, self.at_least) // self.multiple_of)",
+    ),
+    _plan("the least count is forgotten", "terms", "max(need, self.at_least)", "max(need, 1)"),
+    _plan("one too many is not refused", "terms", "count > self.at_most:", "count > self.at_most + 1:"),
+    _plan(
+        "an idle rank is never refused",
+        "terms",
+        "self.short is Short.REFUSE and number < count",
+        "self.short is Short.REFUSE and number < 0",
+    ),
+    _plan("lengths are rounded down", "units", "-(-length // terms.pad_to)", "(length // terms.pad_to)"),
+    _plan(
+        "a unit is its first two samples",
+        "units",
+        "return tuple(map(tuple, found.values()))",
+        "return tuple([tuple(unit[:2]) for unit in found.values()])",
+    ),
+    _plan(
+        "groups are counted by what they train on alone",
+        "units",
+        "sums[key] = sums.get(key, 0) + supervised",
+        "sums[key] = supervised",
+    ),
+    _plan(
+        "samples without loss are sequences",
+        "outcome",
+        "sequences=sum(map(bool, samples.supervised))",
+        "sequences=len(samples.supervised)",
+    ),
+    _plan("weights are for two ranks", "outcome", "float(weight * self.totals.ranks)", "float(weight * 2)"),
+    _plan("outputs come back by length", "outcome", "key=flat.__getitem__", "key=lambda place: -flat[place]"),
+    _plan("the wait is that of the first rank", "outcome", "sum(map(max, zip(*costs, strict=True)))", "sum(costs[0])"),
+    _plan(
+        "the costliest goes to the rank with most",
+        "planning",
+        "order = sorted(range(ranks), key=sums.__getitem__)",
+        "order = sorted(range(ranks), key=sums.__getitem__, reverse=True)",
+    ),
+    _plan(
+        "keys have no home",
+        "planning",
+        "        homes[rank] += found[key]\n",
+        "        for index in found[key]:\n            homes[index % ranks].append(index)\n",
+    ),
+    _plan(
+        "a rank that cannot plan says nothing",
+        "exchanging",
+        "    except Exception as raised:  # also",
+        "    except ZeroDivisionError as raised:  # also",
+    ),
+    _plan(
+        "each rank plans its own count",
+        "exchanging",
+        "own.terms.round_up(max(row[5] for row in messages))",
+        "own.terms.round_up(own.division.need)",
+    ),
+    _plan(
+        "a rank that idles is refused where it is",
+        "exchanging",
+        "[row[7] for row in messages]",
+        "[len(own.division.units)]",
+    ),
+    _plan(
+        "terms may differ",
+        "exchanging",
+        "            if row[place] != first:",
+        "            if row[place] > 2 * first:",
+    ),
+    _plan(
+        "a number of any size is sent",
+        "exchanging",
+        "if max(map(abs, found)) > _LARGEST:",
+        "if max(map(abs, found)) > _LARGEST**3:",
+    ),
 )
 
 

@@ -58,6 +58,11 @@ ROW_LIMITS = Bounds(
 LOADER = replace(PLAIN, lengths=compute_lengths((4, 2), (3, 1, 2)), lost_loaders=1)
 LOADER_WAITS = replace(STOP, stops=0, lost_loaders=1)
 SHARED = Bounds(lengths=compute_lengths((5, 2), (3, 1, 2)), is_shared=True)
+# Rank 0 makes three groups of its part of an update, rank 1 one.
+UPDATES = Bounds(lengths=((4,) * 5, (1,) * 4), update_samples=6)
+DEALT = Bounds(lengths=((4,) * 5, (1,) * 4), update_samples=6, is_shared=True)
+# The second update has no good sample, the first none on rank 1.
+BAD_UPDATES = Bounds(lengths=compute_lengths((6, 6), (3, 1, 2)), update_samples=4, bad=(2, 3, 6, 7, 8, 9))
 SHARED_PARTS = replace(SHARED, is_single_reads=True, is_eager_end=True)
 # Neighbours of unlike length, of which a short one would fill a group further back.
 NEIGHBOURS = Bounds(lengths=((1, 3, 1, 2, 2, 1), (2, 1, 1)), order=StepOrder.SAMPLER, window_samples=4)
@@ -434,7 +439,7 @@ def align(
     Mutant(
         name="a rank keeps a group back though its source has ended",
         module="rounds",
-        old="NONE if state.is_ended else count_groups_to_emit",
+        old="NONE if is_all else count_groups_to_emit",
         new="count_groups_to_emit",
         property="FEWEST",
         bounds=KEPT_BACK,
@@ -450,8 +455,8 @@ def align(
     Mutant(
         name="the target depends on the rank",
         module="rounds",
-        old="    target = compute_checked_target(config.rule, agreement)\n",
-        new="    target = compute_checked_target(config.rule, agreement) + config.rank\n",
+        old="    target = compute_checked_target(config.rule, agreement, is_update=is_update)\n",
+        new="    target = compute_checked_target(config.rule, agreement, is_update=is_update) + config.rank\n",
         property="ALIGN",
         bounds=PLAIN,
     ),
@@ -842,8 +847,8 @@ def align(
     Mutant(
         name="the failure of a rank is put down to another",
         module="exchange",
-        old="return Outcome(OutcomeKind.FAILED, report.rank, report.cause)",
-        new="return Outcome(OutcomeKind.FAILED, 0, report.cause)",
+        old="return Outcome(OutcomeKind.FAILED, report.rank, report.cause + where)",
+        new="return Outcome(OutcomeKind.FAILED, 0, report.cause + where)",
         property="ABORT",
         bounds=FAILURE,
     ),
@@ -907,8 +912,8 @@ def align(
     Mutant(
         name="an urge is ignored",
         module="rounds",
-        old="may_post = is_ready and (state.is_urged or not state.outbox)",
-        new="may_post = is_ready and not state.outbox",
+        old="may_post = is_ready and (state.is_urged or not state.outbox or not state.plan)",
+        new="may_post = is_ready and (not state.outbox or not state.plan)",
         property="FREE",
         bounds=STOP,
     ),
@@ -923,8 +928,8 @@ def align(
     Mutant(
         name="an urged rank offers before it is ready",
         module="rounds",
-        old="may_post = is_ready and (state.is_urged or not state.outbox)",
-        new="may_post = state.is_urged or (is_ready and not state.outbox)",
+        old="may_post = is_ready and (state.is_urged or not state.outbox or not state.plan)",
+        new="may_post = state.is_urged or (is_ready and (not state.outbox or not state.plan))",
         property="FREE",
         bounds=STOP,
     ),
@@ -954,77 +959,20 @@ def align(
     ),
     # A lost loader process.
     Mutant(
-        name="a stand-in takes what is planned for released",
-        module="summary",
-        old="released_steps = state.planned_steps - len(state.plan)",
-        new="released_steps = state.planned_steps",
-        property="RELEASE",
+        name="a failure after the offer is forgotten",
+        module="machine",
+        old="            if state.phase in _ENDING or state.failure:",
+        new="            if state.phase in (*_ENDING, Phase.OFFER) or state.failure:",
+        property="FREE",
         bounds=LOADER,
     ),
     Mutant(
-        name="a stand-in takes what is released for delivered",
-        module="summary",
-        old="delivered_steps=released_steps - len(state.outbox),",
-        new="delivered_steps=released_steps,",
-        property="FREE",
+        name="a rank that is ready does not say that it has failed",
+        module="rounds",
+        old="failed_rank=config.rank if state.failure else NONE,",
+        new="failed_rank=config.rank if state.failure and not is_ready else NONE,",
+        property="ABORT",
         bounds=LOADER_WAITS,
-    ),
-    Mutant(
-        name="a stand-in takes every plan for collated",
-        module="summary",
-        old="is_collated=summary.is_collated,",
-        new="is_collated=True,",
-        property="FREE",
-        bounds=LOADER,
-    ),
-    Mutant(
-        name="a stand-in forgets how many samples are planned",
-        module="summary",
-        old="        global_samples=summary.global_samples,\n",
-        new="",
-        property="ALIGN",
-        bounds=replace(QUOTA, quota_samples=8, lost_loaders=1),
-    ),
-    Mutant(
-        name="a stand-in forgets the steps that wait for their sums",
-        module="summary",
-        old="aligned=((),) * summary.aligned_steps,",
-        new="aligned=(),",
-        property="TERM",
-        bounds=LOADER,
-    ),
-    Mutant(
-        name="a stand-in forgets the step limit",
-        module="summary",
-        old="        step_limit=summary.step_limit,\n",
-        new="",
-        property="FREE",
-        bounds=replace(LOADER_WAITS, stops=1),
-    ),
-    Mutant(
-        name="a stand-in begins anew",
-        module="summary",
-        old="        round=summary.round,\n",
-        new="",
-        property="ALIGN",
-        bounds=LOADER,
-    ),
-    Mutant(
-        name="a stand-in does not know what was taken",
-        module="summary",
-        old="        taken_steps=summary.taken_steps,\n",
-        new="",
-        property="ALIGN",
-        bounds=LOADER,
-        needs_invariants=True,
-    ),
-    Mutant(
-        name="a stand-in forgets how the epoch ended",
-        module="summary",
-        old="        outcome=summary.outcome,\n",
-        new="",
-        property="TERM",
-        bounds=LOADER,
     ),
     # Shared shards.
     Mutant(
@@ -1062,8 +1010,8 @@ def align(
     Mutant(
         name="each round draws from the beginning of the order",
         module="rounds",
-        old="compute_draw(config.rank, wants, state.draw.end, config.shared_samples)",
-        new="compute_draw(config.rank, wants, 0, config.shared_samples)",
+        old="compute_draw(config.rank, wants, state.draw.end, total)",
+        new="compute_draw(config.rank, wants, 0, total)",
         property="DEAL",
         bounds=SHARED,
     ),
@@ -1111,10 +1059,10 @@ def align(
     Mutant(
         name="a budget holds from the round that agrees on it",
         module="machine",
-        old="    aligned, carried = form_steps(config, state, target)\n",
+        old="    aligned, carried = form_steps(config, state, compute_round_target(config, agreement))\n",
         new="    bounds = config.compute_round_bounds(agreement.budget_min)\n"
         "    groups = config.order.compute_groups(state.window, config.layout, *bounds)\n"
-        "    aligned, carried = form_steps(config, replace(state, groups=groups), target)\n",
+        "    aligned, carried = form_steps(config, replace(state, groups=groups), compute_round_target(config, agreement))\n",
         property="REPLAY",
         bounds=TOLD,
     ),
@@ -1173,6 +1121,78 @@ def align(
         new="self.steps_before + max(0, planned_steps - 1), min",
         property="BUDGET",
         bounds=TIMED,
+    ),
+    Mutant(
+        name="a sample slips into the next update",
+        module="rounds",
+        old="        return min(2 * target, agreement.samples_max) if config.layout == Layout.PADDED else target\n",
+        new="        return max(1, agreement.groups_max - 1)\n",
+        property="UPDATE",
+        bounds=UPDATES,
+    ),
+    Mutant(
+        name="an update has the steps of the rank with the fewest groups",
+        module="rounds",
+        old="is_all = state.is_ended or config.update_samples is not None",
+        new="is_all = state.is_ended",
+        property="FEWEST",
+        bounds=UPDATES,
+    ),
+    Mutant(
+        name="an epoch closes with an update without a good sample",
+        module="rounds",
+        old="        held = max(1, held)",
+        new="        held = max(0, held)",
+        property="DEAL",
+        bounds=BAD_UPDATES,
+    ),
+    Mutant(
+        name="a short read pulls from the next update",
+        module="machine",
+        old="wanted_samples=0 if event.is_ended or event.is_full else state.wanted_samples - len(samples),",
+        new="wanted_samples=0 if event.is_ended else state.wanted_samples - len(samples),",
+        property="FREE",
+        bounds=BAD_UPDATES,
+    ),
+    Mutant(
+        name="the places of an update are counted by what was good",
+        module="rounds",
+        old="else config.compute_update_place(round_))",
+        new="else config.compute_update_place(round_) - (round_ > 0))",
+        property="DEAL",
+        bounds=BAD_UPDATES,
+    ),
+    Mutant(
+        name="each rank reads as much as a whole update holds",
+        module="rounds",
+        old="max(0, config.compute_window_samples(round_) - carried)",
+        new="max(0, (config.update_samples or 0) - carried)",
+        property="UPDATE",
+        bounds=UPDATES,
+    ),
+    Mutant(
+        name="a portion is emitted by itself",
+        module="rounds",
+        old="window = state.window if config.has_steps(state.round) else ()",
+        new="window = state.window",
+        property="UPDATE",
+        bounds=DEALT,
+    ),
+    Mutant(
+        name="a rank takes its own load for more than the others do",
+        module="batching.updates",
+        old="compute_portion_shares(loads, drawn - begin, portion)\n",
+        new="compute_portion_shares([3 * x if i == rank else x for i, x in enumerate(loads)], drawn - begin, portion)\n",
+        property="DEAL",
+        bounds=DEALT,
+    ),
+    Mutant(
+        name="a portion goes beyond its update",
+        module="rounds",
+        old="        end=min(begin + config.update_samples, total),\n",
+        new="        end=total,\n",
+        property="UPDATE",
+        bounds=DEALT,
     ),
 )
 

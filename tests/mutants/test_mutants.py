@@ -7,14 +7,11 @@ import contextlib
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from odb_sim.explore import driver
-from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.scenario import compute_scenario, replay
 from odb_sim.explore.search import Exploration, explore
 from odb_sim.explore.violation import Violation
 
 from odb_ref.core.errors import UsageError
-from odb_ref.core.events import Event, LocalFailed
 from tests.mutants import planted
 from tests.mutants.loader import Mutant, load
 from tests.mutants.planted import PLANTED as SLIPS
@@ -77,19 +74,6 @@ def test_the_real_core_keeps_every_property_there(bounds: object) -> None:
     found = explore(bounds)  # type: ignore[arg-type]
     assert found.counterexample is None
     assert found.is_complete
-
-
-def tell_last(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]:
-    return (*unanswered, LocalFailed(cause))
-
-
-def test_a_stand_in_that_is_told_of_the_loss_last_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It offers an empty window, and the epoch is closed over what is lost. Spec: R7.6."""
-    bounds = Bounds(lengths=((1, 1), (1,)), budget_tokens=1, lost_loaders=1)
-    assert explore(bounds).counterexample is None
-    monkeypatch.setattr(driver, "order_events", tell_last)
-    found = explore(bounds).counterexample
-    assert found is not None and found.property in ("ABORT", "COVER"), found
 
 
 def test_table_names_every_mutant_once() -> None:

@@ -57,13 +57,58 @@ MUTANTS = (
     _add("an axiom in a module", "Weight.v", "Module Type M. Axiom easy : False. End M.", "has no place"),
     _add("an assumption outside a section", "Weight.v", "Variable easy : False.", "outside a section"),
     _add("a gap", "Weight.v", "Lemma easy : False. Proof. Admitted.", "Admitted has no place"),
-    _add("a gap inside a proof", "Weight.v", "Lemma easy : False. Proof. admit. Qed.", "Attempt to save"),
+    _add("a gap inside a proof", "Weight.v", "Lemma easy : False. Proof. admit. Qed.", "admit has no place"),
     _add("a proof that calls itself", "Weight.v",
          "Unset Guard Checking.\nFixpoint easy (n : nat) : False := easy n.", "Unset has no place"),
     _add("a proof that does not say where it ends", "Weight.v",
          "Lemma easy : True. Proof. exact I. Defined.\nUnset Guard Checking.\nFixpoint f (n : nat) : False := f n.",
          "Defined has no place in a proof"),
     _add("a text from elsewhere", "Weight.v", 'Load "README.md".', "Weight.v|Load has no place"),
+    _add("an axiom of a file alone", "Weight.v", "Local Axiom easy : False.", "Axiom has no place"),
+    _add("a gap that a section hides", "Weight.v", "Section S. Let easy : False. Proof. Admitted. End S.", "has no place"),
+    _add("a gap that a functor hides", "Weight.v",
+         "Module Type M. Parameter easy : False. End M.\nModule F (X : M). Definition easy := X.easy. End F.", "has no place"),
+    _add("a check that an attribute turns off", "Weight.v",
+         "#[bypass_check(guard)] Fixpoint easy (n : nat) : False := easy n.", "has no place"),
+    _add("a flag that turns a check off", "Weight.v", "Unset Universe Checking.", "Unset has no place"),
+    _add("a flag for what is printed", "Weight.v", "Set Printing Implicit.", "Set has no place"),
+    _add("an obligation that is given up", "Weight.v",
+         "Program Definition easy : False := _.\nAdmit Obligations.", "has no place"),
+    _add("a plugin", "Weight.v", 'Declare ML Module "coq-core.plugins.extraction".', "Declare has no place"),
+    _add("an answer that goes elsewhere", "Weight.v", 'Redirect "answer" Print Assumptions nat.', "Redirect has no place"),
+    _add("a file that is not of this folder", "Weight.v", "From Coq Require Import Classical.", "asked for From ODB"),
+    _add("a sign that looks like another", "Weight.v", "Definition s\u0443stem := 0%nat.", "is not ASCII"),
+    _add("a sign in a comment that may close it", "Weight.v", "(* \u2217) Definition easy := 0%nat. *)", "is not ASCII"),
+    _add("an axiom of Coq's library", "Weight.v", "Require Import Classical.", _REVIEWED),
+    Mutant(name="a theorem that rests on an axiom of Coq's library", by=f"{_REVIEWED}|rests on an axiom", is_quick=True, edits=(
+        ("Weight.v", "Require Import List QArith Qfield Lia.", "Require Import List QArith Qfield Lia Classical."),
+        ("Weight.v", "Theorem a_window_without_supervised_tokens_has_loss_zero :",
+         "Lemma either : forall P : Prop, P \\/ ~ P.\nProof. exact classic. Qed.\n\n"
+         "Theorem a_window_without_supervised_tokens_has_loss_zero :"))),
+    Mutant(name="a file with a name of Coq's library", by="library has a file of that name", is_quick=True, edits=(
+        ("Sorted.v", "", "Definition StronglySorted := True.\n"), ("_CoqProject", "Weight.v\n", "Weight.v\nSorted.v\n"))),
+    Mutant(name="a file that Coq reads and nobody lists", by="Cannot find|not in _CoqProject", is_quick=True, edits=(
+        ("Hidden.v", "", "Axiom easy : False.\n"),
+        ("Weight.v", "Require Import List QArith Qfield Lia.",
+         "Require Import List QArith Qfield Lia.\nFrom ODB Require Import Hidden."))),
+    # Statements that only seem to say the same.
+    _edit("a program that is not the model", "Extract.v", 'Extraction "extracted',
+          'Extract Constant odb_rule => "(fun _ -> 1)".\nExtraction "extracted', _REVIEWED, is_quick=True),
+    _edit("a program that leaves something out", "Extract.v", "handle_shared draws draw", "draws draw",
+          f"{_REVIEWED}|Extract.v", is_quick=True),
+    _edit("a definition of the same name", "Main.v", "Section Ranks.",
+          "Definition total (W : nat) (input : nat -> list sample) : nat := Termination.total W input.\n\nSection Ranks.",
+          _REVIEWED, is_quick=True),
+    _edit("a relation that is another on the page", "Main.v", "Section Shipped.",
+          'Notation "a < b" := (a < b /\\ b <> b).\n\nSection Shipped.', f"Main.v|{_REVIEWED}", is_quick=True),
+    _edit("a hypothesis of the page's section", "Main.v", "Hypothesis bounded : within_bounds rule.",
+          "Hypothesis bounded : within_bounds rule.\nHypothesis quiet : W = 0.", _REVIEWED, is_quick=True, more=(
+              ("Main.v", "apply (X x I).", "rewrite quiet in H. exfalso. exact (Nat.nlt_0_r r H)."),)),
+    _edit("a theorem of the page that says less", "Main.v", "Theorem RELEASE : forall s r q j, reached s ->",
+          "Theorem RELEASE : forall s r q j, reached s -> s = start cfg ->", f"Main.v|{_REVIEWED}", is_quick=True,
+          more=(("Main.v", "Proof. exact (with_losses_release_needs_every_rank_ready W cfg depth input ok). Qed.",
+                 "Proof. intros s r q j R _. exact (with_losses_release_needs_every_rank_ready W cfg depth input ok s r q j R)."
+                 " Qed."),)),
     _edit("a checker that is told to look away", "_CoqProject", "-Q . ODB", "-Q . ODB\n-arg -type-in-type",
           "_CoqProject is", is_quick=True),
     # Statements that say less.
@@ -245,18 +290,8 @@ MUTANTS = (
     _edit("a step is skipped that was not taken", "Epoch.v", "NoDup (t r) /\\ forall p, In p (t r) -> p < length (input r) /\\ "
           "~ In p (positions (rank_of (moments r) r))) ->\n    trained_on order (trained",
           "NoDup (t r)) ->\n    trained_on order (trained", "what_was_trained_on", is_quick=True),
-    _edit("a stand-in believes its batches ready", "StandIn.v", "(steps (plan u)) (collated u)", "(steps (plan u)) true",
-          "stand_in_face", is_quick=True),
-    _edit("a stand-in hands out steps again", "StandIn.v", "(steps (queue u)) (steps (taken u))",
-          "(steps (taken u ++ queue u)) []", "stand_in_face", is_quick=True),
-    _edit("a stand-in may go on reading", "StandIn.v", "mkState (at_phase u) (round u) 0 true 0",
-          "mkState (at_phase u) (round u) 0 false 1", "Replaced.v", is_quick=True),
-    _edit("a stand-in is not told of the failure", "Replaced.v", "(stand_in (rank_of s r)) (LocalFailed cause) = Some t ->",
-          "(stand_in (rank_of s r)) (if cause =? 0 then Urged else LocalFailed cause) = Some t ->", "run_followed",
-          is_quick=True),
-    _edit("what an offer that does not fail measures tells nothing", "StandIn.v", "                | None => MOffer o\n",
-          "                | None => MOffer (mkOffer 0 0 0 0 true None None None 0 0 None 0 0 None)\n", "Replaced.v|StandIn.v",
-          is_quick=True),
+    _edit("a rank that has failed must be read for", "Coupled.v", "Prop := unurged l /\\ served s l.",
+          "Prop := unurged l /\\ (served s l \\/ True).", "Gone.v|Coupled.v"),
     # Shared shards.
     _edit("ranks deal of the whole order again", "Drawing.v", "deal ws (total - upto s r)", "deal ws total", "Job.v",
           is_quick=True),
@@ -311,7 +346,7 @@ def apply_edits(mutant: Mutant, folder: Path) -> None:
                 lines = (folder / listing).read_text().splitlines(keepends=True)
                 (folder / listing).write_text("".join(line for line in lines if mention not in line))
             continue
-        text = path.read_text()
+        text = path.read_text() if path.exists() else ""
         assert old in text, f"{mutant.name}: {name} has no {old!r}"
         path.write_text(text.replace(old, new, 1) if old else f"{text}{new}\n")
 
@@ -337,10 +372,11 @@ def try_mutant(mutant: Mutant) -> str | None:
     """What refused it, or None when nothing did. The proofs must have been built."""
     with _copy() as folder:
         apply_edits(mutant, folder)
-        for command in (["make", "-C", str(folder), "build"], [str(folder / "audit.py"), "--quick"]):
+        audit = [str(folder / "audit.py"), "--here"]
+        for command in (audit, ["make", "-C", str(folder), "build"], audit):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                output = done.stdout + done.stderr
+            output = done.stdout + done.stderr
+            if done.returncode != 0 and "newer than what was checked" not in output:
                 return _find_lemma(folder, output) if command[0] == "make" else output.strip()[:2000]
     return None
 

@@ -79,6 +79,7 @@ WORLDS = {
     "inside": Bounds(lengths=((1, 1, 1), (1, 1)), budget_tokens=1, window_samples=3, stops=1, is_left_inside=True),
     "uneven": Bounds(lengths=((1, 1), (1, 1)), budget_tokens=1, stops=1, is_uneven_depth=True, is_urged_freely=True),
     "losses": Bounds(lengths=((1, 1), (1,)), budget_tokens=1, losses=1, failures=1),
+    "lost loader": Bounds(lengths=((1, 1), (1,)), budget_tokens=1, lost_loaders=1, stops=1),
     "odd": Bounds(lengths=((1, 1), (1,)), odd_rank=1, failures=1),
     "everything": Bounds(
         lengths=((1, 4, 2), (2, 1)),
@@ -91,13 +92,14 @@ WORLDS = {
     ),
 }
 _CAUSES = re.compile(
-    r"sample (\d+) of rank \d+ is broken|round (\d+) of rank \d+ cannot be collated|its process is gone"
+    r"sample (\d+) of rank \d+ is broken|round (\d+) of rank \d+ cannot be collated|the loader of rank \d+ is (gone)|"
+    r"its process is gone"
 )
 
 
 def _number(text: str) -> str:
     """The text with causes as the model has them, which are numbers."""
-    return _CAUSES.sub(lambda m: str(10 + int(m[1]) if m[1] else 50 + int(m[2]) if m[2] else 9), text)
+    return _CAUSES.sub(lambda m: str(10 + int(m[1]) if m[1] else 50 + int(m[2]) if m[2] else 90 if m[3] else 9), text)
 
 
 @contextmanager
@@ -237,6 +239,8 @@ class Pair:
                 return f"fail {i} {10 + state.read_samples}"
             case Act.FAIL_COLLATE:
                 return f"fail {i} {50 + (state.round - 1 if rank.collating is None else rank.collating)}"
+            case Act.LOSE_LOADER:
+                return f"fail {i} 90"
             case Act.LOSE:
                 gone = [q for q, peer in enumerate(self.space.get_ranks(world)) if q != i and peer.is_gone]
                 return f"lose {i} {min(gone, default=-1)} 9"
@@ -252,9 +256,17 @@ class Pair:
             return True
         match action.act:
             case Act.READ:
-                return any(cause.startswith("sample") for cause in rank.causes) or rank.finish is not None
+                return (
+                    rank.is_loader_lost
+                    or any(cause.startswith("sample") for cause in rank.causes)
+                    or rank.finish is not None
+                )
             case Act.COLLATE:
-                return any(cause.startswith("round") for cause in rank.causes) or rank.finish is not None
+                return (
+                    rank.is_loader_lost
+                    or any(cause.startswith("round") for cause in rank.causes)
+                    or rank.finish is not None
+                )
             case Act.TAKE:
                 # Who leaves a rank that is done leaves the machine as it is. A step left in the middle of has no end.
                 is_gone_unsaid = rank.is_left and rank.finish is not None
@@ -270,6 +282,8 @@ class Pair:
                 return shared.failures == bounds.failures or not rank.reading
             case Act.FAIL_COLLATE:
                 return shared.failures == bounds.failures or rank.collating is None
+            case Act.LOSE_LOADER:
+                return shared.lost_loaders == bounds.lost_loaders
             case Act.URGE:
                 return not (any(q.is_left for q in others) or bounds.is_urged_freely)
             case Act.LOSE:
@@ -281,6 +295,7 @@ class Pair:
 _CHOICES = {
     Act.READ: "read", Act.COLLATE: "collate", Act.ANSWER: "answer", Act.TAKE: "take", Act.URGE: "urge", Act.LOSE: "lose",
     Act.STOP: "leave", Act.ABANDON: "leave", Act.FAIL_READ: "fail", Act.FAIL_COLLATE: "fail",
+    Act.LOSE_LOADER: "fail",
 }  # fmt: skip
 
 

@@ -97,10 +97,6 @@ def test_the_readme_fits_a_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
 
-def test_the_tables_of_the_specification_need_no_wide_screen() -> None:
-    assert [line for line in (ROOT / "spec" / "traceability.md").read_text().splitlines() if len(line) > 200] == []
-
-
 def test_the_picture_is_what_its_script_draws() -> None:
     spec = importlib.util.spec_from_file_location("picture", ROOT / "docs" / "picture.py")
     assert spec is not None and spec.loader is not None

@@ -30,7 +30,7 @@ def test_what_needs_torch_says_so_where_there_is_none() -> None:
     done = run("-c", hide + "from odb_ref import ODBDataLoader")
     assert done.returncode
     assert "odb_ref.ODBDataLoader needs PyTorch, which is not installed: pip install -e '.[torch]'" in done.stderr
-    assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__, plan").returncode == 0
+    assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__, plan_all").returncode == 0
 
 
 def test_a_name_that_is_none_is_an_attribute_error() -> None:
@@ -42,13 +42,14 @@ def test_a_name_that_is_none_is_an_attribute_error() -> None:
 def test_it_offers_what_the_adapter_offers() -> None:
     """Lists that must agree: what is offered, what types see, and what `odb_ref.torch` has."""
     adapter = pytest.importorskip("odb_ref.torch")
-    assert set(odb_ref.__all__) - {"__version__"} == {*adapter.__all__, "plan"}
+    planner = {"plan_all", "plan_rank", "plan_ranks"}
+    assert set(odb_ref.__all__) - {"__version__"} == {*adapter.__all__, *planner}
     for name in adapter.__all__:
         assert getattr(odb_ref, name) is getattr(adapter, name)
     tree = ast.parse((ROOT / "odb_ref" / "__init__.py").read_text())
     typed = next(node for node in tree.body if isinstance(node, ast.If))
     names = {item.name for node in typed.body if isinstance(node, ast.ImportFrom) for item in node.names}
-    assert names == {*adapter.__all__, "plan"}
+    assert names == {*adapter.__all__, *planner}
 
 
 def test_the_version_stands_in_one_place() -> None:

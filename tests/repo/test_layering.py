@@ -15,44 +15,50 @@ SOURCES = sorted([*ROOT.glob("odb_ref/**/*.py"), *ROOT.glob("simulator/**/*.py")
 
 ARROWS: dict[str, tuple[str, ...]] = {
     "odb_ref.core": (),
+    "odb_ref.plan": ("odb_ref.core",),
+    "odb_ref.conformance": ("odb_ref.core", "odb_ref.plan"),
     "odb_ref.trace": ("odb_ref.core",),
     "odb_ref.trace.check": ("odb_ref.core", "odb_ref.trace"),
     "odb_ref.torch.reading": ("odb_ref.core",),
     "odb_ref.torch.exchange": ("odb_ref.core",),
     "odb_ref.torch.plan": ("odb_ref.core", "odb_ref.torch.reading"),
-    "odb_ref.torch.backend": (
+    "odb_ref.torch.workers": ("odb_ref.core", "odb_ref.torch.reading", "odb_ref.torch.exchange"),
+    "odb_ref.torch.epoch": (
         "odb_ref.core",
         "odb_ref.trace",
         "odb_ref.torch.reading",
         "odb_ref.torch.exchange",
         "odb_ref.torch.plan",
-    ),
-    "odb_ref.torch.trainer": (
-        "odb_ref.core",
-        "odb_ref.torch.reading",
-        "odb_ref.torch.exchange",
-        "odb_ref.torch.plan",
-        "odb_ref.torch.backend",
     ),
     "odb_ref.torch": (
         "odb_ref.core",
+        "odb_ref.plan",
         "odb_ref.trace",
         "odb_ref.torch.reading",
         "odb_ref.torch.exchange",
         "odb_ref.torch.plan",
-        "odb_ref.torch.backend",
-        "odb_ref.torch.trainer",
+        "odb_ref.torch.workers",
+        "odb_ref.torch.epoch",
     ),
     "odb_ref.torch.loop": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.reading"),
     "odb_ref.integrations": ("odb_ref.torch", "odb_ref.torch.loop", "odb_ref.torch.reading"),
-    "odb_ref.compat": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.plan"),
+    "odb_ref.compat": ("odb_ref.core", "odb_ref.plan", "odb_ref.torch", "odb_ref.torch.plan"),
     "odb_ref.compat.integrations": ("odb_ref.compat", "odb_ref.integrations", "odb_ref.torch"),
-    "odb_ref": ("odb_ref.core", "odb_ref.torch", "odb_ref.torch.reading"),
+    "odb_ref": ("odb_ref.core", "odb_ref.plan", "odb_ref.torch", "odb_ref.torch.reading"),
     "odb_sim": (),
     "odb_sim.inputs": ("odb_ref.core",),
-    "odb_sim.engine": ("odb_ref.core", "odb_sim.inputs"),
+    "odb_ref.arrays": ("odb_ref.core",),
+    "odb_sim.engine": ("odb_ref.core", "odb_ref.arrays", "odb_sim.inputs"),
     "odb_sim.baselines": ("odb_ref.core", "odb_sim.inputs", "odb_sim.engine"),
-    "odb_sim.studies": ("odb_ref.core", "odb_sim.inputs", "odb_sim.engine", "odb_sim.baselines"),
+    "odb_sim.studies": (
+        "odb_ref",
+        "odb_ref.core",
+        "odb_ref.arrays",
+        "odb_ref.trace",
+        "odb_sim.inputs",
+        "odb_sim.engine",
+        "odb_sim.baselines",
+    ),
     "odb_sim.recorded": (
         "odb_ref.core",
         "odb_ref.trace",
@@ -65,7 +71,6 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "odb_sim.verify": (
         "odb_ref",
         "odb_ref.core",
-        "odb_ref.trace",
         "odb_ref.trace.check",
         "odb_sim.inputs",
         "odb_sim.studies",
@@ -98,10 +103,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 
 FLOORS = (
     {"values", "errors", "types", "offer"},
-    {
-        f"batching.{name}"
-        for name in ("cost", "sizes", "grouping", "layouts", "order", "alignment", "rules", "shards", "known_lengths")
-    },
+    {f"batching.{name}" for name in ("cost", "sizes", "grouping", "layouts", "order", "alignment", "rules", "shards")},
 )
 """The floors of the core, lowest first: what ranks speak of, and what makes steps of samples. All else stands on both."""
 
@@ -179,8 +181,8 @@ def test_a_circle_and_a_wrong_arrow_would_be_found(tmp_path: Path) -> None:
     second.write_text("def late() -> None:\n    import odb_sim.first\n")
     graph = build_graph({"odb_sim.first": first, "odb_sim.second": second})
     assert find_circles(graph) == [["odb_sim.first", "odb_sim.second"]]
-    assert get_room("odb_ref.torch.backend.wire") == "odb_ref.torch.backend"
-    assert get_room("odb_ref.torch.backend_of_another") == "odb_ref.torch"
+    assert get_room("odb_ref.torch.workers.wire") == "odb_ref.torch.workers"
+    assert get_room("odb_ref.torch.workers_of_another") == "odb_ref.torch"
 
 
 def test_nothing_of_the_library_knows_the_simulator_and_no_room_is_a_crowd() -> None:

@@ -16,7 +16,7 @@ from odb_sim.studies.runs import Driver, Run, run
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import check_traces
-from odb_ref.trace.format import TraceWriter
+from odb_ref.trace.writing import TraceWriter
 
 SCHEDULE = parse_budget_schedule("0:2000,30:8000,60:3000")
 

@@ -60,10 +60,10 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path
         "import signal, sys, pathlib, odb_sim.studies.sweep as sweep; from odb_sim.cli.main import main; own = sweep.run_grid\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without\n"
         f"{extra}\n"
-        "def tell(grid, executor, on_done=None):\n"
+        "def tell(grid, executor, on_done=None, **more):\n"
         "    executor.submit(sum, [1]).result()\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
-        "    return own(grid, executor, on_done)\n"
+        "    return own(grid, executor, on_done, **more)\n"
         "if __name__ == '__main__':\n"
         "    import odb_sim.cli.sweep as command; command.run_grid = tell; sys.exit(main(sys.argv[1:]))\n"
     )
@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_sweep_and_its_workers_without_a_word(extra: str, tmp_path
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_a_sweep_that_is_ended(sent: signal.Signals, tmp_path: Path) -> None:
     program = (
-        "import time; from odb_sim.studies.sweep import make_executor\n"
+        "import time; from odb_sim.studies.processes import make_executor\n"
         "if __name__ == '__main__':\n"
         "    with make_executor(2) as executor:\n"
         "        executor.submit(time.sleep, 0.1)\n"

@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from odb_sim.cli.main import main
 from odb_sim.engine.metrics import Summary
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, Fault, FaultKind
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost, NetworkCost, Transport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
 from odb_sim.studies.runs import Run, run
 
+from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.effects import Deliver, Effect, OutcomeKind
 from odb_ref.core.errors import UsageError
@@ -199,3 +201,38 @@ def test_a_baseline_cannot_be_told_of_a_fault() -> None:
     fault = Conditions(faults=(Fault(FaultKind.STOP, 0, 1),))
     with pytest.raises(UsageError, match="does not run the protocol"):
         Run(workload=workload, policy="gmt", budget_tokens=100, conditions=fault)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.STOP])
+@pytest.mark.parametrize("global_batch", [None, 300])
+def test_an_epoch_whose_loaders_are_done_is_not_complete_when_a_rank_leaves(
+    kind: FaultKind, layout: str, global_batch: int | None
+) -> None:
+    """The loaders have nothing left to do and end in order; it is the trainers that wait for the rank that is gone."""
+    workload = build_workload(load_once("gsm8k"), ranks=4, samples=6000)
+    what = Run(
+        workload=workload,
+        policy="odb",
+        budget_tokens=8192,
+        window_samples=1024,
+        layout=Layout(layout),
+        global_batch=GlobalBatch(samples=global_batch),
+    )
+    whole = run(what).summary
+    for at in (0, 2, whole.steps - 1, whole.steps):
+        fault = Fault(kind, 1, at)
+        summary = run(replace(what, conditions=Conditions(faults=(fault,), deadline_s=5.0))).summary
+        is_whole = at == whole.steps
+        assert (summary.outcome == OutcomeKind.COMPLETE) == is_whole
+        assert (summary.samples_emitted == 6000) == is_whole
+        assert summary.fault_s is not None
+        if not is_whole:
+            assert (summary.outcome, summary.outcome_rank, summary.outcome_cause) == (
+                str(fault.outcome.kind),
+                1,
+                fault.outcome.cause,
+            )
+            assert summary.abort_s is not None
+            assert 0 < summary.abort_s < 5.1
+            assert summary.steps <= at

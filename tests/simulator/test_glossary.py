@@ -17,9 +17,9 @@ from odb_sim.cli import verify as verify_command
 from odb_sim.cli.main import main
 from odb_sim.engine.metrics import list_step_columns
 from odb_sim.reports import demo_report
+from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from odb_sim.studies.runs import POLICIES
-from odb_sim.studies.sweep import Local
 from odb_sim.verify.quality import Quality
 
 from tests.simulator_answers.helpers import record

@@ -15,7 +15,8 @@ from odb_sim.studies.runs import run
 
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
-from odb_ref.trace.format import TraceError, TraceWriter
+from odb_ref.trace.format import TraceError
+from odb_ref.trace.writing import TraceWriter
 from tests.helpers.world import AnyOrder
 from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
 

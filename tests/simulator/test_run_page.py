@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def test_a_page_shows_the_epoch_and_its_timelines(policy: str, tmp_path: Path) -
     assert '"pid":5' in timeline.read_text()
 
 
+@pytest.mark.parametrize("fault", ["kill:4:2", "stop:4:2", "read:4:50", "collate:4:1"])
+def test_a_page_says_which_rank_a_fault_befalls_when_and_why_and_draws_it(fault: str, tmp_path: Path) -> None:
+    page, figures = tmp_path / "page.html", tmp_path / "figures.json"
+    arguments = ["gsm8k", "--ranks", "6", "--samples", "600", "--token-budget", "2048", "--window", "32"]
+    assert main(["simulate", *arguments, "--fault", fault, "--html", str(page), "--json", str(figures)]) == 0
+    text, summary = html.unescape(page.read_text()), json.loads(figures.read_text())
+    assert summary["outcome"] != "complete"
+    said = f"Rank 4, {summary['fault_s']:,.3f} s into the epoch, after {summary['steps']:,} steps: {summary['outcome_cause']}"
+    assert said in text
+    assert f"{summary['samples_emitted']:,} of 600 samples" in text
+    assert "<!-- rank 4   reader -->" in text
+    assert "<!-- rank 4: the fault -->" in text
+
+
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     fault = ["--fault", "read:0:0"]
@@ -46,7 +61,7 @@ def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
         "simulate mm_mix_real --ranks 8 --samples 400 --token-budget 1024",
         "compare mm_mix_real --ranks 8 --samples 400 --token-budget 1024",
         "sweep mm_mix_real --ranks 8 --samples 400 --token-budget 1024 --window 16,32 --processes 1",
-        "tune mm_mix_real --ranks 8 --samples 400 --memory-tokens 1024 --window-max 32 --processes 1",
+        "tune mm_mix_real --ranks 8 --samples 400 --memory-tokens 1024 --processes 1",
     ],
     ids=lambda arguments: arguments.split()[0],
 )

@@ -62,7 +62,7 @@ def test_json_has_the_keys_of_the_contract(policy: str, tmp_path: Path, capsys: 
     assert f"{figures['tokens_per_s']:,.0f} tokens/s" in shown
     assert re.search(rf"efficiency +{figures['efficiency']:.4f}", shown)
     assert f"All {len(figures) - 1} figures" in shown, "cautions are not figures"
-    assert len(shown.splitlines()) < 25
+    assert len(shown.splitlines()) < 28
 
 
 @pytest.mark.parametrize("mode", ["join", "quota"])

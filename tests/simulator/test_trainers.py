@@ -30,11 +30,16 @@ History = dict[int, list[tuple[Event | None, tuple[Effect, ...], float]]]
 class TrainerEach:
     """Trainers as one would write them first: each rank a process that waits for its step, computes, and meets the others."""
 
+    updates = 0
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._arrived = 0
         self._all_arrived = world.stage.env.event()
         self._news = [world.stage.env.event() for _ in world.ranks]
+
+    def find_obstacle(self) -> None:
+        """Nobody leaves here."""
 
     def notice(self, rank: int) -> None:
         if not self._news[rank].triggered:

@@ -1,8 +1,7 @@
-"""Tuning beside brute force, for long epochs: ``python -m tests.simulator_answers.brute [TRACE...] [--ranks N...]``.
+"""Tuning beside brute force: ``python -m tests.simulator_answers.brute [TRACE...] [--ranks N...]``; a part of ``make soak``.
 
-Every window and budget on the ladders is simulated with another draw, those near the best with twice the samples; what the
-tuning recommends must come within its tolerance of the best. The whole takes some minutes, and is not part of the tests: they
-run a slice of it.
+Every combination of windows, budgets, depths and ramps is simulated over the epoch asked about; what the tuning recommends must
+reach 0.99 of the best. The tests run a slice of it.
 """
 
 from __future__ import annotations
@@ -17,97 +16,89 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
+from odb_sim.studies.cells import Answer, Point, split_failed
 from odb_sim.studies.comparison import choose_budget
-from odb_sim.studies.sweep import Answer, Local, Point, Study, make_executor, run_grid
-from odb_sim.studies.tune import SHORT_WINDOWS, Question, Tuning, compute_budget_ladder, compute_ladder, tune
+from odb_sim.studies.processes import Local, make_executor
+from odb_sim.studies.sweep import Study, run_grid
+from odb_sim.studies.tune import (
+    DEPTHS,
+    RAMPS,
+    Question,
+    Tuning,
+    compute_budget_ladder,
+    compute_ladder,
+    describe_point,
+    tune,
+)
 
-TRUTH_SEED = 99
-SCREENING = 0.25
-"""First every setting is simulated with a quarter of the samples ..."""
-NEAR = 0.01
-"""... then those that come so near to the best with twice as many: that moves a rate by a tenth of this."""
-LEAST_WINDOWS = 9
+ENOUGH = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What tuning recommends, the best of all settings, and the tokens a second of both by the same long simulation."""
+    """What tuning recommends, and the best of all settings."""
 
     tuning: Tuning
-    recommended: float
-    best: Point
-    best_rate: float
+    best: Answer
     settings: int
 
     @property
-    def loss(self) -> float:
-        """How far below the best the recommendation is, as a share."""
-        return 1 - self.recommended / self.best_rate
+    def share(self) -> float:
+        """What the recommendation reaches of the best."""
+        return self.tuning.recommended.rate / max(self.best.rate, self.tuning.best.rate)
 
 
-def ask(lengths: Lengths, ranks: int, window_max: int) -> Question:
+def ask(lengths: Lengths, ranks: int, window_max: int = 4096) -> Question:
     return Question(
-        study=Study(lengths=lengths, samples=ranks * SHORT_WINDOWS * window_max),
-        ranks=ranks,
-        memory_tokens=choose_budget(lengths),
-        window_max=window_max,
+        study=Study(lengths=lengths), ranks=ranks, memory_tokens=choose_budget(lengths), window_max=window_max
     )
 
 
 def try_all(
-    question: Question, windows: Sequence[int], budgets: Sequence[int], executor: Executor | None = None
+    question: Question,
+    windows: Sequence[int],
+    budgets: Sequence[int],
+    depths: Sequence[int] = DEPTHS,
+    ramps: Sequence[int] = RAMPS,
+    executor: Executor | None = None,
 ) -> Verdict:
-    """The tuning of ``question`` beside every one of these settings, at the recommended depth."""
+    """The tuning of ``question`` beside every one of these settings."""
     executor = executor or Local()
     tuning = tune(question, executor)
-    chosen = tuning.recommended.point
-    points = [
-        replace(chosen, window_samples=window, budget_tokens=budget) for window, budget in product(windows, budgets)
+    start = question.build_point()
+    points: list[Point] = [
+        replace(start, window_samples=window, budget_tokens=budget, depth_steps=depth, ramp_rounds=ramp)
+        for window, budget, depth, ramp in product(windows, budgets, depths, ramps)
     ]
-    points = list(dict.fromkeys([chosen, *points]))
-    # A steady state does not depend on the epoch's length.
-    truth = replace(question, study=replace(question.study, seed=TRUTH_SEED, samples=None))
-    screened = _simulate(truth, points, SCREENING, executor)
-    best = max(answer.rate for answer in screened)
-    near = [point for point, answer in zip(points, screened, strict=True) if answer.rate > (1 - NEAR) * best]
-    answers = _simulate(truth, list(dict.fromkeys([chosen, *near])), 2.0, executor)
-    winner = max(answers, key=lambda answer: answer.rate)
-    return Verdict(tuning, answers[0].rate, winner.point, winner.rate, len(points))
-
-
-def _simulate(question: Question, points: Sequence[Point], times: float, executor: Executor) -> list[Answer]:
-    """``times`` as many samples as the tuning would draw, as long as there is a steady state to see."""
-    drawn = []
-    for point in points:
-        least = point.ranks * point.window_samples * LEAST_WINDOWS
-        drawn.append(replace(point, samples=max(least, int(times * (question.choose_samples(point) or 0)))))
-    return run_grid(question.build_grid(drawn), executor)
+    answers, _ = split_failed(run_grid(question.build_grid(points), executor))
+    return Verdict(tuning, max(answers, key=lambda answer: answer.rate), len(points))
 
 
 def main() -> int:
-    """0 when every recommendation is within the tolerance."""
+    """0 when every recommendation reaches enough of the best."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("traces", nargs="*", default=list_bundled_names())
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--window-min", type=int, default=32)
-    parser.add_argument("--window-max", type=int, default=1024)
+    parser.add_argument(
+        "--full", action="store_true", help="every depth and ramp, not the least, the usual and the most"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    depths, ramps = (DEPTHS, RAMPS) if options.full else (DEPTHS[::2], RAMPS[::2])
     status = 0
     with make_executor(options.processes) as executor:
         for name, ranks in product(options.traces, options.ranks):
             began = time.monotonic()
-            question = ask(load_lengths(name), ranks, options.window_max)
-            windows = compute_ladder(options.window_max, options.window_min)
-            verdict = try_all(question, windows, compute_budget_ladder(question.memory_tokens), executor)
-            chosen, best = verdict.tuning.recommended.point, verdict.best
-            is_good = verdict.loss <= question.tolerance and not verdict.tuning.cautions
-            status |= int(not is_good)
+            question = ask(load_lengths(name), ranks)
+            windows = compute_ladder(min(question.window_max, question.shard_samples), 8)
+            budgets = compute_budget_ladder(question.memory_tokens)
+            verdict = try_all(question, windows, budgets, depths, ramps, executor)
+            status |= int(verdict.share < ENOUGH)
             print(
-                f"{name}, {ranks} ranks: window {chosen.window_samples}, budget {chosen.budget_tokens}, depth "
-                f"{chosen.depth_steps} is {verdict.loss:.2%} below the best of {verdict.settings} (window "
-                f"{best.window_samples}, budget {best.budget_tokens}){'' if is_good else ': WRONG'}; "
-                f"{len(verdict.tuning.tried)} tried, {time.monotonic() - began:.0f} s",
+                f"{name}, {ranks} ranks: {describe_point(verdict.tuning.recommended.point)} reaches {verdict.share:.4f} of "
+                f"the best of {verdict.settings} ({describe_point(verdict.best.point)})"
+                f"{'' if verdict.share >= ENOUGH else ': WRONG'}; {len(verdict.tuning.tried)} tried, "
+                f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
     return status

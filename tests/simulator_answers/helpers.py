@@ -13,7 +13,7 @@ from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.types import Mode
-from odb_ref.trace.format import TraceWriter
+from odb_ref.trace.writing import TraceWriter
 
 
 def make_lengths(samples: int = 400, seed: int = 3) -> Lengths:

@@ -39,7 +39,7 @@ from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.errors import UsageError
-from odb_ref.trace.format import TraceWriter
+from odb_ref.trace.writing import TraceWriter
 from tests.simulator_answers.helpers import record
 
 COSTS = Costs(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.studies import published
+from odb_sim.studies.processes import Local
 from odb_sim.studies.published import (
     ASSUMPTIONS,
     MEAN_TOKENS,
@@ -20,7 +21,6 @@ from odb_sim.studies.published import (
     draw_lengths,
     predict,
 )
-from odb_sim.studies.sweep import Local
 
 
 @pytest.mark.parametrize("shape", list(Shape))

@@ -201,3 +201,27 @@ def test_replay_is_one_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--replay", "t.ndjson"])
     assert "unrecognized arguments: --replay" in capsys.readouterr().err
+
+
+def test_the_prediction_knows_the_workers_of_the_job(tmp_path: Path) -> None:
+    """On a job that its loader bounds, another number of workers is another time."""
+    model, trace, out = tmp_path / "costs.json", tmp_path / "t.ndjson", tmp_path / "out.json"
+    loader = {"workers": 4, "sample_s": 0.02}
+    model.write_text(
+        json.dumps(
+            {"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 0.01, "per_token_s": 1e-6}, "loader": loader}
+        )
+    )
+    data = ["gsm8k", "--ranks", "2", "--samples", "2000", "--token-budget", "4096", "--cost-model", str(model)]
+    assert main(["simulate", *data, "--workers", "8", "--trace", str(trace)]) == 0
+
+    def find_error(*options: str) -> float:
+        assert main(["replay", str(trace), "--cost-model", str(model), "--json", str(out), *options]) == 0
+        timing = json.loads(out.read_text())["replays"][0]["timing"]
+        return float(timing["total_error"])
+
+    assert abs(find_error()) < 1e-3
+    trace.write_text(trace.read_text().replace('"workers":8,', ""))
+    assert find_error() > 0.5, "an older trace does not say it, so the cost model's four are taken"
+    assert abs(find_error("--workers", "8")) < 1e-3
+    assert main(["replay", str(trace), "--workers", "-1"]) == 2

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.studies.clusters import open_executor
+from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import run
-from odb_sim.studies.sweep import Grid, Local, Study, build_points, run_grid
+from odb_sim.studies.sweep import Grid, Study, build_points, run_grid
 
 from odb_ref.core.errors import InvariantError, UsageError
 from tests.simulator_answers.helpers import make_lengths

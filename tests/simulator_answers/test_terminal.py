@@ -22,8 +22,8 @@ from odb_sim.cli.main import main
 from odb_sim.explore import suites
 from odb_sim.explore.search import Exploration
 from odb_sim.reports import terminal
+from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
-from odb_sim.studies.sweep import Local
 from rich.cells import cell_len
 
 from tests.simulator.test_glossary import COMMANDS, QUALITIES, run_demo
@@ -251,7 +251,7 @@ def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(terminal, "LINE_EVERY_S", 0.05)
     arguments = ["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "2048", "--samples", "2000", "--processes", "1"]
     assert main([*arguments, "--window-max", "64"]) == 0
-    assert re.search(r"^tune gsm8k: \d+ of about 25 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
+    assert re.search(r"^tune gsm8k: \d+ of about 100 done, 0 s$", capsys.readouterr().err, flags=re.MULTILINE)
 
 
 def test_the_module_is_the_only_one_that_makes_tables() -> None:

@@ -27,7 +27,7 @@ from odb_sim.studies.runs import Run, run
 
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import check_traces
-from odb_ref.trace.format import TraceWriter
+from odb_ref.trace.writing import TraceWriter
 from tests.helpers.world import Fault, make_configs, run_by_arrival
 from tests.proofs.conftest import PROOFS, ask_model
 from tests.proofs.worlds import find_difference, make_long_world

@@ -102,10 +102,10 @@ CHANGES: dict[str, tuple[Change, Callable[[State, State], bool]]] = {
 
 
 def test_every_invariant_holds_in_a_run() -> None:
-    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12."""
+    """Spec: I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13."""
     for before, after in PAIRS:
         check_transition(CONFIG, before, after)
-    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 13)]
+    assert [invariant.id for invariant in INVARIANTS] == [f"I{i}" for i in range(1, 14)]
 
 
 @pytest.mark.parametrize("draw", [Draw(4, 3, 7), Draw(6, 3, 8), Draw(6, 2, 13), Draw(7, -1, 8)])
@@ -128,6 +128,22 @@ def test_a_group_of_an_unfriendly_number_breaks_i12() -> None:
     assert invariant.holds(config, State(), State(aligned=right))
     assert not invariant.holds(config, State(), State(aligned=wrong))
     assert invariant.holds(make_config(), State(), State(aligned=wrong))
+
+
+def test_an_update_in_parts_breaks_i13() -> None:
+    """Spec: I13. Checks: UPDATE."""
+    own, shared = make_config(update_samples=4), make_config(update_samples=4, shared_samples=9)
+    (invariant,) = (invariant for invariant in INVARIANTS if invariant.id == "I13")
+    offer, samples = State(phase=Phase.OFFER), make_shard([1] * 5)
+    whole, carried = (State(phase=Phase.COUNT, aligned=(samples[:1],), window=window) for window in ((), samples[1:2]))
+    assert invariant.holds(own, offer, whole)
+    assert not invariant.holds(own, offer, carried), "a sample slips into the next update"
+    assert not invariant.holds(shared, offer, whole), "round 0 of three only draws"
+    assert invariant.holds(shared, replace(offer, round=2), whole)
+    assert invariant.holds(own, State(), State(window=samples[:3], wanted_samples=1))
+    assert not invariant.holds(own, State(), State(window=samples[:3], wanted_samples=2)), "reads of the next update"
+    assert not invariant.holds(own, whole, replace(whole, window=samples))
+    assert invariant.holds(make_config(), offer, carried)
 
 
 def test_a_group_over_a_limit_breaks_i6() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from odb_ref.core.config import Config
 from odb_ref.core.events import LocalFailed, PeerLost, Urged
-from odb_ref.trace.format import TraceWriter, decode_config, decode_event, encode_event
+from odb_ref.trace.format import decode_config, decode_event, encode_event
 from odb_ref.trace.reading import read_trace
+from odb_ref.trace.writing import TraceWriter
 from tests.helpers.world import World, make_config, make_shards, run
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "spec" / "trace-schema.json").read_text())
@@ -110,7 +111,7 @@ def test_a_tampered_line_is_refused(tmp_path: Path) -> None:
         return changed
 
     for record, path, value in (
-        (header, ["version"], 2),
+        (header, ["version"], 3),
         (header, ["config", "mode"], "both"),
         (collate, ["rank"], -1),
         (collate, ["effects", 0, "kind"], "collates"),

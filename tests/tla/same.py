@@ -20,12 +20,12 @@ TLA_NONE = 1_000_000_000
 Label = tuple[object, ...]
 _RANK_FIELDS = (
     "phase round read ended wanted held marks aligned plan collated planned global outbox queue taken got failed stopped "
-    "urged limit outcome reading collating post causes left inside told lost gone agreed accepted coming draw places"
+    "urged limit outcome reading collating post causes left inside told lost gone loaderless agreed accepted coming draw places"
 )
 ACTIONS = {
     "Read": Act.READ, "Collate": Act.COLLATE, "Answer": Act.ANSWER, "Take": Act.TAKE, "Urge": Act.URGE, "Lose": Act.LOSE,
     "Stop": Act.STOP, "FailRead": Act.FAIL_READ, "FailCollate": Act.FAIL_COLLATE, "Die": Act.DIE, "Abandon": Act.ABANDON,
-    "Accept": Act.ACCEPT,
+    "Accept": Act.ACCEPT, "LoseLoader": Act.LOSE_LOADER,
 }  # fmt: skip
 
 
@@ -115,6 +115,8 @@ def _label_answer(config: Config, answered: Answer | None) -> object:
 
 def _label_cause(cause: str) -> tuple[str, int]:
     words = cause.split()
+    if words[1] == "loader":
+        return ("loader", 0)
     return ("read" if words[0] == "sample" else "collate", int(words[1]))
 
 
@@ -136,7 +138,8 @@ def _label_rank(rank: Rank) -> Label:
         ),
         "reading": rank.reading, "collating": _number(rank.collating), "post": _label_post(rank.post, budget_tokens),
         "causes": tuple(map(_label_cause, rank.causes)), "left": rank.is_left, "inside": rank.is_inside, "told": rank.is_urged,
-        "lost": rank.is_lost, "gone": rank.is_gone, "agreed": min(budget_tokens, state.agreed_tokens),
+        "lost": rank.is_lost, "gone": rank.is_gone, "loaderless": rank.is_loader_lost,
+        "agreed": min(budget_tokens, state.agreed_tokens),
         "accepted": min(budget_tokens, state.accepted_tokens), "coming": rank.coming,
         "draw": (state.draw.first, state.draw.count, state.draw.end),
         "places": tuple(sample.id for sample in rank.drawn),

@@ -36,5 +36,5 @@ def test_the_counterexamples_are_all_there() -> None:
     must_fail = {name for name in CONFIGS if "Must fail:" in (TLA / f"{name}.cfg").read_text()}
     assert must_fail >= {
         "idle_uses_slot", "shared_communicator", "close_on_first_dry", "no_failure_agreement", "release_early", "no_urge",
-        "stand_in_silent", "stand_in_ready", "own_budget", "alike_draws", "only_group_kept",
+        "loader_silent", "own_budget", "alike_draws", "only_group_kept",
     }  # fmt: skip

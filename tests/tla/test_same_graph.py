@@ -45,6 +45,7 @@ def _read_bounds(path: Path) -> Bounds:
         failures=int(value["MaxFailures"]),
         stops=int(value["MaxStops"]),
         losses=int(value["MaxLosses"]),
+        lost_loaders=int("MaxLostLoaders" in value),
         is_single_reads=value["IsSingleReads"] == "TRUE",
         is_shared="IsDrawn" in value,
         is_eager_end=value["IsEagerEnd"] == "TRUE",
@@ -69,12 +70,12 @@ def _walk_code(bounds: Bounds) -> tuple[int, set[Label], set[Edge]]:
                 todo.append(after)
             edges.add((labels[world], decode(code).act.name, labels[after]))
     # A space numbers answers by what was posted, so that equal answers may have two numbers: they are one world here.
-    # Nor does it matter since when a budget is in force: nobody but the explorer's own checks remembers.
+    # Nor does it matter since when a budget is in force, or when a loader was lost: only the explorer's own checks remember.
     worlds = {
         (
             space.get_answer(w),
             space.get_shared(w)._replace(answer=0),
-            tuple(replace(rank, budgets=()) for rank in space.get_ranks(w)),
+            tuple(replace(rank, budgets=(), is_late=False) for rank in space.get_ranks(w)),
         )
         for w in labels
     }

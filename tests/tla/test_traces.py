@@ -13,7 +13,8 @@ import pytest
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.offer import NONE
 from odb_ref.core.types import Mode
-from odb_ref.trace.format import Record, TraceWriter
+from odb_ref.trace.format import Record
+from odb_ref.trace.writing import TraceWriter
 from tests.helpers.world import World, make_config, make_shards
 from tests.tla.tlc import Result, require_tlc, run_tlc
 from tests.tla.traces import merge, read_records, write_trace_data

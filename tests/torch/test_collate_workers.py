@@ -26,11 +26,11 @@ from odb_ref.torch.reading.collate_workers import (  # noqa: E402
     CollateWorkerError,
     CollateWorkers,
 )
-from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, Collator, OnIdle  # noqa: E402
+from odb_ref.torch.reading.collator import BatchMaker, Collator, OnIdle  # noqa: E402
 from odb_ref.torch.reading.measure import Measured  # noqa: E402
 from odb_ref.torch.reading.pipeline import _Maker  # noqa: E402
-from odb_ref.torch.reading.reports import Gate, PipelineListener  # noqa: E402
 from odb_ref.torch.reading.serialization import Packed, pack, unpack  # noqa: E402
+from odb_ref.torch.reading.service import BatchRequest, SampleListener  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -177,24 +177,21 @@ def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
 def test_what_an_earlier_epoch_has_left_under_way_is_not_taken_for_a_batch_of_this_one() -> None:
     """A thread that was slow to end may have begun it after its epoch was over: found by the soak."""
 
-    class Listener(PipelineListener):
+    class Listener(SampleListener):
         def on_batch(self, number: int, batch: object) -> None:
             found.append(number)
-
-        def on_collated(self, round_: int) -> None:
-            found.append(round_)
 
     found: list[int] = []
     workers = CollateWorkers(BatchMaker(str, None), 2)
     try:
         workers.begin(0, CollateTask(0, (pack(7),), None))
-        maker = _Maker(Collator(OnIdle.NONE, None, print), workers, Gate(Listener()), is_pinned=False)
+        maker = _Maker(Collator(OnIdle.NONE, None, print), workers, Listener(), lambda batch: batch)
         maker.prepare()
         assert maker.count_work() == 0
-        maker.ask(3, (BatchOrder(5, (), False), BatchOrder(6, (), False)))
+        maker.ask((BatchRequest(5, (), False), BatchRequest(6, (), False)))
         while maker.count_work():
             maker.work()
-        assert found == [5, 6, 3]
+        assert found == [5, 6]
     finally:
         workers.close()
 
@@ -243,13 +240,10 @@ def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_roun
         assert samples[0] != 0 or permit.acquire(timeout=10)
         return samples[0]
 
-    class Listener(PipelineListener):
+    class Listener(SampleListener):
         def on_batch(self, number: int, batch: object) -> None:
             found.append(number)
             permit.release()
-
-        def on_collated(self, round_: int) -> None:
-            found.append(round_)
 
     found: list[int] = []
     workers = CollateWorkers(BatchMaker(make, None), 2)
@@ -257,14 +251,13 @@ def test_a_batch_is_handed_out_when_it_is_made_and_not_with_the_last_of_its_roun
     try:
         prove_slow(workers)
         for place in range(3):
-            collator.put(place, Measured(1, 1, pack(place), 8))
-        maker = _Maker(collator, workers, Gate(Listener()), is_pinned=False)
-        maker.ask(7, tuple(BatchOrder(step, (step,)) for step in range(3)))
+            collator.put([(place, Measured(1, 1, pack(place), 8))])
+        maker = _Maker(collator, workers, Listener(), lambda batch: batch)
+        maker.ask(tuple(BatchRequest(step, (step,)) for step in range(3)))
         while maker.count_work():
             maker.work()
-        assert sorted(found[:3]) == [0, 1, 2]
+        assert sorted(found) == [0, 1, 2]
         assert found[0] != 0
-        assert found[3:] == [7]
     finally:
         workers.close()
 

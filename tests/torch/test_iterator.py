@@ -102,7 +102,7 @@ def replace_late(rank: int) -> str:
         batches = iter(loader)
         next(batches)
         if rank == 1:  # the other has left, and so ended the epoch of both after this step
-            assert batches._trainer_side.wait(20)
+            assert batches._delivery.wait(20)
         again = iter(loader)
         with pytest.raises(UsageError) as caught:
             next(batches)

@@ -1,4 +1,4 @@
-"""The connections between ranks, in threads of one process: who comes in, what is read, and who is told that it is over."""
+"""Connections between ranks, in threads of one process: which are accepted, what is read, who is told that it is over."""
 
 from __future__ import annotations
 
@@ -17,24 +17,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed import HashStore  # noqa: E402
+from torch.distributed import HashStore, PrefixStore  # noqa: E402
 
 from odb_ref.core.errors import PeerError  # noqa: E402
 from odb_ref.core.events import PeerLost, Report  # noqa: E402
 from odb_ref.torch.exchange import links as links_module  # noqa: E402
 from odb_ref.torch.exchange import process_table  # noqa: E402
 from odb_ref.torch.exchange.collectives import GatherTransport, ReduceTransport  # noqa: E402
-from odb_ref.torch.exchange.door import GUESTS, Door, knock  # noqa: E402
-from odb_ref.torch.exchange.exchange import Exchange, Status  # noqa: E402
-from odb_ref.torch.exchange.links import EndedError, Kind, Link, Links  # noqa: E402
-from odb_ref.torch.exchange.process_table import Peer, look_at  # noqa: E402
+from odb_ref.torch.exchange.exchange_thread import Exchange, RankStatus  # noqa: E402
+from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
+from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link, MessageKind  # noqa: E402
+from odb_ref.torch.exchange.links import Links  # noqa: E402
+from odb_ref.torch.exchange.listener import MAX_PENDING, Listener, connect  # noqa: E402
+from odb_ref.torch.exchange.process_table import look_at  # noqa: E402
 from odb_ref.torch.exchange.rendezvous import _Meeting  # noqa: E402
+from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-TOKEN = bytes(range(16))
+SECRET = bytes(range(16))
+IDENTITY = LoaderIdentity(made_at="train.py:20", ordinal=0, data="")
 T = TypeVar("T")
 HEADER = struct.Struct("!BI")
+
+
+def make_roster(rank: int, world_size: int) -> Roster:
+    return Roster(processes=tuple(range(world_size)), place=rank)
 
 
 def count_descriptors() -> int:
@@ -66,8 +74,8 @@ def raw() -> Iterator[tuple[Links, socket.socket]]:
 
 def find_end(links: Links, rank: int = 1) -> PeerLost:
     with pytest.raises(EndedError) as caught:
-        links.receive(rank, Kind.MAX)
-    return caught.value.end
+        links.receive(rank, MessageKind.MAX)
+    return caught.value.end.loss
 
 
 # Messages --------------------------------------------------------------------------------------------------------------
@@ -75,53 +83,53 @@ def find_end(links: Links, rank: int = 1) -> PeerLost:
 
 def test_messages_arrive_whole_and_in_order(pair: tuple[Links, Links]) -> None:
     payloads = [b"", b"x", os.urandom(3_000_000), b"last"]
-    sender = threading.Thread(target=lambda: [pair[0].send(1, Kind.GATHER, payload) for payload in payloads])
+    sender = threading.Thread(target=lambda: [pair[0].send(1, MessageKind.GATHER, payload) for payload in payloads])
     sender.start()
-    assert [pair[1].receive(0, Kind.GATHER) for _ in payloads] == payloads
+    assert [pair[1].receive(0, MessageKind.GATHER) for _ in payloads] == payloads
     sender.join()
 
 
 def test_a_message_that_comes_byte_by_byte_is_one(raw: tuple[Links, socket.socket]) -> None:
     links, other = raw
-    for byte in HEADER.pack(Kind.MAX, 3) + b"abc" + HEADER.pack(Kind.SUM, 1) + b"d":
+    for byte in HEADER.pack(MessageKind.MAX, 3) + b"abc" + HEADER.pack(MessageKind.SUM, 1) + b"d":
         other.send(bytes([byte]))
         time.sleep(0.002)
-    assert links.receive(1, Kind.MAX) == b"abc"
-    assert links.receive(1, Kind.SUM) == b"d"
+    assert links.receive(1, MessageKind.MAX) == b"abc"
+    assert links.receive(1, MessageKind.SUM) == b"d"
 
 
 def test_another_collective_is_an_error(pair: tuple[Links, Links]) -> None:
-    pair[0].send(1, Kind.SUM, b"")
+    pair[0].send(1, MessageKind.SUM, b"")
     with pytest.raises(PeerError, match="another collective: SUM, expected MAX"):
-        pair[1].receive(0, Kind.MAX)
+        pair[1].receive(0, MessageKind.MAX)
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"\xff" * 5,
-        HEADER.pack(Kind.MAX, 1 << 31),
-        HEADER.pack(Kind.PING, 2) + b"\xff{",
-        HEADER.pack(Kind.END, 1) + b"[",
+        HEADER.pack(MessageKind.MAX, 1 << 31),
+        HEADER.pack(MessageKind.HEARTBEAT, 2) + b"\xff{",
+        HEADER.pack(MessageKind.END, 1) + b"[",
     ],
     ids=["kind", "size", "bytes", "json"],
 )
 def test_what_cannot_be_read_ends_the_exchange_and_names_who_sent_it(
     raw: tuple[Links, socket.socket], data: bytes
 ) -> None:
-    """Whichever thread reads it: the one that says that we are there must not die of it."""
+    """Whichever thread reads it: the one that sends heartbeats must not die of it."""
     links, other = raw
     other.send(data)
-    time.sleep(2 * links_module.PING_S)
+    time.sleep(2 * links_module.HEARTBEAT_S)
     assert find_end(links) == PeerLost(1, "what it has sent cannot be read")
 
 
 def test_what_was_sent_before_an_end_is_still_received(raw: tuple[Links, socket.socket]) -> None:
     links, other = raw
-    other.send(HEADER.pack(Kind.MAX, 1) + b"a")
+    other.send(HEADER.pack(MessageKind.MAX, 1) + b"a")
     other.close()
-    time.sleep(2 * links_module.PING_S)
-    assert links.receive(1, Kind.MAX) == b"a"
+    time.sleep(2 * links_module.HEARTBEAT_S)
+    assert links.receive(1, MessageKind.MAX) == b"a"
     assert find_end(links) == PeerLost(1, links_module.GONE)
 
 
@@ -134,7 +142,7 @@ def test_an_end_wakes_who_waits_on_both_sides(pair: tuple[Links, Links]) -> None
         waiting = [pool.submit(find_end, pair[0], 1), pool.submit(find_end, pair[1], 0)]
         time.sleep(0.1)
         began = time.monotonic()
-        pair[0].end(end)
+        pair[0].end(End(end))
         assert [item.result(2) for item in waiting] == [end, end]
         assert time.monotonic() - began < 0.3
 
@@ -150,21 +158,21 @@ def make_stuck(timeout_s: float) -> tuple[Links, socket.socket, socket.socket]:
     return Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, timeout_s), stuck, other
 
 
-def test_one_that_does_not_read_keeps_no_word_from_the_others() -> None:
+def test_one_that_does_not_read_delays_no_heartbeat_to_the_others() -> None:
     links, stuck, other = make_stuck(5.0)
     with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
-        other.settimeout(3 * links_module.PING_S)
+        other.settimeout(3 * links_module.HEARTBEAT_S)
         for _ in range(3):
-            assert other.recv(64)[0] == Kind.PING
+            assert other.recv(64)[0] == MessageKind.HEARTBEAT
 
 
 def test_an_end_ends_a_message_that_nobody_reads() -> None:
     links, stuck, other = make_stuck(60.0)
     with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
-        sender = threading.Thread(target=links.send, args=(1, Kind.MAX, b"never"), daemon=True)
+        sender = threading.Thread(target=links.send, args=(1, MessageKind.MAX, b"never"), daemon=True)
         sender.start()
         time.sleep(0.1)
-        links.end(PeerLost(0, "over"))
+        links.end(End(PeerLost(0, "over")))
         sender.join(2)
         assert not sender.is_alive()
 
@@ -173,7 +181,7 @@ def test_a_message_that_is_not_read_in_time_ends_the_exchange() -> None:
     """Part of it may be under way: what came next would be misread."""
     links, stuck, other = make_stuck(0.3)
     with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
-        links.send(1, Kind.MAX, b"never")
+        links.send(1, MessageKind.MAX, b"never")
         end = find_end(links, 2)
         assert end.rank == 1
         assert "has not read what was sent to it" in end.cause
@@ -184,29 +192,29 @@ def test_links_that_close_while_an_end_is_told_wait_for_that(monkeypatch: pytest
     one, other = socket.socketpair()
     two, last = socket.socketpair()
     links = Links(0, {1: Link(1, one, None), 2: Link(2, two, None)}, 5.0)
-    tell = links._tell
+    try_send = links._try_send
 
-    def tell_slowly(link: Link, kind: Kind, payload: bytes, wait_s: float) -> bool:
-        if kind is Kind.END and link.rank == 2:
+    def send_slowly(link: Link, kind: MessageKind, payload: bytes, wait_s: float) -> bool:
+        if kind is MessageKind.END and link.rank == 2:
             time.sleep(0.3)  # as on a busy machine
-        return tell(link, kind, payload, wait_s)
+        return try_send(link, kind, payload, wait_s)
 
-    monkeypatch.setattr(links, "_tell", tell_slowly)
+    monkeypatch.setattr(links, "_try_send", send_slowly)
     with contextlib.closing(other), contextlib.closing(Links(2, {0: Link(0, last, None)}, 5.0)) as peer:
-        telling = threading.Thread(target=links.end, args=(PeerLost(1, "it fell"),))
-        telling.start()
+        ending = threading.Thread(target=links.end, args=(End(PeerLost(1, "it fell")),))
+        ending.start()
         time.sleep(0.1)
         links.close()
-        telling.join()
+        ending.join()
         assert find_end(peer, 0) == PeerLost(1, "it fell")
 
 
-def test_one_that_reads_hears_of_an_end_at_once() -> None:
+def test_one_that_reads_is_told_of_an_end_at_once() -> None:
     links, stuck, other = make_stuck(60.0)
     with contextlib.closing(stuck), contextlib.closing(other), contextlib.closing(links):
-        threading.Thread(target=links.end, args=(PeerLost(0, "over"),)).start()
-        other.settimeout(links_module.TELL_S / 2)
-        while other.recv(1 << 16)[0] != Kind.END:
+        threading.Thread(target=links.end, args=(End(PeerLost(0, "over")),)).start()
+        other.settimeout(links_module.NOTIFY_S / 2)
+        while other.recv(1 << 16)[0] != MessageKind.END:
             pass
 
 
@@ -216,7 +224,7 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
     assert look is not None
     one, other = socket.socketpair()
     with contextlib.closing(one), contextlib.closing(other):
-        link = Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=os.getpid(), started=look.started))
+        link = Link(1, one, Endpoint(address="", port=0, secret="", host="h", pid=os.getpid(), started=look.started))
         assert not link.find_process_end()
 
         def refuse(*_: object) -> str:
@@ -229,20 +237,24 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(monkeypatch: p
 
 
 def test_what_a_rank_has_said_last_goes_before_that_its_process_is_gone() -> None:
-    """Whoever was busy for long hears who was lost from one that has ended since."""
+    """One that was busy for long is told who was lost by one that has ended since."""
     one, other = socket.socketpair()
-    links = Links(0, {1: Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=2**22 + 1, started=0))}, 5.0)
+    links = Links(
+        0, {1: Link(1, one, Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0))}, 5.0
+    )
     with contextlib.closing(links), contextlib.closing(other):
         with links._reading:  # nobody comes to read
-            word = b'[2, "it fell", 0]'
-            other.send(HEADER.pack(Kind.END, len(word)) + word)
-            time.sleep(3 * links_module.PING_S)
+            payload = b'[2, "it fell", false]'
+            other.send(HEADER.pack(MessageKind.END, len(payload)) + payload)
+            time.sleep(3 * links_module.HEARTBEAT_S)
         assert find_end(links) == PeerLost(2, "it fell")
 
 
 def test_a_process_that_is_gone_while_its_link_stays_open_is_found() -> None:
     one, other = socket.socketpair()
-    links = Links(0, {1: Link(1, one, Peer(addresses=(), port=0, token="", host="h", pid=2**22 + 1, started=0))}, 60.0)
+    links = Links(
+        0, {1: Link(1, one, Endpoint(address="", port=0, secret="", host="h", pid=2**22 + 1, started=0))}, 60.0
+    )
     began = time.monotonic()
     with contextlib.closing(links), contextlib.closing(other):
         assert find_end(links) == PeerLost(1, links_module.GONE)
@@ -264,21 +276,21 @@ def test_a_forked_child_keeps_no_link_open(pair: tuple[Links, Links]) -> None:
         os.waitpid(pid, 0)
 
 
-# The door --------------------------------------------------------------------------------------------------------------
+# The listener --------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def open_door(*ranks: int) -> Iterator[Door]:
-    door = Door(TOKEN, ranks)
-    with contextlib.closing(door):
-        yield door
+def open_listener(*ranks: int) -> Iterator[Listener]:
+    listener = Listener("127.0.0.1", [0], SECRET, ranks)
+    with contextlib.closing(listener):
+        yield listener
 
 
-def let_in(door: Door, seconds: float = 2.0) -> dict[int, socket.socket]:
+def accept_all(listener: Listener, seconds: float = 2.0) -> dict[int, socket.socket]:
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + seconds
-    while door.awaited and time.monotonic() < deadline:
-        found |= dict(door.welcome(0.05))
+    while listener.awaited and time.monotonic() < deadline:
+        found |= dict(listener.accept(0.05))
     return found
 
 
@@ -287,88 +299,88 @@ def close_all(*sockets: socket.socket) -> None:
         item.close()
 
 
-def test_who_shows_the_secret_comes_in_and_nothing_it_says_is_lost() -> None:
-    with open_door(3, 4) as door, ThreadPoolExecutor(1) as pool:
+def test_one_that_shows_the_secret_is_accepted_and_nothing_it_sends_is_lost() -> None:
+    with open_listener(3, 4) as listener, ThreadPoolExecutor(1) as pool:
 
-        def come(rank: int, address: str) -> socket.socket:
-            connection = knock(address, door.port, TOKEN, rank, 2.0)
-            connection.sendall(b"first words")
+        def join(rank: int, address: str) -> socket.socket:
+            connection = connect(address, listener.port, SECRET, rank, 2.0)
+            connection.sendall(b"first bytes")
             return connection
 
-        ours = pool.submit(come, 3, "127.0.0.1")
-        there = let_in(door, 0.5)
-        assert list(there) == [3]
-        there[3].settimeout(1)
-        assert there[3].recv(64, socket.MSG_PEEK)[:5] == b"first"
-        assert door.awaited == {4}
-        close_all(ours.result(), *there.values())
+        ours = pool.submit(join, 3, "127.0.0.1")
+        accepted = accept_all(listener, 0.5)
+        assert list(accepted) == [3]
+        accepted[3].settimeout(1)
+        assert accepted[3].recv(64, socket.MSG_PEEK)[:5] == b"first"
+        assert listener.awaited == {4}
+        close_all(ours.result(), *accepted.values())
 
 
 @pytest.mark.parametrize(
-    ("token", "rank"), [(bytes(16), 3), (TOKEN, 4)], ids=["a wrong secret", "a rank that is not awaited"]
+    ("secret", "rank"), [(bytes(16), 3), (SECRET, 4)], ids=["a wrong secret", "a rank that is not awaited"]
 )
-def test_who_does_not_belong_is_turned_away(token: bytes, rank: int) -> None:
-    with open_door(3) as door, ThreadPoolExecutor(1) as pool:
-        stranger = pool.submit(knock, "127.0.0.1", door.port, token, rank, 2.0)
-        assert not let_in(door, 0.3)
+def test_one_that_does_not_belong_is_refused(secret: bytes, rank: int) -> None:
+    with open_listener(3) as listener, ThreadPoolExecutor(1) as pool:
+        stranger = pool.submit(connect, "127.0.0.1", listener.port, secret, rank, 2.0)
+        assert not accept_all(listener, 0.3)
         with pytest.raises(OSError):
             stranger.result()
-        assert door.awaited == {3}
+        assert listener.awaited == {3}
 
 
-def test_a_rank_comes_in_once() -> None:
-    with open_door(3, 4) as door, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
-        there = let_in(door, 0.3)
-        second = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
-        assert not let_in(door, 0.3)
+def test_a_rank_is_accepted_once() -> None:
+    with open_listener(3, 4) as listener, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(connect, "127.0.0.1", listener.port, SECRET, 3, 2.0)
+        accepted = accept_all(listener, 0.3)
+        second = pool.submit(connect, "127.0.0.1", listener.port, SECRET, 3, 2.0)
+        assert not accept_all(listener, 0.3)
         with pytest.raises(OSError):
             second.result()
-        close_all(first.result(), *there.values())
+        close_all(first.result(), *accepted.values())
 
 
 def test_strangers_who_say_nothing_keep_nobody_out() -> None:
-    """More of them than may stand at the door, as a port scanner or a health check leaves them."""
-    with open_door(3) as door, ThreadPoolExecutor(1) as pool:
+    """More of them than handshakes may be under way, as a port scanner or a health check leaves them."""
+    with open_listener(3) as listener, ThreadPoolExecutor(1) as pool:
         strangers = []
-        for number in range(GUESTS + 20):
-            strangers.append(socket.create_connection(("127.0.0.1", door.port), 2.0))
+        for number in range(MAX_PENDING + 20):
+            strangers.append(socket.create_connection(("127.0.0.1", listener.port), 2.0))
             if number % 2:
                 strangers[-1].sendall(b"GET / HTTP/1.0\r\n")
-            door.welcome(0.01)
-        ours = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
+            listener.accept(0.01)
+        ours = pool.submit(connect, "127.0.0.1", listener.port, SECRET, 3, 2.0)
         began = time.monotonic()
-        there = let_in(door)
+        accepted = accept_all(listener)
         assert time.monotonic() - began < 1
-        assert list(there) == [3]
-        close_all(ours.result(), *strangers, *there.values())
+        assert list(accepted) == [3]
+        close_all(ours.result(), *strangers, *accepted.values())
 
 
-def test_a_connection_that_was_given_up_is_not_let_in() -> None:
-    """A parent that is not at its door yet finds what its children have given up meanwhile."""
-    with open_door(3) as door, ThreadPoolExecutor(1) as pool:
+def test_a_connection_that_was_given_up_is_not_accepted() -> None:
+    """A parent that is not at its listener yet finds what its children have given up meanwhile."""
+    with open_listener(3) as listener, ThreadPoolExecutor(1) as pool:
         for _ in range(3):
             with pytest.raises(OSError):
-                knock("127.0.0.1", door.port, TOKEN, 3, 0.05)
-        ours = pool.submit(knock, "127.0.0.1", door.port, TOKEN, 3, 2.0)
-        there = let_in(door)
+                connect("127.0.0.1", listener.port, SECRET, 3, 0.05)
+        ours = pool.submit(connect, "127.0.0.1", listener.port, SECRET, 3, 2.0)
+        accepted = accept_all(listener)
         ours.result().sendall(b"here")
-        there[3].settimeout(1)
-        assert there[3].recv(4) == b"here"
-        close_all(ours.result(), *there.values())
+        accepted[3].settimeout(1)
+        assert accepted[3].recv(4) == b"here"
+        close_all(ours.result(), *accepted.values())
 
 
 def test_a_greeting_in_pieces_is_one() -> None:
-    with open_door(3) as door, socket.create_connection(("127.0.0.1", door.port)) as guest:
-        for byte in TOKEN + struct.pack("!I", 3):
-            guest.send(bytes([byte]))
-            door.welcome(0.002)
-        door.welcome(0.1)
-        assert guest.recv(1) == b"+"
-        guest.send(b"!")
-        there = let_in(door)
-        assert list(there) == [3]
-        close_all(*there.values())
+    with open_listener(3) as listener, socket.create_connection(("127.0.0.1", listener.port)) as peer:
+        for byte in SECRET + struct.pack("!I", 3):
+            peer.send(bytes([byte]))
+            listener.accept(0.002)
+        listener.accept(0.1)
+        assert peer.recv(1) == b"+"
+        peer.send(b"!")
+        accepted = accept_all(listener)
+        assert list(accepted) == [3]
+        close_all(*accepted.values())
 
 
 # Many ranks ------------------------------------------------------------------------------------------------------------
@@ -376,7 +388,16 @@ def test_a_greeting_in_pieces_is_one() -> None:
 
 def meet(store: HashStore, rank: int, world_size: int, timeout_s: float, wait_s: float = 0.0) -> Links:
     time.sleep(wait_s)
-    with contextlib.closing(_Meeting(store, rank, world_size, timeout_s, 30.0)) as meeting:
+    with contextlib.closing(
+        _Meeting(
+            store,
+            PrefixStore("begun", store),
+            make_roster(rank, world_size),
+            IDENTITY,
+            timeout_s=timeout_s,
+            log_wait_s=30.0,
+        )
+    ) as meeting:
         return meeting.connect()
 
 
@@ -390,7 +411,7 @@ def test_a_hundred_ranks_meet_and_agree(kind: type[ReduceTransport]) -> None:
     store, world_size, before = HashStore(), 100, count_descriptors()
 
     def work(rank: int) -> tuple[list[int], list[int], int]:
-        transport = kind(meet(store, rank, world_size, 30.0), world_size)
+        transport = kind(meet(store, rank, world_size, 30.0), make_roster(rank, world_size))
         found = transport.reduce_max([rank, -rank]), transport.reduce_sum([rank, 1])
         reports = transport.gather(Report(rank, "", 0, str(rank)))
         transport.reduce_max([0])  # nobody leaves before all have everything
@@ -409,7 +430,7 @@ def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyP
 
     def work(rank: int) -> list[int]:
         links = meet(store, rank, world_size, 20.0, wait_s=0.0 if rank else 1.0)
-        transport = ReduceTransport(links, world_size)
+        transport = ReduceTransport(links, make_roster(rank, world_size))
         found = transport.reduce_sum([1])
         transport.reduce_max([0])
         transport.close()
@@ -424,7 +445,7 @@ def test_a_parent_that_comes_late_finds_its_children(monkeypatch: pytest.MonkeyP
 def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> None:
     """Not that its process is gone."""
     pair = make_pair()
-    exchange = Exchange(ReduceTransport(pair[1], 2))
+    exchange = Exchange(ReduceTransport(pair[1], make_roster(1, 2)), IDENTITY)
     with contextlib.closing(pair[0]):
         exchange.close()
         assert find_end(pair[0]) == PeerLost(1, "its loader is closed")
@@ -433,9 +454,9 @@ def test_an_exchange_that_was_never_used_says_that_its_loader_is_closed() -> Non
 def test_fifty_exchanges_in_one_process_leave_nothing() -> None:
     before, threads = count_descriptors(), threading.active_count()
     for _ in range(50):
-        exchanges = [Exchange(ReduceTransport(links, 2)) for links in make_pair()]
+        exchanges = [Exchange(ReduceTransport(links, make_roster(links.rank, 2)), IDENTITY) for links in make_pair()]
         for exchange in exchanges:
-            assert exchange.open(lambda _: None, Status) is None
+            assert exchange.open(lambda _: None, RankStatus) is None
         for exchange in exchanges:
             exchange.finish()
             exchange.close()

@@ -312,7 +312,7 @@ def test_dropping_the_steps_leaves_the_epoch() -> None:
         for _, info in loader.steps():
             if info.step == 2:
                 break
-        side = loader._trainer_side
+        side = loader._delivery
         assert side is not None
         assert side.wait(10)
 

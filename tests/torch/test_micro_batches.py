@@ -12,9 +12,8 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from odb_ref.core.batching.known_lengths import plan  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
-from odb_ref.torch.info import LossReduction, Weighting  # noqa: E402
+from odb_ref.plan import plan_ranks  # noqa: E402
 from odb_ref.torch.micro_batches import plan_micro_batches  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -44,79 +43,66 @@ def get_gradient(model: nn.Module) -> list[float]:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist()
 
 
-def train(rank: int, weighting: Weighting, options: dict[str, Any]) -> tuple[list[tuple[Any, ...]], list[float]]:
+def train(rank: int, options: dict[str, Any]) -> tuple[list[tuple[Any, ...]], list[float], list[float]]:
     model = DistributedDataParallel(make_model())
-    batches = plan_micro_batches(SHARDS[rank], budget_tokens=40, weighting=weighting, **options)
+    batches = plan_micro_batches(SHARDS[rank], budget=40, **options)
     for batch in batches:
-        loss = compute_loss(model, rank, batch.indices) * batch.loss_scale
-        (loss / len(batches) if weighting.is_divided_by_steps else loss).backward()
-    return [(batch.indices, batch.is_idle) for batch in batches], get_gradient(model)
+        (compute_loss(model, rank, batch.indices) * batch.loss_scale).backward()
+    own = get_gradient(model)
+    model.zero_grad()
+    for batch in plan_micro_batches(SHARDS[rank], budget=40, mean="sequence-mean-token-mean", **options):
+        losses = [
+            weight * len(make_tokens(rank, index)) * compute_loss(model, rank, (index,))
+            for index, weight in zip(batch.indices, batch.token_weights, strict=True)
+        ]
+        sum(losses).backward()
+    return [(batch.indices, batch.is_idle) for batch in batches], own, get_gradient(model)
 
 
-@pytest.mark.parametrize("is_divided_by_steps", [False, True])
-def test_the_gradient_is_that_of_the_whole_and_the_plan_that_of_the_pure_function(is_divided_by_steps: bool) -> None:
-    """Spec: R13.1, R13.3, R4.5. Checks: WEIGHT."""
-    weighting = Weighting(is_divided_by_steps=is_divided_by_steps)
-    results = run_ranks(3, train, weighting, {"multiple_of": 2})
+def test_the_gradient_is_that_of_the_whole_and_the_plan_that_of_the_pure_function() -> None:
+    """Spec: R13.1, R13.9, R13.11. Checks: WEIGHT."""
+    results = run_ranks(3, train, {"multiple_of": 2})
     assert not [result.error for result in results if result.error], results
-    planned = plan(SHARDS, budget_tokens=40, multiple_of=2)
+    planned = plan_ranks(SHARDS, budget=40, multiple_of=2).ranks
     model = make_model()
-    rows = [torch.cat([make_tokens(rank, index) for index in range(len(SHARDS[rank]))]) for rank in range(3)]
-    everything = torch.cat(rows)
-    nn.functional.cross_entropy(model(everything), (everything + 1) % 32).backward()
+    rows = [make_tokens(rank, index) for rank, own in enumerate(SHARDS) for index in range(len(own))]
+    losses = [nn.functional.cross_entropy(model(row), (row + 1) % 32) for row in rows]
+    (sum(loss * len(row) for loss, row in zip(losses, rows, strict=True)) / sum(map(len, rows))).backward(
+        retain_graph=True
+    )
+    by_token = get_gradient(model)
+    model.zero_grad()
+    (sum(losses) / len(losses)).backward()
     for rank, result in enumerate(results):
-        batches, gradient = result.value
-        assert tuple(indices if not is_idle else () for indices, is_idle in batches) == planned[rank]
-        assert gradient == pytest.approx(get_gradient(model), rel=1e-9, abs=1e-12)
-    assert results[1].value[0].count(((0,), True)) == len(planned[0]) - 1  # it has one sample, and runs it again
-
-
-DIFFERENT: list[tuple[dict[str, Any], str]] = [
-    ({"budget_tokens": 50}, "budget_tokens differs: 40 on rank 0, 50 on rank 1"),
-    ({"layout": "padded"}, "layout differs: packed on rank 0, padded on rank 1"),
-    ({"may_exceed": True}, "may_exceed differs: False on rank 0, True on rank 1"),
-    ({"cost": abs}, "cost differs: one with the digest"),
-    ({"weighting": Weighting(reduction=LossReduction.SUM)}, "weighting differs: one with the digest"),
-]
-FAILING: list[tuple[dict[str, Any], str]] = [
-    ({"budget_tokens": 20}, "sample 1 has 26 tokens|sample 0 has 25 tokens"),
-    ({"supervised": [1]}, "7 lengths, but 1 numbers"),
-    ({"supervised": [99] * 7}, "sample 0 has 99 supervised tokens of 25"),
-    ({"cost": lambda tokens: 1 // 0}, "by zero"),
-    ({"layout": "folded"}, "layout must be one of padded, packed, got 'folded'"),
-]
+        batches, gradient, by_sequence = result.value
+        assert tuple(indices if not is_idle else () for indices, is_idle in batches) == planned[rank].micro_batches
+        assert gradient == pytest.approx(by_token, rel=1e-9, abs=1e-12)
+        assert by_sequence == pytest.approx(get_gradient(model), rel=1e-9, abs=1e-12)
+    assert results[1].value[0].count(((0,), True)) == planned[0].count - 1  # it has one sample, and runs it again
 
 
 def collect_errors(rank: int, culprit: int, cases: list[dict[str, Any]]) -> list[str]:
     """What each case raises, one after another in the same process group: none may leave anything behind."""
     found = []
     for case in cases:
-        options = {"budget_tokens": 40} | (case if rank == culprit else {})
+        options = {"budget": 40} | (case if rank == culprit else {})
         try:
             plan_micro_batches(SHARDS[rank], **options)
-        except (UsageError, ZeroDivisionError) as error:
+        except UsageError as error:
             found.append(str(error))
     dist.barrier()
     return found
 
 
-def test_a_setting_that_differs_is_named_on_every_rank() -> None:
-    """Spec: R13.4."""
-    for result in run_ranks(3, collect_errors, 1, [case for case, _ in DIFFERENT]):
-        for text, (_, message) in zip(result.value, DIFFERENT, strict=True):
-            assert text.startswith(message)
-
-
-def test_a_rank_that_cannot_plan_is_named_by_all_others() -> None:
-    """Spec: R13.4."""
-    results = run_ranks(3, collect_errors, 2, [case for case, _ in FAILING])
-    for result in results[:2]:
-        assert result.value == ["rank 2 cannot plan its micro-batches: its own error says why"] * len(FAILING)
-    for text, (_, message) in zip(results[2].value, FAILING, strict=True):
-        assert any(part in text for part in message.split("|"))
+def test_who_cannot_plan_or_plans_by_other_terms_is_named_on_every_rank() -> None:
+    """Spec: R13.11. All cases of it are in tests/plan/test_agreement.py."""
+    cases: list[dict[str, Any]] = [{"budget": 20}, {"cost": lambda tokens: 1 // 0}, {"at_least": 2}]
+    for result in run_ranks(3, collect_errors, 2, cases):
+        assert result.value[0].startswith("rank 2: sample 0 has 25 tokens, more than the budget of 20")
+        assert result.value[1:] == ["rank 2: its own error says why", "at_least differs: 1 on rank 0, 2 on rank 2"]
 
 
 def test_a_single_process_needs_no_group() -> None:
-    batches = plan_micro_batches([30, 20, 10], budget_tokens=40, supervised=[3, 2, 0])
-    assert [batch.indices for batch in batches] == [(1, 2), (0,)]
-    assert [batch.loss_scale for batch in batches] == pytest.approx([2 / 5, 3 / 5])
+    batches = plan_micro_batches([30, 20, 10], budget=40, supervised=[3, 2, 0])
+    assert [batch.indices for batch in batches] == [(0,), (1, 2)]
+    assert [batch.loss_scale for batch in batches] == pytest.approx([3 / 5, 2 / 5])

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from odb_ref.torch.backend.loader_process import _is_orphaned
+from odb_ref.torch.workers.serving import _is_orphaned
 
 pytestmark = pytest.mark.torch
 

@@ -23,7 +23,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from odb_ref.torch import BadSampleWarning, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from odb_ref.torch.exchange.collectives import Transport  # noqa: E402
-from odb_ref.torch.exchange.exchange import Exchange  # noqa: E402
+from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
+from odb_ref.torch.plan.order import compute_order  # noqa: E402
 from odb_ref.torch.reading.quarantine import GuardedDataset, Quarantine  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
@@ -354,7 +355,7 @@ def test_what_was_set_aside_stays_so_though_it_could_be_read_now() -> None:
 def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> None:
     """Spec: R11.3."""
     _, state, _ = save(0, 1, [], ())
-    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(11)).tolist()
+    order = compute_order(COUNT, 11, 0)
     needed = order[state["known"] - 1 if is_last else 0]
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
     with ODBDataLoader(Spoiled(bad=(needed,), faults=("raise",)), **options) as loader:
@@ -378,7 +379,7 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
         original(exchange, transport)
 
     _, state, _ = save(0, 1, [], ())
-    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(11)).tolist()
+    order = compute_order(COUNT, 11, 0)
     monkeypatch.setattr(Exchange, "_exchange", exchange_late)
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
     with ODBDataLoader(Spoiled(bad=(order[0],), faults=("raise",)), **options) as loader:

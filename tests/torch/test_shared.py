@@ -26,6 +26,8 @@ COUNT = 101
 SETTINGS: dict[str, Any] = {
     "token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "shard": "shared", "timeout_s": 20,
 }  # fmt: skip
+QUARANTINE: dict[str, Any] = {"on_bad_sample": "quarantine", "ramp_rounds": 0}
+"""Without windows of a single sample: one that is bad would be all of it."""
 Steps = list[list[int]]
 
 
@@ -90,7 +92,7 @@ def test_workers_make_no_difference() -> None:
 def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
     """All that is read, with a restart after ``limit`` steps; and what was set aside, before and after it."""
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
-    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"} | options)) as loader:
+    with ODBDataLoader(data, **(SETTINGS | QUARANTINE | options)) as loader:
         steps = []
         for batch in loader:
             steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
@@ -98,7 +100,7 @@ def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
                 state = json.loads(json.dumps(loader.state_dict()))
                 break
         first = {bad.index for bad in loader.quarantined}
-    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"} | options)) as loader:
+    with ODBDataLoader(data, **(SETTINGS | QUARANTINE | options)) as loader:
         loader.load_state_dict(state)
         return steps, read(loader), first, {bad.index for bad in loader.quarantined}
 
@@ -117,14 +119,14 @@ def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], li
 
 def read_rest(rank: int, states: list[Any]) -> Steps:
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
-    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"})) as loader:
+    with ODBDataLoader(data, **(SETTINGS | QUARANTINE)) as loader:
         loader.load_state_dict(states)
         return read(loader)
 
 
 def save_spoilt(rank: int, limit: int) -> Any:
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
-    with ODBDataLoader(data, **(SETTINGS | {"on_bad_sample": "quarantine"})) as loader:
+    with ODBDataLoader(data, **(SETTINGS | QUARANTINE)) as loader:
         steps = []
         for batch in loader:
             steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
@@ -204,7 +206,9 @@ def test_what_has_no_common_order_is_refused() -> None:
         (Stream(0, 9), {"shuffle": False}),
         (Numbers(0, 9), {"shuffle": False, "sampler": [1, 2]}),
     ):
-        with pytest.raises(UsageError, match="shard='shared' needs a map-style data set"):
+        with pytest.raises(
+            UsageError, match=r"shard='shared' (needs a map-style data set|with a sampler needs update_samples)"
+        ):
             ODBDataLoader(dataset, **(SETTINGS | options))
 
 

@@ -267,7 +267,7 @@ def test_the_traces_of_a_run_pass_the_checker(tmp_path: Path) -> None:
 def read_on_mesh(rank: int) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options = SETTINGS | {"shard": "auto", "shuffle": True}
-    with ODBDataLoader(Numbers(0, 31), device_mesh=mesh["dp"], **options) as by_mesh:
+    with ODBDataLoader(Numbers(0, 31), device_mesh=mesh, **options) as by_mesh:
         first = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_mesh]
     with ODBDataLoader(Numbers(0, 31), process_group=mesh["dp"].get_group(), **options) as by_group:
         second = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_group]

@@ -77,7 +77,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a mode that is a list": (set_header(mode=[[[[]]]]), "has the mode"),
     "a version that is true": (set_header(version=True), "version True"),
     "a negative epoch": (set_header(epoch=-1), "epoch -1"),
-    "a rank that is true": (lambda path: replace(path, '"rank":0', '"rank":true'), "a record needs rank"),
+    "a rank that is true": (
+        lambda path: replace(path, '{"rank":0,"event"', '{"rank":true,"event"'),
+        "a record needs rank",
+    ),
     "bytes that are not text": (lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n"), "can't decode byte"),
     "zeros": (lambda path: path.write_bytes(bytes(2**25)), "a line of more than"),
 }

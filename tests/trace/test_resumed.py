@@ -17,7 +17,8 @@ from odb_ref.core.offer import reduce_offers
 from odb_ref.core.resume import Checkpoint, Resumed, RoundStart
 from odb_ref.core.types import Mode, Sample
 from odb_ref.trace.check import Property, Status, check_traces
-from odb_ref.trace.format import TraceError, TraceWriter, decode_resumed, encode_event
+from odb_ref.trace.format import TraceError, decode_resumed, encode_event
+from odb_ref.trace.writing import TraceWriter
 from tests.helpers.tamper import Tampered
 from tests.helpers.world import AnyOrder, Shard, World, make_config, make_shards
 from tests.trace.said import read_page, show

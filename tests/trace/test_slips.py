@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +14,18 @@ from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.events import StepTaken
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.core.resume import RoundStart
 from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport
-from odb_ref.trace.check.draws import Places, RankDraws
 from odb_ref.trace.check.exchanges import Exchanges
-from odb_ref.trace.check.groups import Counted, count_groups, list_excesses
-from odb_ref.trace.check.offers import Seen, compare_window, judge_offer
-from odb_ref.trace.check.outcomes import judge_outcome
+from odb_ref.trace.check.known import check_fields
+from odb_ref.trace.check.own.draws import DrawnPlaces, RankDraws
+from odb_ref.trace.check.own.groups import GroupNumbers, count_groups, list_excesses
+from odb_ref.trace.check.own.offers import Seen, compare_window, judge_offer
+from odb_ref.trace.check.own.output import Output
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Property
-from odb_ref.trace.format import TraceWriter
+from odb_ref.trace.format import TraceError
+from odb_ref.trace.writing import TraceWriter
 
 STOP = Offer(
     round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=4,
@@ -45,6 +49,7 @@ def make_settings(limits: tuple[int, ...]) -> Settings:
         is_quota=False,
         quota_samples=None,
         max_age_rounds=1,
+        rule="odb",
         fingerprint=1,
     )
 
@@ -56,30 +61,33 @@ def test_each_of_five_limits_is_looked_at_and_called_by_its_number(place: int) -
     group = [[0, position, 1, 0, *(4 if i == place else 0 for i in range(5))] for position in range(2)]
     assert list(list_excesses(group, settings)) == [f"2 samples use 8 of resource {place}, over 7"]
     assert list(list_excesses(group[:1], settings)) == []
-    assert count_groups(group, settings, 0) == Counted(2, 1, 0)
+    assert count_groups(group, settings, 0) == GroupNumbers(2, 1, 0)
 
 
 @pytest.mark.parametrize(("due_before", "due"), [(0, 0), (3, 0), (4, 1), (9, 1), (10, 2)])
 def test_a_sample_is_due_below_the_mark_and_not_at_it(due_before: int, due: int) -> None:
     """Spec: R4.3. Checks: AGE."""
     rows = [[0, 3, 60, 0], [0, 9, 70, 0], [0, 12, 80, 0]]
-    assert count_groups(rows, make_settings(()), due_before) == Counted(3, 3, due)
+    assert count_groups(rows, make_settings(()), due_before) == GroupNumbers(3, 3, due)
 
 
 @pytest.mark.parametrize(("shortest", "to_emit"), [(49, 1), (50, 2)])
 def test_a_group_is_kept_back_below_half_of_the_budget_and_not_at_it(shortest: int, to_emit: int) -> None:
     """Spec: R3.1. Checks: FEWEST."""
     rows = [[0, 0, shortest, 0], [0, 1, 80, 0]]
-    assert count_groups(rows, make_settings(()), 0) == Counted(2, to_emit, 0)
-    assert count_groups(rows[:1], make_settings(()), 0) == Counted(1, 1, 0)
-    assert count_groups([], make_settings(()), 0) == Counted(0, 0, 0)
+    assert count_groups(rows, make_settings(()), 0) == GroupNumbers(2, to_emit, 0)
+    assert count_groups(rows[:1], make_settings(()), 0) == GroupNumbers(1, 1, 0)
+    assert count_groups([], make_settings(()), 0) == GroupNumbers(0, 0, 0)
 
 
-@pytest.mark.parametrize(("limit", "is_right"), [(3, True), (4, True), (5, False)])
-def test_after_a_stop_no_step_more_may_be_taken_than_was_agreed(limit: int, is_right: bool) -> None:
-    """Spec: R7.4. Checks: STOP."""
-    finish = TracedFinish(OutcomeKind.STOPPED, 1, "its consumer left after 4 steps", limit)
-    said = [what for property_, what in judge_outcome(finish, STOP, set()) if property_ is Property.STOP and what]
+@pytest.mark.parametrize(("limit", "is_right"), [(3, False), (4, True), (5, False)])
+@pytest.mark.parametrize("kind", OutcomeKind)
+def test_the_limit_of_an_epoch_is_what_it_was_told(kind: OutcomeKind, limit: int, is_right: bool) -> None:
+    """Spec: R7.1, R7.2, R7.4, R7.5. Checks: STOP, RELEASE, ALIGN, ABORT."""
+    output = Output()
+    output.limit(9)
+    output.limit(4)
+    said = [what for _, what in output.end(TracedFinish(kind, 1, "", limit)) if what]
     assert (not said) is is_right
 
 
@@ -98,9 +106,18 @@ def test_a_window_is_read_whole_unless_the_source_ends(read: int) -> None:
     """Spec: R2.3. Checks: REPLAY."""
     assert (compare_window(read + 1, read, 3, 4, is_ended=False) == "") is (read == 3)
     assert (compare_window(read + 1, read, 3, 4, is_ended=True) == "") is (read <= 3)
-    # One that is full of bytes is smaller than asked for, and never empty.
+    # One that is full of bytes is smaller than asked for.
     assert (compare_window(read + 1, read, 3, 4, is_ended=False, is_full=True) == "") is (read <= 3)
-    assert compare_window(0, 0, 4, 4, is_ended=False, is_full=True)
+
+
+def test_the_fields_of_a_start_are_those_that_are_written() -> None:
+    """Spec: R9.4."""
+    names = {item.name for item in fields(RoundStart)}
+    event: dict[str, Any] = {"kind": "resumed", "start": dict.fromkeys(names, 0), "samples": []}
+    assert check_fields(event) == "resumed"
+    for name in names:
+        with pytest.raises(TraceError, match="'start' has the unknown field"):
+            check_fields({**event, "start": {**event["start"], f"{name}_": 0}})
 
 
 @pytest.mark.parametrize("failed_rank", [NONE, 0, 1, 2])
@@ -184,7 +201,7 @@ def test_an_epoch_of_shared_shards_begins_with_no_draw_in_its_first_round_alone(
     round_: int, draw: Draw, *, is_right: bool
 ) -> None:
     """Spec: R14.6. Checks: DEAL."""
-    draws = RankDraws(1, replace(make_settings(()), shared_samples=10), Places())
+    draws = RankDraws(1, replace(make_settings(()), shared_samples=10), DrawnPlaces())
     assert [not what for _, what in draws.resume(draw.first, draw.count, draw.end, round_)] == [is_right]
     if is_right:
         first, count = (4, 4) if draw == NOTHING_DRAWN else (draw.first, draw.count)

@@ -352,17 +352,13 @@ def carry_other_counts_in_a_step(trace: Tampered) -> None:
     trace.effects("collate", 1)[1]["steps"][0]["counts"][1] += 5
 
 
-def swap_two_like_samples(trace: Tampered) -> None:
-    """Same length, same supervised tokens, other step: no property but REPLAY can tell."""
-    samples = {row[1]: row for event in trace.events("samples_read", 0) for row in event["samples"]}
-    for collate in trace.effects("collate", 0):
-        first, *others = [step["positions"] for step in collate["steps"] if step["positions"]]
-        for other in others:
-            for i, left in enumerate(first):
-                for j, right in enumerate(other):
-                    if samples[left][2:] == samples[right][2:]:
-                        first[i], other[j] = right, left
-                        return
+def swap_two_like_steps(trace: Tampered) -> None:
+    """Same counts, same cost, both whole groups: which of them leaves first no property but REPLAY can tell."""
+    for collate, posted in zip(trace.effects("collate", 0), trace.effects("post_counts", 0), strict=True):
+        if posted["counts"][:1] == posted["counts"][1:2]:
+            first, second = collate["steps"][:2]
+            first["positions"], second["positions"] = second["positions"], first["positions"]
+            return
     raise AssertionError("this trace does not fit the lie")
 
 
@@ -434,9 +430,9 @@ def move_a_sample_to_another_step(trace: Tampered) -> None:
 
 LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
     (tell_one_rank_another_agreement, "EXCHANGE", JOIN, ()),
-    (tell_one_rank_another_report, "EXCHANGE", JOIN, FAIL),
+    (tell_one_rank_another_report, "ABORT EXCHANGE", JOIN, FAIL),
     (offer_for_another_round, "EXCHANGE", JOIN, ()),
-    (form_fewer_steps_on_one_rank, "ALIGN", JOIN, ()),
+    (form_fewer_steps_on_one_rank, "ALIGN REPLAY", JOIN, ()),
     (drop_a_step_on_one_rank, "ALIGN", JOIN, ()),
     (renumber_a_step, "ALIGN", JOIN, ()),
     (deliver_out_of_order, "ALIGN", JOIN, ()),
@@ -449,7 +445,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (exchange_two_steps, "ORDER", JOIN, ()),
     (leave_the_order_of_the_sampler, "ORDER", SAMPLER, ()),
     (let_the_fullest_wait, "ORDER", FULLEST, ()),
-    (emit_a_sample_twice_in_a_round, "ONCE", JOIN, ()),
+    (emit_a_sample_twice_in_a_round, "ONCE REPLAY", JOIN, ()),
     (do_not_end_the_source, "COVER FEWEST REPLAY", JOIN, ()),
     (want_another_number, "DEAL", SHARED, ()),
     (want_more_near_the_end, "DEAL", PACKED_SHARED, ()),
@@ -459,37 +455,37 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (leave_places_out, "CONSERVE COVER DEAL", SHARED, ()),
     (lower_the_quota, "QUOTA", QUOTA, ()),
     (raise_the_quota, "QUOTA REPLAY", QUOTA, ()),
-    (call_a_join_a_quota, "QUOTA", JOIN, ()),
+    (call_a_join_a_quota, "ALIGN FREE QUOTA RELEASE REPLAY STOP", JOIN, ()),
     (lose_the_end_of_the_file, "FREE", JOIN, ()),
     (lose_a_finish, "FREE", JOIN, ()),
     (finish_twice, "FREE", JOIN, ()),
     (lose_the_last_step_taken, "FREE", JOIN, ()),
     (end_one_rank_otherwise, "ABORT", JOIN, FAIL),
     (end_all_ranks_otherwise, "ABORT", JOIN, FAIL),
-    (end_one_rank_a_round_early, "ABORT", JOIN, FAIL),
+    (end_one_rank_a_round_early, "ABORT RELEASE", JOIN, FAIL),
     (complete_in_spite_of_a_failure, "ABORT", JOIN, FAIL),
-    (keep_a_failure_to_oneself, "ABORT", JOIN, ()),
+    (keep_a_failure_to_oneself, "ABORT FREE", JOIN, ()),
     (lose_a_peer_without_notice, "ABORT", JOIN, ()),
-    (deliver_when_formed, "RELEASE", JOIN, ()),
+    (deliver_when_formed, "EXCHANGE RELEASE", JOIN, ()),
     (say_ready_before_collated, "RELEASE", JOIN, ()),
     (collate_another_round, "RELEASE", JOIN, ()),
-    (say_that_another_round_is_collated, "RELEASE", JOIN, ()),
+    (say_that_another_round_is_collated, "FREE RELEASE", JOIN, ()),
     (agree_before_all_have_offered, "RELEASE", JOIN, ()),
     (take_before_delivery, "RELEASE", JOIN, ()),
     (blame_another_rank_for_the_stop, "STOP", JOIN, STOP),
     (take_a_step_after_leaving, "RELEASE STOP", JOIN, STOP),
-    (leave_before_the_last_steps, "STOP", JOIN, STOP),
+    (leave_before_the_last_steps, "FREE STOP", JOIN, STOP),
     (allow_more_steps_than_the_leaver_took, "STOP", JOIN, STOP),
     (do_not_tell_of_the_stop, "STOP", JOIN, STOP),
-    (put_two_groups_into_one, "BUDGET", JOIN, ()),
-    (lower_a_limit, "BUDGET FEWEST", LIMITS, ()),
-    (use_more_of_a_resource, "BUDGET FEWEST WEIGHT", LIMITS, ()),
-    (leave_a_cost_out, "BUDGET FEWEST WEIGHT", LIMITS, ()),
-    (move_a_sample_to_another_step, "ORDER SIZES WEIGHT", SIZES, ()),
+    (put_two_groups_into_one, "BUDGET REPLAY", JOIN, ()),
+    (lower_a_limit, "BUDGET FEWEST REPLAY", LIMITS, ()),
+    (use_more_of_a_resource, "BUDGET FEWEST REPLAY WEIGHT", LIMITS, ()),
+    (leave_a_cost_out, "BUDGET FEWEST REPLAY WEIGHT", LIMITS, ()),
+    (move_a_sample_to_another_step, "ORDER REPLAY SIZES WEIGHT", SIZES, ()),
     (offer_a_group_more, "FEWEST", JOIN, ()),
-    (offer_to_emit_what_is_left_over, "FEWEST", JOIN, ()),
-    (offer_to_keep_a_full_group_back, "FEWEST", JOIN, ()),
-    (lower_the_age, "AGE", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
+    (offer_to_emit_what_is_left_over, "FEWEST REPLAY", JOIN, ()),
+    (offer_to_keep_a_full_group_back, "FEWEST REPLAY", JOIN, ()),
+    (lower_the_age, "AGE REPLAY", JOIN | {"window_samples": 4, "budget_tokens": 23}, ()),
     (tell_one_rank_another_sum, "WEIGHT", JOIN, ()),
     (count_input_tokens_as_supervised, "WEIGHT", JOIN, ()),
     (carry_other_counts_in_a_step, "WEIGHT", JOIN, ()),
@@ -520,7 +516,7 @@ def test_a_tampered_trace_is_refused_with_its_property(
 def test_replay_sees_a_swap_that_no_property_can_see(tmp_path: Path) -> None:
     run_by_arrival([[3] * 20, [5] * 9], make_configs(2, budget_tokens=9), trace=tmp_path / "t")
     trace = Tampered(tmp_path / "t")
-    swap_two_like_samples(trace)
+    swap_two_like_steps(trace)
     assert check(trace, tmp_path / "swapped") == set()
     assert check(trace, tmp_path / "swapped", is_replayed=True) == {"REPLAY"}
 
@@ -539,12 +535,8 @@ def test_a_shorter_limit_than_the_plan_violates_align(tmp_path: Path) -> None:
     trace = run(tmp_path / "t", JOIN)
     for effect in trace.effects("finish"):
         effect["step_limit"] -= 1
-    # Its last step is then also taken beyond the limit.
-    assert check(trace, tmp_path / "t") == {"ALIGN", "STOP"}
-    assert tell(tmp_path / "t")[2:4] == [
-        "STOP rank 2 round 8 step 14: is taken, but the limit is 14",
-        "ALIGN rank 0 round 8 step 15: may take 14 steps, the ranks have planned 15",
-    ]
+    assert check(trace, tmp_path / "t") == {"ALIGN"}
+    assert "ALIGN rank 0 round 8 step 15: may take 14 steps, the ranks have planned 15" in tell(tmp_path / "t")
 
 
 def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
@@ -559,17 +551,15 @@ def test_more_rounds_than_samples_violate_term(tmp_path: Path) -> None:
 
 
 def test_closing_when_the_first_rank_runs_dry_violates_cover(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    right = rounds_module.compute_round_target
-
-    def close_early(config: Any, agreement: Offer) -> int:
-        return 0 if agreement.samples_min == 0 else right(config, agreement)
-
-    monkeypatch.setattr(machine_module, "compute_round_target", close_early)
-    assert check(run(tmp_path / "t", JOIN), tmp_path / "t") == {"COVER"}
-    assert tell(tmp_path / "t") == [
+    monkeypatch.setattr(machine_module, "is_closing", lambda _, agreement: agreement.samples_min == 0)
+    # By the agreement it is not over: some rank holds samples.
+    assert check(run(tmp_path / "t", JOIN), tmp_path / "t") == {"ALIGN", "COVER", "RELEASE"}
+    assert [line for line in tell(tmp_path / "t") if line.startswith("COVER")] == [
         "COVER rank 0 round 6 step 11: closes before its source has ended",
         "COVER rank 0 round 6 step 11: closes with 6 samples not emitted: position 31, 32, 33, 34, 35",
         "COVER rank 1 round 6 step 11: closes with 6 samples not emitted: position 25, 26, 27, 28, 29",
+        "COVER rank 0 round - step -: it has trained on 31 samples of 40",
+        "COVER rank 1 round - step -: it has trained on 25 samples of 31",
     ]
 
 
@@ -582,7 +572,7 @@ def test_a_round_with_an_empty_step_violates_term(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine_module, "compute_round_target", one_too_many)
     path = tmp_path / "t"
     run_by_arrival([[5] * 7, [5] * 3], make_configs(2, window_samples=1), seed=1, trace=path)
-    said = tell(path)
+    said = [line for line in tell(path) if not line.startswith("REPLAY")]
     assert all(line.startswith("TERM ") for line in said)
     assert said[1:3] == [
         "TERM rank 0 round 0 step -: 2 steps from at most 1 samples of a rank: not from 1 to that many",
@@ -598,14 +588,13 @@ def test_carrying_without_regard_to_age_violates_age(monkeypatch: pytest.MonkeyP
     run_by_arrival([[1, 30, 30, 30] * 9, [1] * 36], make_configs(2, window_samples=4, max_age_rounds=2), trace=path)
     offered = "offers 0 due groups, but 1 hold a sample that is due"
     carried = "position 0 is carried for more than 2 rounds"
-    assert (
-        tell(path)
-        == [f"AGE rank 0 round {round_} step -: {what}" for round_ in range(2, 5) for what in (offered, carried)][:5]
-    )
+    assert [line for line in tell(path) if not line.startswith("REPLAY")] == [
+        f"AGE rank 0 round {round_} step -: {what}" for round_ in range(2, 5) for what in (offered, carried)
+    ][:5]
 
 
 def test_every_property_has_a_lie() -> None:
-    assert {item for _, name, _, _ in LIES for item in name.split()} | {"TERM", "REPLAY"} == {
+    assert {item for _, name, _, _ in LIES for item in name.split()} | {"TERM", "REPLAY", "RESUME", "UPDATE"} == {
         str(item) for item in Property
     }
 

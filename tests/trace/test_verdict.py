@@ -164,6 +164,7 @@ def test_the_settings_of_a_header_are_read() -> None:
         is_quota=True,
         quota_samples=7,
         max_age_rounds=4,
+        rule="odb",
         fingerprint=compute_fingerprint(json.dumps(CONFIG | {"tag": "x"}, sort_keys=True)),
     )
     assert decode(layout="packed").is_packed

@@ -16,7 +16,7 @@ from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, sp
 from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, make_options
 from odb_ref.compat.step_info import ODBStepInfo, find_step, pop_step_info
 from odb_ref.integrations.hf import enable
-from odb_ref.integrations.hf_steps import ODBOptions
+from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import UsageError
 
 SchedulerProgress = Literal["samples", "optimizer_steps"]
@@ -83,6 +83,7 @@ def configure_trainer(
     enabled = enable(
         trainer,
         ODBOptions(
+            update_samples=None,
             token_budget=config.token_budget,
             max_samples=sample_budget,
             follows_samples=scheduler_progress == "samples",

@@ -2,5 +2,5 @@
 
 `grouping` makes groups of a window and `layouts` says what a group costs; `rules` says how many steps a round emits, and
 `alignment` which groups those are; `order` in which order they leave. `shards` says what of a common order each rank draws,
-where they share one. `known_lengths` plans a whole batch whose lengths are known, without a machine.
+where they share one.
 """

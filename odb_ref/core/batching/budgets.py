@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from odb_ref.core.errors import RuleError, UsageError
+from odb_ref.core.errors import RuleError, UsageError, read_integer
 from odb_ref.core.offer import NONE
 
 BudgetSchedule = Callable[[int, int], int]
@@ -81,9 +81,10 @@ class Acceptance:
             return self
         step, current = self.steps_before + planned_steps, min(agreed_tokens, self.budget_tokens)
         answer = self.schedule(step, current)
-        if type(answer) is not int or answer < 1:
+        tokens = read_integer(answer)
+        if tokens is None or tokens < 1:
             raise RuleError(f"the budget schedule answered {answer!r}, at step {step} and {current} tokens")
-        return replace(self, scheduled_tokens=answer)
+        return replace(self, scheduled_tokens=tokens)
 
     def compute_first(self) -> tuple[int, int]:
         """Returns the budget of an epoch's first round, and what the rank accepts for the next, as `RoundStart` has them.

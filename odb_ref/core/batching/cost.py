@@ -7,13 +7,14 @@ step should take equally long, so steps are lined up, and groups split, by cost.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, read_integer
 
 CostOfLength: TypeAlias = Callable[[int], int]
 """What a sample of so many tokens costs: an integer, no less for a longer one."""
@@ -44,6 +45,11 @@ def _attend(equal_tokens: int, tokens: int) -> int:
     return tokens + tokens**2 // equal_tokens
 
 
+def _ask(function: CostOfLength, tokens: int) -> int:
+    """Returns the cost as one of Python's integers, for those of other libraries overflow."""
+    return operator.index(function(tokens))
+
+
 TOKENS: Final = Cost("tokens", _count)
 """A sample costs its tokens."""
 
@@ -64,11 +70,13 @@ def make_own_cost(function: CostOfLength) -> Cost:
 
     Raises: UsageError when a value makes no sense.
     """
-    costs = [function(tokens) for tokens in PROBES]
-    if any(type(cost) is not int or cost < 1 for cost in costs) or any(more < less for less, more in pairwise(costs)):
-        raise UsageError(f"cost gives {costs} for {PROBES} tokens: expected integers of at least 1 that do not fall")
+    answers = [function(tokens) for tokens in PROBES]
+    costs = [cost for answer in answers if (cost := read_integer(answer)) is not None]
+    if len(costs) < len(PROBES) or costs[0] < 1 or any(more < less for less, more in pairwise(costs)):
+        raise UsageError(f"cost gives {answers} for {PROBES} tokens: expected integers of at least 1 that do not fall")
+    own = function if all(type(answer) is int for answer in answers) else partial(_ask, function)
     digest = hashlib.blake2b(repr(costs).encode(), digest_size=7).hexdigest()
-    return Cost(f"{getattr(function, '__name__', type(function).__name__)}/{digest}", function)
+    return Cost(f"{getattr(function, '__name__', type(function).__name__)}/{digest}", own)
 
 
 def get_cost(name: str) -> Cost:

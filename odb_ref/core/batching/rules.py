@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from odb_ref.core.errors import RuleError, UsageError
+from odb_ref.core.errors import RuleError, UsageError, read_integer
 from odb_ref.core.offer import NONE, Offer
 
 
@@ -28,20 +28,23 @@ class TargetRule(Protocol):
         ...
 
 
-def compute_bounds(agreement: Offer) -> tuple[int, int]:
-    """Returns the least and the greatest target a rule may give. Spec: R3.3."""
-    return max(1, agreement.due_max), agreement.samples_max
+def compute_bounds(agreement: Offer, *, is_update: bool = False) -> tuple[int, int]:
+    """Returns the least and the greatest target a rule may give; of an update, of which nothing is carried, no less than any
+    rank's groups. Spec: R3.3, R16.3.
+    """
+    return max(1, agreement.due_max, agreement.groups_max if is_update else 0), agreement.samples_max
 
 
-def compute_checked_target(rule: TargetRule, agreement: Offer) -> int:
+def compute_checked_target(rule: TargetRule, agreement: Offer, *, is_update: bool = False) -> int:
     """Returns the rule's target.
 
     Raises: RuleError when it is not an integer, or lies outside the bounds.
     """
-    target = rule.compute_target(agreement)
-    low, high = compute_bounds(agreement)
-    if type(target) is not int or not low <= target <= high:
-        raise RuleError(f"rule {rule.name!r} answered {target}, outside {low}..{high}, for {agreement}")
+    answer = rule.compute_target(agreement)
+    target = read_integer(answer)
+    low, high = compute_bounds(agreement, is_update=is_update)
+    if target is None or not low <= target <= high:
+        raise RuleError(f"rule {rule.name!r} answered {answer}, outside {low}..{high}, for {agreement}")
     return target
 
 

@@ -1,8 +1,8 @@
-"""How integers and reports get from rank to rank: the collectives the exchange is made of.
+"""How integers and reports get from process to process: the collectives the exchange is made of.
 
 They go over connections of their own, never the trainer's process group: two users of one group would have to issue their
-collectives in the same order on every rank, which a loader that runs ahead cannot promise. The ranks form a tree: up it goes
-what they say, down what comes of it, so the messages of one rank do not grow with the world.
+collectives in the same order on every rank, which a loader that runs ahead cannot promise. The processes form a tree: up it
+goes what they say, down what comes of it, so the messages of one of them do not grow with their number.
 """
 
 from __future__ import annotations
@@ -11,54 +11,60 @@ import json
 import struct
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import reduce
 from operator import add
 from typing import Final, Protocol
 
-import torch.distributed as dist
-
-from odb_ref.core.events import PeerLost, Report
-from odb_ref.torch.exchange.links import Check, Kind, Links, Word
+from odb_ref.core.events import Report
+from odb_ref.core.peers import settle
+from odb_ref.torch.exchange.link import Activity, End, MessageKind
+from odb_ref.torch.exchange.links import Check, Links
+from odb_ref.torch.exchange.roster import Roster
 
 FAN: Final = 8
 """How many children a rank has."""
 
 _SIZE: Final = struct.Struct("!II")
 Combine = Callable[[int, int], int]
+Settle = Callable[[Sequence[int]], Sequence[int]]
 
 
 class Transport(Protocol):
-    """The collectives. Each is called by all ranks, in the same order, with the same sizes."""
+    """The collectives. Each is called by all processes, in the same order, with the same sizes."""
 
-    rank: int
-    world_size: int
+    roster: Roster
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over ranks."""
+        """Returns the elementwise maximum over all processes."""
+        ...
+
+    def reduce_offers(self, values: Sequence[int]) -> list[int]:
+        """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
         ...
 
     def reduce_sum(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise sum over ranks."""
+        """Returns the elementwise sum over all processes."""
         ...
 
     def gather(self, report: Report) -> tuple[Report, ...]:
-        """Returns all ranks' reports, by rank."""
+        """Returns the reports of all processes, in order."""
         ...
 
-    def set_describe(self, describe: Callable[[], str]) -> None:
-        """``describe`` says what this rank is doing, for others that wait for it."""
+    def set_describe(self, describe: Callable[[], Activity]) -> None:
+        """``describe`` says what this process is doing, for others that wait for it."""
         ...
 
-    def want(self, rank: int | None) -> None:
-        """Asks what a rank is doing."""
+    def ask(self, place: int | None) -> None:
+        """Asks what a process is doing."""
         ...
 
-    def find_awaited(self) -> Word | None:
-        """Returns which rank is waited for, and what it is doing; None when nothing is known."""
+    def find_awaited(self) -> Activity | None:
+        """Returns which process is waited for, and what it is doing; None when nothing is known."""
         ...
 
-    def end(self, end: PeerLost) -> None:
-        """Tells all ranks that no further collective will be. What is under way on this one raises."""
+    def end(self, end: End) -> None:
+        """Tells all processes that no further collective will be. What is under way on this one raises."""
         ...
 
     def close(self) -> None:
@@ -67,148 +73,194 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """A world of one."""
+    """Of a process alone."""
 
-    rank = 0
-    world_size = 1
+    roster = Roster()
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:
         """Returns the values themselves."""
         return list(values)
 
-    def reduce_sum(self, values: Sequence[int]) -> list[int]:
-        """Returns the values themselves."""
-        return list(values)
+    reduce_offers = reduce_sum = reduce_max
 
     def gather(self, report: Report) -> tuple[Report, ...]:
         """Returns the report itself."""
         return (report,)
 
-    def set_describe(self, describe: Callable[[], str]) -> None:
+    def set_describe(self, describe: Callable[[], Activity]) -> None:
         """Does nothing: nobody asks."""
 
-    def want(self, rank: int | None) -> None:
+    def ask(self, place: int | None) -> None:
         """Does nothing: nobody else is there."""
 
-    def find_awaited(self) -> Word | None:
-        """Returns None: a rank alone cannot be gone."""
+    def find_awaited(self) -> Activity | None:
+        """Returns None: a process alone cannot be gone."""
         return None
 
-    def end(self, end: PeerLost) -> None:
-        """Does nothing: no other rank is there to hear it."""
+    def end(self, end: End) -> None:
+        """Does nothing: nobody else is there."""
 
     def close(self) -> None:
         """Does nothing: there are no connections."""
 
 
 class ReduceTransport:
-    """A reduction for an agreement: per rank and round its cost does not grow with the world."""
+    """A reduction for an agreement: per process and round its cost does not grow with their number."""
 
     name = "reduce"
 
-    def __init__(self, links: Links, world_size: int) -> None:
+    def __init__(self, links: Links, roster: Roster) -> None:
         self.links = links
-        self.rank = links.rank
-        self.world_size = world_size
-        self._parent, self._children = compute_neighbours(links.rank, world_size)
+        self.roster = roster
+        self._tree = compute_tree(roster)
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over ranks."""
-        return self._reduce(Kind.MAX, values, max)
+        """Returns the elementwise maximum over all processes."""
+        return self._reduce(MessageKind.MAX, values, max)
+
+    def reduce_offers(self, values: Sequence[int]) -> list[int]:
+        """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
+        return self._reduce(MessageKind.MAX, values, max, settle=settle)
 
     def reduce_sum(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise sum over ranks."""
-        return self._reduce(Kind.SUM, values, add)
+        """Returns the elementwise sum over all processes."""
+        return self._reduce(MessageKind.SUM, values, add)
 
-    def _reduce(self, kind: Kind, values: Sequence[int], combine: Combine, check: Check = lambda: None) -> list[int]:
-        found = list(values)
-        for child in self._children:
-            theirs = _decode(self.links.receive(child, kind, check))
-            found = [combine(ours, other) for ours, other in zip(found, theirs, strict=True)]
-        if self._parent is not None:
-            self.links.send(self._parent, kind, _encode(found))
-            found = _decode(self.links.receive(self._parent, kind, check))
+    def _reduce(
+        self,
+        kind: MessageKind,
+        values: Sequence[int],
+        combine: Combine,
+        *,
+        settle: Settle | None = None,
+        check: Check = lambda: None,
+    ) -> list[int]:
+        tree, found = self._tree, list(values)
+        for child in tree.peers:
+            found = list(map(combine, found, _decode(self.links.receive(child, kind, check))))
+        if settle is not None and tree.is_first:
+            found = list(settle(found))
+        for child in tree.ranks:
+            found = list(map(combine, found, _decode(self.links.receive(child, kind, check))))
+        if tree.parent is not None:
+            self.links.send(tree.parent, kind, _encode(found))
+            found = _decode(self.links.receive(tree.parent, kind, check))
         message = _encode(found)
-        for child in self._children:
+        for child in tree.children:
             self.links.send(child, kind, message)
         return found
 
     def meet(self, values: Sequence[int], check: Check) -> list[int]:
-        """Returns the elementwise maximum over ranks. Does ``check`` now and then while it waits.
+        """Returns the elementwise maximum over all processes. Does ``check`` now and then while it waits.
 
         Raises: what ``check`` raises.
         """
-        return self._reduce(Kind.MAX, values, max, check)
+        return self._reduce(MessageKind.MAX, values, max, check=check)
 
     def _gather(self, payload: bytes) -> list[bytes]:
-        """Returns what all ranks give, by rank."""
-        parts = {self.rank: payload}
-        for child in self._children:
-            parts |= _split(self.links.receive(child, Kind.GATHER))
-        if self._parent is not None:
-            self.links.send(self._parent, Kind.GATHER, _join(parts))
-            parts = _split(self.links.receive(self._parent, Kind.GATHER))
+        """Returns what all processes give, in order."""
+        parts = {self.roster.place: payload}
+        for child in self._tree.children:
+            parts |= _split(self.links.receive(child, MessageKind.GATHER))
+        if self._tree.parent is not None:
+            self.links.send(self._tree.parent, MessageKind.GATHER, _join(parts))
+            parts = _split(self.links.receive(self._tree.parent, MessageKind.GATHER))
         message = _join(parts)
-        for child in self._children:
-            self.links.send(child, Kind.GATHER, message)
-        return [parts[rank] for rank in range(self.world_size)]
+        for child in self._tree.children:
+            self.links.send(child, MessageKind.GATHER, message)
+        return [part for _, part in sorted(parts.items())]
 
     def gather(self, report: Report) -> tuple[Report, ...]:
-        """Returns all ranks' reports, by rank."""
+        """Returns the reports of all processes, in order."""
         return tuple(Report(**json.loads(part)) for part in self._gather(json.dumps(asdict(report)).encode()))
 
-    def set_describe(self, describe: Callable[[], str]) -> None:
-        """``describe`` says what this rank is doing, for others that wait for it."""
+    def set_describe(self, describe: Callable[[], Activity]) -> None:
+        """``describe`` says what this process is doing, for others that wait for it."""
         self.links.set_describe(describe)
 
-    def want(self, rank: int | None) -> None:
-        """Asks what a rank is doing."""
-        self.links.want(rank)
+    def ask(self, place: int | None) -> None:
+        """Asks what a process is doing."""
+        self.links.ask(place)
 
-    def find_awaited(self) -> Word | None:
-        """Returns which rank is waited for, and what it is doing; None when nothing is known."""
+    def find_awaited(self) -> Activity | None:
+        """Returns which process is waited for, and what it is doing; None when nothing is known."""
         return self.links.find_awaited()
 
-    def end(self, end: PeerLost) -> None:
-        """Tells all ranks that no further collective will be. What is under way on this one raises."""
+    def end(self, end: End) -> None:
+        """Tells all processes that no further collective will be. What is under way on this one raises."""
         self.links.end(end)
 
     def close(self) -> None:
-        """Closes the connections; peers that still wait for this rank see that at once."""
+        """Closes the connections; others that still wait for this process see that at once."""
         self.links.close()
 
 
 class GatherTransport(ReduceTransport):
-    """All-gathers, combined on each rank, as in the published method: the same answers, at a cost that grows with the world."""
+    """All-gathers, combined by each, as in the published method: the same answers, at a cost that grows with the world."""
 
     name = "gather"
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise maximum over ranks."""
-        return [max(column) for column in self._gather_integers(values)]
+        """Returns the elementwise maximum over all processes."""
+        return _reduce_columns(max, self._gather_integers(values))
+
+    def reduce_offers(self, values: Sequence[int]) -> list[int]:
+        """Returns the elementwise maximum over ranks of what each posts: the maximum over its peers, settled. Spec: R17.2."""
+        posts, peers = self._gather_integers(values), self.roster.peers
+        ranks = [posts[first : first + peers] for first in range(0, len(posts), peers)]
+        return _reduce_columns(max, [settle(_reduce_columns(max, rank)) for rank in ranks])
 
     def reduce_sum(self, values: Sequence[int]) -> list[int]:
-        """Returns the elementwise sum over ranks."""
-        return [sum(column) for column in self._gather_integers(values)]
+        """Returns the elementwise sum over all processes."""
+        return _reduce_columns(add, self._gather_integers(values))
 
-    def _gather_integers(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        return list(zip(*map(_decode, self._gather(_encode(values))), strict=True))
+    def _gather_integers(self, values: Sequence[int]) -> list[list[int]]:
+        return list(map(_decode, self._gather(_encode(values))))
 
 
 TRANSPORTS: Final[dict[str, type[ReduceTransport]]] = {"reduce": ReduceTransport, "gather": GatherTransport}
 
 
-def compute_neighbours(rank: int, world_size: int) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the parent of a rank in the tree, and its children."""
-    first = FAN * rank + 1
-    return (None if rank == 0 else (rank - 1) // FAN), tuple(range(first, min(first + FAN, world_size)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The neighbours of a process, by their places in the roster."""
+
+    parent: int | None
+    peers: tuple[int, ...]
+    """Children that are peers of the same rank."""
+    ranks: tuple[int, ...]
+    """Children that are the first peers of other ranks: only the first peer of a rank has any."""
+    is_first: bool
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """All children."""
+        return self.peers + self.ranks
 
 
-def get_rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """Returns the rank and the world size of this process in the group; 0 and 1 without torch.distributed."""
-    if not dist.is_available() or not dist.is_initialized():
-        return 0, 1
-    return dist.get_rank(process_group), dist.get_world_size(process_group)
+def compute_tree(roster: Roster) -> Tree:
+    """Returns the neighbours of this process: the first peers of all ranks form a tree, and below each is one of its own peers.
+
+    So what the peers of a rank say comes together at the first of them, before it meets what other ranks say. Spec: R17.2.
+    """
+    parent, peers = _compute_neighbours(roster.peer, roster.peers)
+    begin = roster.rank * roster.peers
+    below = tuple(begin + peer for peer in peers)
+    if parent is not None:
+        return Tree(parent=begin + parent, peers=below, ranks=(), is_first=False)
+    rank_above, ranks = _compute_neighbours(roster.rank, roster.world_size)
+    above = None if rank_above is None else rank_above * roster.peers
+    return Tree(parent=above, peers=below, ranks=tuple(rank * roster.peers for rank in ranks), is_first=True)
+
+
+def _compute_neighbours(number: int, size: int) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the parent of a node in a tree of so many, and its children."""
+    first = FAN * number + 1
+    return (None if number == 0 else (number - 1) // FAN), tuple(range(first, min(first + FAN, size)))
+
+
+def _reduce_columns(combine: Combine, rows: Sequence[Sequence[int]]) -> list[int]:
+    return [reduce(combine, column) for column in zip(*rows, strict=True)]
 
 
 def _encode(values: Sequence[int]) -> bytes:

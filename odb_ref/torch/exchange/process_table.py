@@ -1,4 +1,4 @@
-"""What the operating system says of a process: it needs no word of the process itself, whose interpreter may be busy for long.
+"""What the operating system says of a process: the process itself need not answer, whose interpreter may be busy for long.
 
 Linux only; elsewhere nothing is known of any process.
 """
@@ -16,18 +16,6 @@ BUSY_TICKS: Final = 3
 """Of the 50 that half a second has: fewer are used by threads alone that ask for an interpreter lock and do not get it."""
 
 _PROC: Final = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A rank's process, and where it listens."""
-
-    addresses: tuple[str, ...]
-    port: int
-    token: str
-    host: str
-    pid: int
-    started: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,21 @@
-"""How the ranks of a loader find each other: through the store that torch.distributed was started with, once.
+"""How the processes of an exchange find each other: through the store that torch.distributed was started with, once.
 
-Only the ranks of the loader's own group take part. Each says in the store where it listens, and connects to its parent in the
-tree; when all have met, the store is not needed any more.
+Only they take part. Each says in the store where it listens and which loader it begins, and connects to its parent in the tree,
+if that begins the same one. When all have met, the store is not needed any more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import secrets
-import socket
-import struct
 import time
-from collections import Counter
+import warnings
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -25,29 +24,27 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import PeerLost, Report
+from odb_ref.torch.exchange.blocked import Wait, blocked
 from odb_ref.torch.exchange.collectives import (
     TRANSPORTS,
     LocalTransport,
     ReduceTransport,
     Transport,
-    compute_neighbours,
-    get_rank_and_size,
+    compute_tree,
 )
-from odb_ref.torch.exchange.door import TOKEN_BYTES, Door, knock
-from odb_ref.torch.exchange.links import Check, EndedError, Link, Links
-from odb_ref.torch.exchange.process_table import Peer, compute_host, look_at
+from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed, get_generation
+from odb_ref.torch.exchange.interface import choose_address, list_ports
+from odb_ref.torch.exchange.link import End, EndedError, Endpoint, Link
+from odb_ref.torch.exchange.links import Check, Links
+from odb_ref.torch.exchange.listener import SECRET_BYTES, Listener, connect
+from odb_ref.torch.exchange.process_table import compute_host, look_at
+from odb_ref.torch.exchange.roster import Roster
 
 logger: Final = logging.getLogger("odb_ref")
 
 POLL_S: Final = 0.5
 CONNECT_S: Final = 2.0
-"""How long one attempt to connect to one address may take."""
-
-_INTERFACE: Final = struct.Struct("256s")
-_SIOCGIFADDR: Final = 0x8915
-
-_made: Counter[tuple[int, ...]] = Counter()
-"""How many exchanges these ranks have had: it names the next one, the same on each of them."""
+"""How long one attempt to connect may take."""
 
 
 class _GaveUpError(Exception):
@@ -55,28 +52,33 @@ class _GaveUpError(Exception):
 
 
 def make_transport(
-    process_group: dist.ProcessGroup | None, name: str, timeout_s: float, log_wait_s: float = 30.0
+    roster: Roster, identity: LoaderIdentity, name: str, timeout_s: float, log_wait_s: float = 30.0
 ) -> Transport:
-    """Returns a transport over the ranks of ``process_group`` (None: all), each of which must ask for one; nobody else has
-    to.
+    """Returns a transport over the processes of ``roster``, each of which must ask for one; nobody else has to.
 
-    Raises: JobError when a rank does not come within ``timeout_s``, or asks for another transport.
+    Spec: R18.1.
+    Raises: JobError when one does not come within ``timeout_s``, begins another loader, or asks for another transport.
     """
     if name not in TRANSPORTS:
         raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
-    rank, world_size = get_rank_and_size(process_group)
-    if world_size == 1:
+    if len(roster.processes) == 1:
         return LocalTransport()
     group = dist.group.WORLD
     if group is None:
         raise UsageError("torch.distributed is not initialized")
-    members = tuple(dist.get_process_group_ranks(group if process_group is None else process_group))
-    _made[members] += 1
-    digest = hashlib.sha256(repr(members).encode()).hexdigest()[:12]
-    store = PrefixStore(f"odb_ref/{digest}/{_made[members]}", group.get_group_store())
+    met = get_generation().met
+    met[roster.processes] += 1
+    digest = hashlib.sha256(repr(roster.processes).encode()).hexdigest()[:12]
+    store = group.get_group_store()
+    keys = PrefixStore(f"odb_ref/{digest}/{met[roster.processes]}", store)
+    begun = PrefixStore("odb_ref/begun", store)
     try:
-        with contextlib.closing(_Meeting(store, rank, world_size, timeout_s, log_wait_s)) as meeting:
-            return _meet(meeting, name, world_size)
+        meeting = _Meeting(keys, begun, roster, identity, timeout_s=timeout_s, log_wait_s=log_wait_s)
+        with contextlib.closing(meeting):
+            transport = _meet(meeting, name, roster)
+        if identity.data and roster.place == 0 and roster.peers == 1:
+            _look_for_peers(PrefixStore("odb_ref/apart", store), roster, identity)
+        return transport
     except OdbError:
         raise
     except RuntimeError as error:
@@ -84,10 +86,10 @@ def make_transport(
         raise JobError(f"the exchange could not be set up: {cause}", rank=None, cause=cause) from error
 
 
-def _meet(meeting: _Meeting, name: str, world_size: int) -> ReduceTransport:
+def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
     transport: ReduceTransport | None = None
     try:
-        transport = TRANSPORTS[name](meeting.connect(), world_size)
+        transport = TRANSPORTS[name](meeting.connect(), roster)
         _check_name(transport, meeting.check_time)
         meeting.forget()
         return transport
@@ -95,47 +97,87 @@ def _meet(meeting: _Meeting, name: str, world_size: int) -> ReduceTransport:
         end = meeting.give_up() if isinstance(error, _GaveUpError | TimeoutError) else meeting.find_end()
         if transport is not None:
             if end is not None:
-                transport.end(end)
+                transport.end(End(end))
             transport.close()
         if end is None and isinstance(error, EndedError):
-            end = error.end
+            end = error.end.loss
         if end is None:
             raise
         raise JobError(f"the exchange could not be set up: {end.cause}", rank=end.rank, cause=end.cause) from error
 
 
 def _check_name(transport: ReduceTransport, check: Check) -> None:
-    """Waits until all ranks are connected, and have asked for the same transport."""
+    """Waits until all are connected, and have asked for the same transport."""
     number = sorted(TRANSPORTS).index(transport.name)
     low, high = transport.meet((-number, number), check)
     if -low == high:
         return
-    reports = transport.gather(Report(transport.rank, "", 0, transport.name))
+    reports = transport.gather(Report(transport.roster.rank, "", 0, transport.name))
     other = next(report for report in reports if report.config != reports[0].config)
-    cause = f"transport is {other.config!r}, rank 0 has {reports[0].config!r}"
-    raise JobError(f"rank {other.rank} is configured differently: {cause}", rank=other.rank, cause=cause)
+    roster = transport.roster
+    cause = f"transport is {other.config!r}, {roster.name(0)} has {reports[0].config!r}"
+    raise JobError(f"{roster.name(other.rank)} is configured differently: {cause}", rank=other.rank, cause=cause)
+
+
+def _look_for_peers(store: Store, roster: Roster, identity: LoaderIdentity) -> None:
+    """Warns where as many other ranks of the job read the same data set by the same line: model-parallel peers, most likely.
+
+    Of two such groups the later one finds the earlier. Spec: R17.1.
+    """
+    key = f"{identity.made_at}/{identity.ordinal}/{identity.data}"
+    number = store.add(key, 1)
+    store.set(f"{key}/{number}", json.dumps(roster.processes))
+    for other in (f"{key}/{earlier}" for earlier in range(1, number)):
+        theirs = json.loads(store.get(other)) if store.check([other]) else []
+        if len(theirs) == len(roster.processes) and not set(theirs) & set(roster.processes):
+            warnings.warn(
+                f"ranks {_list(roster.processes)} of the job iterate over a loader made at {identity.made_at} "
+                f"({identity.data}), and so do, apart from them, ranks {_list(theirs)}: if these are their model-parallel "
+                "peers, nothing keeps the batches of the two equal once one of them alone sees an error or accepts another "
+                "budget. Pass device_mesh=, the whole mesh (DeviceMesh.from_group makes one of process groups)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:4])) + (", ..." if ranks[4:] else "")
 
 
 class _Meeting:
-    """One rank's way into the exchange."""
+    """One process's way into the exchange. It is known by its place in the roster."""
 
-    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float, log_wait_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        begun: Store,
+        roster: Roster,
+        identity: LoaderIdentity,
+        *,
+        timeout_s: float,
+        log_wait_s: float,
+    ) -> None:
         self._store = store
-        self._rank = rank
-        self._world_size = world_size
+        self._begun = begun
+        """What each rank of the job has begun, and waits for the others of: for who waits for it elsewhere."""
+        self._roster = roster
+        self._place = roster.place
+        self._identity = identity
         self._timeout_s = timeout_s
         self._log_wait_s = log_wait_s
         self._began = time.monotonic()
         self._next_log = self._began + log_wait_s
         self._deadline = self._began + timeout_s
-        self._parent, children = compute_neighbours(rank, world_size)
+        tree = compute_tree(roster)
+        self._parent = tree.parent
         me = look_at(os.getpid())
-        token = secrets.token_bytes(TOKEN_BYTES)
-        self._door = Door(token, children)
-        self._peer = Peer(
-            addresses=tuple(find_addresses()),
-            port=self._door.port,
-            token=token.hex(),
+        secret = secrets.token_bytes(SECRET_BYTES)
+        address = choose_address(store)
+        self._listener = Listener(address, list_ports(), secret, tree.children)
+        self._endpoint = Endpoint(
+            address=address,
+            port=self._listener.port,
+            secret=secret.hex(),
             host="" if me is None else compute_host(),
             pid=os.getpid(),
             started=0 if me is None else me.started,
@@ -147,60 +189,71 @@ class _Meeting:
 
         Raises: TimeoutError, _GaveUpError.
         """
-        self._store.set(str(self._rank), json.dumps(asdict(self._peer)))
+        entry = {"endpoint": asdict(self._endpoint), "loader": asdict(self._identity)}
+        self._store.set(str(self._place), json.dumps(entry))
+        self._begun.set(str(self._roster.processes[self._place]), str(self._identity))
         try:
-            if self._parent is not None:
-                self._links[self._parent] = self._connect_to(self._parent)
-            while self._door.awaited:
-                self.check_time()
-                self._welcome(POLL_S)
+            with blocked(Wait(self._identity, self._find_awaited, self._end_crossed)):
+                if self._parent is not None:
+                    self._links[self._parent] = self._connect_to(self._parent)
+                while self._listener.awaited:
+                    self.check_time()
+                    self._accept(POLL_S)
         except BaseException as error:
             if isinstance(error, _GaveUpError | TimeoutError):
                 self.give_up()  # before anyone can take a closed connection for a process that is gone
             for link in self._links.values():
                 link.connection.close()
             raise
-        return Links(self._rank, self._links, self._timeout_s)
+        return Links(self._place, self._links, self._timeout_s)
 
-    def _connect_to(self, rank: int) -> Link:
+    def _connect_to(self, place: int) -> Link:
         pause_s = 0.01
-        while (peer := self._look_up(rank)) is None:
+        while (endpoint := self._look_up(place)) is None:
             pause_s = self._pause(pause_s)
-        is_here = self._is_here(peer)
-        addresses = ("127.0.0.1",) if is_here else peer.addresses
+        is_here = self._is_here(endpoint)
         while True:
-            for address in addresses:
-                with contextlib.suppress(OSError):
-                    connection = knock(address, peer.port, bytes.fromhex(peer.token), self._rank, CONNECT_S)
-                    return Link(rank, connection, peer if is_here else None)
+            with contextlib.suppress(OSError):
+                secret = bytes.fromhex(endpoint.secret)
+                connection = connect(endpoint.address, endpoint.port, secret, self._place, CONNECT_S)
+                return Link(place, connection, endpoint if is_here else None)
             pause_s = self._pause(pause_s)
 
     def _pause(self, pause_s: float) -> float:
-        """Lets in whoever comes in the meantime: the children need not wait for the parent. Returns how long to pause next."""
+        """Accepts children in the meantime: they need not wait for the parent. Returns how long to pause next."""
         self.check_time()
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0:
-            self._welcome(left_s)
+            self._accept(left_s)
         return min(POLL_S, 2 * pause_s)
 
-    def _welcome(self, wait_s: float) -> None:
-        for rank, connection in self._door.welcome(wait_s):
-            peer = self._look_up(rank)
-            self._links[rank] = Link(rank, connection, peer if peer is not None and self._is_here(peer) else None)
+    def _accept(self, wait_s: float) -> None:
+        for place, connection in self._listener.accept(wait_s):
+            endpoint = self._look_up(place)
+            is_here = endpoint is not None and self._is_here(endpoint)
+            self._links[place] = Link(place, connection, endpoint if is_here else None)
 
-    def _look_up(self, rank: int) -> Peer | None:
-        """Returns where a rank is; None when it has not said so yet."""
-        if not self._store.check([str(rank)]):
+    def _look_up(self, place: int) -> Endpoint | None:
+        """Returns where a process listens; None when it has not said so yet.
+
+        Raises: _GaveUpError when it begins another loader.
+        """
+        if not self._store.check([str(place)]):
             return None
-        found = json.loads(self._store.get(str(rank)))
-        return Peer(**(found | {"addresses": tuple(found["addresses"])}))
+        found = json.loads(self._store.get(str(place)))
+        theirs = LoaderIdentity(**found["loader"])
+        if not self._identity.is_of(theirs):
+            ranks = self._roster.processes
+            self._say_end(place, describe_crossed(ranks[self._place], self._identity, ranks[place], theirs))
+            raise _GaveUpError
+        return Endpoint(**found["endpoint"])
 
-    def _is_here(self, peer: Peer) -> bool:
+    def _is_here(self, endpoint: Endpoint) -> bool:
         """Returns True when the process is one that this one can see."""
-        if not peer.host or peer.host != self._peer.host:
+        if not endpoint.host or endpoint.host != self._endpoint.host:
             return False
-        look = look_at(peer.pid)  # copies of one virtual machine take themselves for one host
-        return look is not None and look.started == peer.started
+        look = look_at(endpoint.pid)  # copies of one virtual machine take themselves for one host
+        return look is not None and look.started == endpoint.started
 
     def check_time(self) -> None:
         """Logs now and then which rank is waited for.
@@ -216,10 +269,25 @@ class _Meeting:
             self._next_log = now + self._log_wait_s
             missing = self._find_missing()
             waits_for = f"rank {missing[0]}, which has not started its loader" if missing else "the ranks to connect"
-            logger.warning("rank %s waits for %s (for %.0f s)", self._rank, waits_for, now - self._began)
+            logger.warning("rank %s waits for %s (for %.0f s)", self._place, waits_for, now - self._began)
 
     def _find_missing(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if not self._store.check([str(rank)])]
+        return [place for place in range(len(self._roster.processes)) if not self._store.check([str(place)])]
+
+    def _find_awaited(self) -> int:
+        """Returns the first rank of the job that has not come; -1 when all have."""
+        keys = [str(place) for place in range(len(self._roster.processes))]
+        if self._store.check(keys):
+            return -1
+        first = bisect_left(range(len(keys)), True, key=lambda place: not self._store.check(keys[: place + 1]))
+        return self._roster.processes[first]
+
+    def _end_crossed(self, rank: int, cause: str) -> None:
+        self._say_end(self._roster.processes.index(rank) if rank in self._roster.processes else None, cause)
+
+    def _say_end(self, place: int | None, cause: str) -> None:
+        rank = None if place is None else place // self._roster.peers
+        self._store.compare_set("end", "", json.dumps([rank, cause]))
 
     def give_up(self) -> PeerLost:
         """Returns why the ranks have not met, and the first that did not come: what the first rank that gave up said."""
@@ -230,10 +298,13 @@ class _Meeting:
         cause = f"the ranks could not connect to each other within {self._timeout_s:g} s"
         if missing:
             more = f", nor have {len(missing) - 1} others" if missing[1:] else ""
+            first = str(self._roster.processes[missing[0]])
+            where = f" (it waits in {self._begun.get(first).decode()})" if self._begun.check([first]) else ""
             cause = (
-                f"not every rank has started its loader within {self._timeout_s:g} s: rank {missing[0]} has not{more}"
+                f"not every rank has started {self._identity} within {self._timeout_s:g} s: "
+                f"rank {first} has not{where}{more}"
             )
-        self._store.compare_set("end", "", json.dumps([missing[0] if missing else None, cause]))
+        self._say_end(missing[0] if missing else None, cause)
         return self.find_end() or PeerLost(None, cause)
 
     def find_end(self) -> PeerLost | None:
@@ -244,42 +315,11 @@ class _Meeting:
         return PeerLost(rank, cause)
 
     def forget(self) -> None:
-        """Removes this rank's entry once all have met: a key that goes between a look and a read would be waited for."""
+        """Removes this process's entries once all have met: a key that goes between a look and a read would be waited for."""
         with contextlib.suppress(RuntimeError):
-            self._store.delete_key(str(self._rank))
+            self._store.delete_key(str(self._place))
+            self._begun.delete_key(str(self._roster.processes[self._place]))
 
     def close(self) -> None:
-        """Lets nobody in any more."""
-        self._door.close()
-
-
-def find_addresses() -> list[str]:
-    """Returns this host's own, those first that other hosts can most likely reach."""
-    found = []
-    for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(","):
-        if name:
-            found.append(_find_address_of(name))
-    for target in (os.environ.get("MASTER_ADDR"), "192.0.2.1"):
-        if target:
-            found.append(_find_source_of(target))
-    with contextlib.suppress(OSError):
-        found += [str(item[4][0]) for item in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
-    unique = list(dict.fromkeys(address for address in found if address))
-    return [*(item for item in unique if not item.startswith("127.")), "127.0.0.1"]
-
-
-def _find_address_of(interface: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
-    return ""
-
-
-def _find_source_of(target: str) -> str:
-    """Returns the address from which this host would send to another. Nothing is sent."""
-    with contextlib.suppress(OSError):
-        family, kind, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    return ""
+        """Accepts nobody any more."""
+        self._listener.close()

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 
+import torch
+
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.plan.sampler import ShardSampler
+from odb_ref.torch.plan.sampler import list_keys
+from odb_ref.torch.plan.settings import describe_changes
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.plan.state import START, EpochState, Generation, Progress, compute_digest, join_states
+from odb_ref.torch.plan.updates import begin_inside
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
-from odb_ref.torch.reading.source import DrawFeed, ReadPlan
+from odb_ref.torch.reading.service import ReadPlan
+
+
+def compute_order(count: int, seed: int, epoch: int) -> Sequence[int]:
+    """Returns a permutation of so many keys, a function of seed and epoch. Spec: R12.4."""
+    generator = torch.Generator()
+    generator.manual_seed(compute_seed(Use.PERMUTATION, seed, epoch))
+    order = array("q")
+    order.frombytes(torch.randperm(count, generator=generator).view(torch.uint8).numpy().data)
+    return order
+
+
+def _pack(keys: Sequence[object]) -> Sequence[object]:
+    """Returns the keys, as plain numbers where all are that: in a fifth of the memory, here and where they are read."""
+    if isinstance(keys, array | range):
+        return keys
+    numbers = [key for key in keys if type(key) is int]
+    try:
+        return array("q", numbers) if len(numbers) == len(keys) else keys
+    except OverflowError:
+        return keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +53,29 @@ class Order:
     seed_source: str = ""
     is_shared: bool = False
     """True when the ranks draw from one order, which is that of ``is_auto``. Spec: R14."""
+    update_samples: int | None = None
+    """How many samples an optimizer update holds, where that is fixed. Spec: R16."""
+    drops_last: bool = False
+    """True when an epoch ends with the last whole update."""
 
     @property
     def settings(self) -> dict[str, object]:
         """What all ranks must have in common of it, by the name it has for the user."""
         if not self.is_auto:
             return {"shard": "given"}
-        seed = f"seed{self.seed_source.removesuffix(',')}"
-        return {"shard": self.shard, "shuffle": self.is_shuffled, seed: self.seed, "samples": self.count_samples()}
+        return {
+            "shard": self.shard,
+            "shuffle": self.is_shuffled,
+            f"seed{self.seed_source}": self.seed,
+            "samples": self.count_samples(),
+            **({"drop_last": True} if self.drops_last else {}),
+        }
 
     @property
     def description(self) -> str:
-        """What decides the order, in words: must be equal on all ranks, and in a saved state."""
-        if not self.is_auto:
-            return "given"
-        return (
-            f"{self.shard} shuffle={self.is_shuffled} seed={self.seed}{self.seed_source} samples={self.count_samples()}"
-        )
+        """What decides the order, as a JSON object: must be the same where a saved state is loaded."""
+        own = {} if self.is_auto else {"shuffle": self.is_shuffled, f"seed{self.seed_source}": self.seed}
+        return json.dumps(self.settings | own)
 
     @property
     def shard(self) -> str:
@@ -54,16 +85,22 @@ class Order:
         return "shared" if self.is_shared else "auto"
 
     def count_samples(self) -> int:
-        """Returns the samples of the data set.
+        """Returns how many samples the order of all ranks has, those that are dropped included.
 
-        Raises: UsageError when it does not say.
+        Raises: UsageError when neither data set nor sampler says.
         """
         return len(self._get_sized())
 
+    def count_updates(self) -> int:
+        """Returns how many updates an epoch has, by R16.1."""
+        samples, size = self.count_samples(), self.update_samples or 1
+        return samples // size if self.drops_last else -(-samples // size)
+
     def _get_sized(self) -> Sized:
-        if not isinstance(self.dataset, Sized):
-            raise UsageError("the data set has no length: pass a sampler")
-        return self.dataset
+        source = self.dataset if self.sampler is None else self.sampler
+        if not isinstance(source, Sized):
+            raise UsageError("the data set has no length: pass a sampler, which must have one where all ranks share it")
+        return source
 
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
@@ -71,29 +108,22 @@ class Order:
         """Returns this rank's keys in order, how many samples the epoch has (None when unknown), and how many were taken
         before.
         """
-        if self.sampler is not None:
-            set_epoch = getattr(self.sampler, "set_epoch", None)
-            if callable(set_epoch):
-                set_epoch(epoch)
-            keys = list(self.sampler)
-            if isinstance(self.sampler, Sized) and len(keys) != (told := len(self.sampler)):
-                raise UsageError(f"the sampler says that it has {told} keys, and listed {len(keys)} for epoch {epoch}")
-            return keys, len(keys) if world_size == 1 else None, 0
+        order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
         if not self.is_auto:
-            own = self._compute_order(epoch)
-            return own, len(own) if world_size == 1 else None, 0
-        order = self._compute_order(epoch)
+            return _pack(order), len(order) if world_size == 1 else None, 0
+        if self.drops_last:
+            order = order[: self.count_updates() * (self.update_samples or 1)]
         total = len(order)
         bad = 0
         for generation in base:
             order = generation.compute_rest(order)
             bad += sum(len(part.bad) for part in generation.parts)
-        # All are sent to the process that reads: as plain numbers, which is a quarter of what a list of them takes.
-        shard = array("q", order) if self.is_shared else order[rank::world_size]
-        return shard, total, total - len(order) - bad
+        own = order if self.is_shared or world_size == 1 else order[rank::world_size]
+        return _pack(own), total, total - len(order) - bad
 
-    def _compute_order(self, epoch: int) -> list[int]:
-        return ShardSampler(self._get_sized(), 0, 1, self.is_shuffled, self.seed, epoch).compute_order()
+    def _compute_order(self, epoch: int) -> Sequence[int]:
+        count = self.count_samples()
+        return compute_order(count, self.seed, epoch) if self.is_shuffled else range(count)
 
     def compute_digest(self, start: EpochStart) -> str:
         """Returns what a saved state tells of the keys that are read: of all ranks, or where each is given its own, of this
@@ -101,7 +131,8 @@ class Order:
         """
         if start.keys is None:
             return ""
-        return compute_digest(self._compute_order(start.epoch) if self.is_auto else start.keys)
+        is_told = self.is_auto and self.sampler is None  # a sampler may list other keys the second time
+        return compute_digest(self._compute_order(start.epoch) if is_told else start.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +184,7 @@ def make_beginning(
             order_seed=compute_seed(
                 Use.ORDER, order.seed if order.is_auto else 0, epoch if order.is_shuffled or not order.is_auto else 0
             ),
-            read_ahead=read_ahead,
+            read_ahead=read_ahead if order.update_samples is None else max(1, order.update_samples // world_size // 2),
             max_bad=max_bad,
             quota_samples=None if quota is None else max(1, quota - before),
             epoch=epoch,
@@ -197,14 +228,16 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     round_start = None if progress.checkpoint is None else progress.checkpoint.start
     carried = () if round_start is None else tuple(map(quarantine.get_place, round_start.carried))
     if start.is_shared and keys is not None:
-        return ReadPlan(keys=[keys[p] for p in carried], places=carried, seed=start.seed, draws=DrawFeed())
+        return ReadPlan(keys=[keys[p] for p in carried], places=carried, seed=start.seed, is_drawn=True)
     read_samples = 0 if round_start is None else round_start.read_samples
     first = quarantine.get_place(read_samples - 1) + 1 if read_samples else 0
-    bad = frozenset(progress.bad)
+    bad = frozenset(progress.bad + progress.gone)
     if keys is None:
         return ReadPlan(keys=None, first=first, kept=frozenset(carried), dropped=bad, seed=start.seed)
-    places = (*carried, *(p for p in range(first, len(keys)) if p not in bad))
-    return ReadPlan(keys=[keys[p] for p in places], places=places, seed=start.seed)
+    if not carried and all(place < first for place in bad):
+        return ReadPlan(keys=keys[first:] if first else keys, places=range(first, len(keys)), seed=start.seed)
+    places = array("q", (*carried, *(place for place in range(first, len(keys)) if place not in bad)))
+    return ReadPlan(keys=_pack([keys[place] for place in places]), places=places, seed=start.seed)
 
 
 def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> Progress:
@@ -215,21 +248,30 @@ def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[E
     if not loaded:
         return START
     first = loaded[0]
-    if first.order != order.description:
-        raise UsageError(f"load_state_dict: saved with order {first.order!r}, this loader has {order.description!r}")
     mine = next((state for state in loaded if state.rank == rank), None)
-    if first.world_size == world_size and first.settings == settings:
+    saved = mine or first
+    if saved.order != order.description:
+        what = "; ".join(describe_changes(saved.order, order.description))
+        raise UsageError(f"load_state_dict: the order of samples is another than when the state was saved ({what})")
+    changes = describe_changes(first.settings, settings)
+    if first.world_size == world_size and not changes:
         if mine is None:
             raise UsageError(f"load_state_dict: the state of rank {first.rank} was given to rank {rank}")
         return mine.progress
+    if first.world_size != world_size:
+        changes.insert(0, f"ranks: saved {first.world_size}, now {world_size}")
+    what = "; ".join(changes)
     if not order.is_auto:
         raise UsageError(
-            "load_state_dict: shards given by the caller can only be resumed with the same world size and settings; "
-            f"saved with world size {first.world_size} and {first.settings}, now {world_size} and {settings}"
+            "load_state_dict: where each rank is given its own samples, an epoch goes on only with as many ranks and the "
+            f"settings it was saved with ({what})"
         )
+    if order.update_samples is not None and json.loads(first.settings).get("update_samples") != order.update_samples:
+        raise UsageError(f"load_state_dict: the updates of an epoch cannot change inside it ({what})")
     if len(loaded) != first.world_size:
         raise UsageError(
-            f"load_state_dict: world size or settings have changed (saved: {first.world_size} ranks, now {world_size}), "
-            "so the states of all ranks are needed, as a list"
+            f"load_state_dict: ranks or settings have changed ({what}), so the states of all ranks are needed, as a list"
         )
+    if order.update_samples is not None:
+        return begin_inside(loaded, order.update_samples, rank, world_size, is_shared=order.is_shared)
     return Progress(base=join_states(loaded))

@@ -1,44 +1,47 @@
-"""Which samples a rank reads, and in which order."""
+"""What a sampler of the user's lists, and for which epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable, Sized
+from typing import Final
 
-import torch
-from torch.utils.data import Sampler
+from odb_ref.core.errors import UsageError, read_integer
+
+_left_at: Final[dict[int, tuple[weakref.ref[object], int | None]]] = {}
+"""By the identity of a sampler: the epoch that it was left at when a loader last listed it."""
 
 
-@dataclass(slots=True)
-class ShardSampler(Sampler[int]):
-    """One rank's share of a data set: every world_size-th index of a shared permutation, from ``rank`` on.
+def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
+    """Returns what a sampler of the user's lists for an epoch.
 
-    Nothing is padded and nothing dropped, so shards differ by at most one sample; join mode needs no more. The order is a
-    function of seed and epoch.
+    Raises: UsageError when the user has set the sampler to another epoch, or it does not list as many keys as it says.
     """
+    set_epoch = getattr(sampler, "set_epoch", None)
+    if callable(set_epoch):
+        _check_epoch(sampler, epoch)
+        set_epoch(epoch)
+    keys = list(sampler)
+    _note_epoch(sampler)
+    if isinstance(sampler, Sized) and len(keys) != (told := len(sampler)):
+        raise UsageError(f"the sampler says that it has {told} keys, and listed {len(keys)} for epoch {epoch}")
+    return keys
 
-    dataset: Sized
-    rank: int
-    world_size: int
-    is_shuffled: bool
-    seed: int
-    epoch: int = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the permutation."""
-        self.epoch = epoch
+def _check_epoch(sampler: object, epoch: int) -> None:
+    found = read_integer(getattr(sampler, "epoch", None))
+    _, left_at = _left_at.get(id(sampler), (None, 0))
+    if found is not None and found not in (epoch, left_at):
+        raise UsageError(
+            f"the sampler was set to epoch {found}, and the loader reads epoch {epoch}: call set_epoch({found}) of the loader, "
+            "which sets the sampler too"
+        )
 
-    def compute_order(self) -> list[int]:
-        """Returns the order of all ranks together: position p of rank r is item ``r + p * world_size``."""
-        count = len(self.dataset)
-        if not self.is_shuffled:
-            return list(range(count))
-        generator = torch.Generator()
-        generator.manual_seed((self.seed + 1_000_003 * self.epoch) % 2**63)
-        return torch.randperm(count, generator=generator).tolist()
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.compute_order()[self.rank :: self.world_size])
-
-    def __len__(self) -> int:
-        return len(range(self.rank, len(self.dataset), self.world_size))
+def _note_epoch(sampler: object) -> None:
+    key = id(sampler)
+    try:
+        watch = weakref.ref(sampler, lambda _: _left_at.pop(key, None))
+    except TypeError:
+        return  # a list, say
+    _left_at[key] = watch, read_integer(getattr(sampler, "epoch", None))

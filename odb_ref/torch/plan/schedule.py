@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.order import Beginning, Order, choose_progress, make_beginning
-from odb_ref.torch.plan.state import EpochState, Progress
+from odb_ref.torch.plan.state import START, EpochState, Progress
 
 
 class Schedule:
@@ -27,12 +28,11 @@ class Schedule:
         self._digest = ""
         """Of the keys of the epoch under way, once it has been asked for: listing them again takes time."""
 
-    def load(self, state: Mapping[str, object] | Sequence[Mapping[str, object]]) -> None:
+    def load(self, states: Sequence[Mapping[str, object]]) -> None:
         """Goes on from this rank's saved state, or from those of all ranks, when the next epoch begins.
 
-        Raises: UsageError when this is no such state.
+        Raises: UsageError when these are no such states.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
         if not states:
             raise UsageError("load_state_dict: no state")
         self._loaded = tuple(map(EpochState.from_dict, states))
@@ -60,7 +60,15 @@ class Schedule:
         )
 
     def begin(self, beginning: Beginning) -> None:
-        """Notes that an epoch has begun."""
+        """Notes that an epoch has begun. Warns of a loaded state that is not of this one, and is dropped."""
+        left = next((state for state in self._loaded if state.epoch != self.epoch and state.progress != START), None)
+        if left is not None:
+            warnings.warn(
+                f"epoch {self.epoch} begins, as set_epoch has it: the state that was loaded is dropped, which stands in epoch "
+                f"{left.epoch} after {left.progress.steps} steps",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         self.beginning, self.epoch = beginning, beginning.start.epoch + 1
         self._loaded, self._digest = (), ""
 

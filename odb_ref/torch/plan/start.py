@@ -41,6 +41,8 @@ class EpochStart:
     steps_before: int = 0
     """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
     trace: Path | None = None
+    workers: int = 0
+    """How many processes read: the trace says it."""
     epoch: int = 0
     started_s: float = field(default_factory=time.monotonic)
 
@@ -98,6 +100,7 @@ class EpochStart:
             known_places=self.progress.known,
             places=places,
             begin=0 if self.checkpoint is None or not self.is_shared else self.checkpoint.start.draw.first,
+            gone=self.progress.gone,
         )
 
     def get_key(self, place: int) -> object:
@@ -106,5 +109,5 @@ class EpochStart:
 
     def get_id(self, place: int) -> int:
         """Returns the key where it is a number, else the place."""
-        key = self.get_key(place)
+        key = place if self.keys is None else self.keys[place]
         return key if isinstance(key, int) else place

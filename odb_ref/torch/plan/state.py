@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Final
 
 import numpy as np
+import torch
 
 from odb_ref.core.batching.shards import NOTHING_DRAWN, Draw
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, read_integer
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, StepCounts
-
-VERSION: Final = 3
 
 StateDict = dict[str, object]
 
@@ -37,13 +38,28 @@ class Part:
     bad: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
     """With shared shards: where the samples carried stood in the order of all ranks."""
+    gone: tuple[int, ...] = ()
+    """The places left out because other ranks had trained on them: see `Progress.gone`."""
+
+    @classmethod
+    def of(cls, progress: Progress) -> Part:
+        """Returns what a rank had taken that stood at ``progress``, which is not a beginning."""
+        if progress.checkpoint is None:
+            raise UsageError("load_state_dict: a rank at its beginning has taken no part")
+        return cls(progress.checkpoint, progress.bad, progress.places, progress.gone)
+
+    def list_taken(self) -> set[int]:
+        """Returns the places of what was taken of the round saved, with a shard of its own."""
+        left_out = sorted((*self.bad, *self.gone))
+        gaps = [place - index for index, place in enumerate(left_out)]
+        return {position + bisect_right(gaps, position) for position in self.checkpoint.taken}
 
     def list_drawn(self) -> tuple[list[int], list[int]]:
         """Returns the places that a rank had drawn by the round saved and not taken before it, and those of them it had taken.
 
         Spec: R14.6.
         """
-        draw, bad = self.checkpoint.start.draw, frozenset(self.bad)
+        draw, bad = self.checkpoint.start.draw, frozenset(self.bad + self.gone)
         good = [place for place in range(draw.first, draw.first + draw.count) if place not in bad]
         held = dict(zip(self.checkpoint.start.carried, self.places, strict=True))
         held |= dict(enumerate(good, self.checkpoint.start.read_samples))
@@ -65,7 +81,7 @@ class Generation:
 
     parts: tuple[Part, ...]
 
-    def compute_rest(self, order: Sequence[int]) -> list[int]:
+    def compute_rest(self, order: Sequence[object]) -> list[object]:
         """Returns the part of ``order`` that is left, still in order.
 
         Place p of rank r was item ``r + p * len(parts)``; or the ranks shared the order.
@@ -100,6 +116,10 @@ class Progress:
     """What earlier ranks had taken."""
     places: tuple[int, ...] = ()
     """With shared shards: the places of the samples that were carried into the checkpoint's round. Spec: R14.6."""
+    gone: tuple[int, ...] = ()
+    """The places of the update in which this number of ranks began that others had trained on before. Spec: R16.6."""
+    gone_counts: StepCounts = ZERO_COUNTS
+    """Their global counts, which are a part of that update's."""
 
     @property
     def steps(self) -> int:
@@ -129,7 +149,6 @@ class EpochState:
     def to_dict(self) -> StateDict:
         """Returns the state as plain integers, strings, lists and dicts."""
         return {
-            "version": VERSION,
             "epoch": self.epoch,
             "world_size": self.world_size,
             "rank": self.rank,
@@ -143,16 +162,15 @@ class EpochState:
             "digest": self.progress.digest,
             "base": [[_encode_part(part) for part in generation.parts] for generation in self.progress.base],
             **_encode_places(self.progress.places),
+            **_encode_gone(self.progress),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> EpochState:
-        """Returns the state that `to_dict` wrote.
+        """Returns the state that `to_dict` wrote; `check_seal` has seen to it that it did.
 
-        Raises: UsageError when it did not.
+        Raises: UsageError.
         """
-        if data.get("version") != VERSION:
-            raise UsageError(f"load_state_dict: version {data.get('version')!r}, this library reads {VERSION}")
         match data:
             case {
                 "epoch": int(epoch),
@@ -168,6 +186,7 @@ class EpochState:
                 "digest": str(digest),
                 "base": [*base],
             }:
+                gone, gone_counts = _decode_gone(data.get("gone"))
                 return cls(
                     epoch=epoch,
                     world_size=world_size,
@@ -183,6 +202,8 @@ class EpochState:
                         digest=digest,
                         base=tuple(map(_decode_generation, base)),
                         places=_decode_places(data.get("places", ())),
+                        gone=gone,
+                        gone_counts=gone_counts,
                     ),
                 )
         raise _make_error()
@@ -214,6 +235,21 @@ def _decode_places(values: object) -> tuple[int, ...]:
     if len(places) != len(values):
         raise _make_error()
     return places
+
+
+def _encode_gone(progress: Progress) -> StateDict:
+    """Returns what other ranks had trained on of an update, as a part of a state; nothing where they had of none."""
+    is_inside = bool(progress.gone_counts.samples)
+    return {"gone": [list(progress.gone), progress.gone_counts.to_row()]} if is_inside else {}
+
+
+def _decode_gone(data: object) -> tuple[tuple[int, ...], StepCounts]:
+    match data:
+        case None:
+            return (), ZERO_COUNTS
+        case [[*places], [int(), int(), int(), *_] as counts]:
+            return _decode_places(places), StepCounts.from_row(_decode_places(counts))
+    raise _make_error()
 
 
 def _decode_generation(data: object) -> Generation:
@@ -281,31 +317,44 @@ def _make_error() -> UsageError:
 
 
 def compute_digest(keys: Sequence[object]) -> str:
-    """Returns the number of keys, and a digest of them in their order; of a key that is not a plain value its type only."""
+    """Returns the number of keys, and a digest of them in their order; of a key that is neither a plain value nor made of such
+    its type only. Numbers are the same in every library.
+    """
     try:
-        data = np.asarray(keys, dtype=np.int64).tobytes() if all(type(key) is int for key in keys) else None
-    except OverflowError:
-        data = None
-    if data is None:
+        numbers = keys if isinstance(keys, array | range) else list(map(_read_number, keys))
+        data = np.asarray(numbers, dtype=np.int64).tobytes()
+    except (OverflowError, TypeError):
         data = json.dumps(list(map(_describe_key, keys))).encode()
     return f"{len(keys)}:{hashlib.blake2b(data, digest_size=8).hexdigest()}"
 
 
+def _read_number(key: object) -> int:
+    """Returns the key. Raises: TypeError when it is not an integer."""
+    if type(key) is int:
+        return key
+    if (number := read_integer(key)) is None:
+        raise TypeError
+    return number
+
+
 def _describe_key(key: object) -> object:
+    if (number := read_integer(key)) is not None:
+        return repr(number)
     match key:
-        case bool() | int() | float() | str() | bytes():
+        case np.ndarray() | np.generic() | torch.Tensor():
+            return _describe_key(key.tolist())
+        case None | bool() | float() | str() | bytes():
             return repr(key)
         case tuple() | list():
             return [_describe_key(item) for item in key]
+        case dict():
+            return {str(name): _describe_key(value) for name, value in key.items()}
         case _:
             return f"<{type(key).__name__}>"  # what it prints may name its place in memory
 
 
-def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
-    """Returns all ranks' states as the base of a new start, after their own base.
-
-    Raises: UsageError when they are not the states of one moment.
-    """
+def check_moment(states: Sequence[EpochState]) -> None:
+    """Raises: UsageError when they are not the states of all ranks at one moment."""
     first = states[0]
     if [state.rank for state in states] != list(range(first.world_size)):
         ranks = [state.rank for state in states]
@@ -323,8 +372,15 @@ def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
                 f"load_state_dict: rank 0 was saved after {first.progress.steps} steps, rank {state.rank} after "
                 f"{state.progress.steps}"
             )
-    base = first.progress.base
-    saved = [state.progress for state in states]
-    parts = tuple(Part(one.checkpoint, one.bad, one.places) for one in saved if one.checkpoint is not None)
+
+
+def join_states(states: Sequence[EpochState]) -> tuple[Generation, ...]:
+    """Returns all ranks' states as the base of a new start, after their own base.
+
+    Raises: UsageError when they are not the states of one moment.
+    """
+    check_moment(states)
+    base = states[0].progress.base
+    parts = tuple(Part.of(state.progress) for state in states if state.progress.checkpoint is not None)
     # Before the first step none has a checkpoint that says more than the base does.
     return (*base, Generation(parts)) if len(parts) == len(states) else base

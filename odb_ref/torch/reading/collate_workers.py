@@ -54,7 +54,8 @@ NAME: Final = "odb-collate"
 _SCHEDULED: Final = Path("/proc/thread-self/schedstat")
 """What Linux tells of a thread: nanoseconds that it has run, and that it has waited to."""
 
-Link: TypeAlias = "Connection[object, object]"
+Pipe: TypeAlias = "Connection[object, object]"
+"""One end of a pipe between two processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class _Failure:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Worker:
     process: BaseProcess
-    link: Link
+    link: Pipe
     steps: deque[int] = field(default_factory=deque)
     """What it makes, and after that what it is to make."""
 
@@ -301,7 +302,7 @@ def _read_waited_s() -> float:
         return 0.0
 
 
-def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Link) -> None:
+def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | None, link: Pipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     torch.set_num_threads(1)
     if init_fn is not None:
@@ -312,7 +313,7 @@ def _serve(make: Callable[[CollateTask], Made], init_fn: Callable[[], None] | No
         link.send(_answer(make, task))
 
 
-def _listen(link: Link, tasks: SimpleQueue[object]) -> None:
+def _listen(link: Pipe, tasks: SimpleQueue[object]) -> None:
     """Takes in what comes, until the loader process is gone: then puts None. No more comes than `AHEAD` allows.
 
     It waits for nothing else: so whoever sends never waits for a batch to be made, nor for one to be received. And the files in

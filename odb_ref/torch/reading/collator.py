@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import numpy as np
 import torch
 
 from odb_ref.core.errors import UsageError
@@ -18,6 +19,7 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
 from odb_ref.torch.reading.serialization import unpack
+from odb_ref.torch.reading.service import BatchRequest
 from odb_ref.torch.reading.tasks import get_field
 
 _IDLE_ADVICE: Final = "pass idle_sample= or on_idle='none'"
@@ -26,6 +28,9 @@ _PADDED: Final = (
     "layout='packed' counts the tokens of a batch without padding, and collate_fn makes a row for each sample: its batches "
     "hold more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
 )
+
+TRIED_BATCHES: Final = 8
+"""So many batches tell whether a ``collate_fn`` uses memory again."""
 
 CollateFn = Callable[[list[object]], object]
 
@@ -42,15 +47,6 @@ class OnIdle(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOrder:
-    """A batch to make for a step: the samples at ``places``, or an idle one. An unwanted one is only cleared away."""
-
-    number: int
-    places: tuple[int, ...]
-    is_wanted: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class BatchMaker:
     """Makes a batch of what was taken for it, in whichever process: a function of the samples and a seed. Spec: R12.1."""
 
@@ -64,7 +60,7 @@ class BatchMaker:
         Raises: what ``collate_fn`` raises, and LabelError when it has changed what carries loss.
         """
         seed_generators(task.seed)
-        samples = [unpack(sample) for sample in task.samples]
+        samples = list(map(unpack, task.samples))
         count, doubts = len(samples), list[str]()
         if self.label_check is None or task.supervised is None:
             batch = self.collate_fn(samples)
@@ -112,38 +108,40 @@ class Collator:
         """Looks for another sample to replay: a failure may be that of the one it has, and later epochs are to be spared it."""
         self._cheapest = None
 
-    def put(self, place: int, item: Measured) -> None:
-        """Adds the sample at a place of the sampler's order."""
-        if self._on_idle is OnIdle.REPLAY and self._is_cheaper(item):
-            sample = _copy(item.sample)  # a collate_fn may take a sample apart, or change its tensors
-            if sample is not None:
-                self._cheapest = Measured(item.length, item.supervised, sample, item.nbytes)
+    def put(self, samples: Sequence[tuple[int, Measured]]) -> None:
+        """Adds samples, each at its place of the sampler's order."""
         with self._lock:
-            self._samples[place] = item
+            self._samples.update(samples)
+        if self._on_idle is OnIdle.REPLAY and samples:
+            best = self._cheapest
+            if best is not None and best.supervised and best.length <= min([item.length for _, item in samples]):
+                return
+            # A batch without a supervised token has a mean loss of 0/0, which no weight makes harmless.
+            costs = [(not supervised, length) for _, (length, supervised, *_) in samples]
+            least = min(costs)
+            if best is None or least < (not best.supervised, best.length):
+                _, item = samples[costs.index(least)]
+                sample = _copy(item.sample)  # a collate_fn may take a sample apart, or change its tensors
+                self._cheapest = best if sample is None else item._replace(sample=sample)
 
     def count_bytes(self, places: Iterable[int]) -> int:
         """Returns how many bytes the samples at some places take that no batch has been made of."""
         with self._lock:
             return sum(self._samples[place].nbytes for place in places)
 
-    def _is_cheaper(self, item: Measured) -> bool:
-        # A batch without a supervised token has a mean loss of 0/0, which no weight makes harmless.
-        best = self._cheapest
-        return best is None or (not item.supervised, item.length) < (not best.supervised, best.length)
-
-    def take(self, order: BatchOrder) -> CollateTask | None:
+    def take(self, request: BatchRequest) -> CollateTask | None:
         """Returns what the batch is to be made of; None for an idle step that replays nothing and for one that is not
         wanted.
 
         Raises: UsageError when there is nothing to replay.
         """
         with self._lock:
-            items = [self._samples.pop(place) for place in order.places]
-        if not order.is_wanted:
+            items = [self._samples.pop(place) for place in request.places]
+        if not request.is_wanted:
             return None
-        seed = compute_seed(Use.STEP, self._epoch_seed, order.number)
+        seed = compute_seed(Use.STEP, self._epoch_seed, request.number)
         if items:
-            return CollateTask(seed, tuple(item.sample for item in items), sum(item.supervised for item in items))
+            return CollateTask(seed, tuple([item.sample for item in items]), sum([item.supervised for item in items]))
         if self._on_idle is not OnIdle.REPLAY:
             return None
         seed_generators(seed)
@@ -167,6 +165,56 @@ class Collator:
             raise UsageError(f"{what} ({describe(error)}): {_IDLE_ADVICE}") from error
         copied = _copy(sample)
         return sample if copied is None else copied
+
+
+class OwnMemory:
+    """Gives each batch memory of its own where ``collate_fn`` uses a buffer, or an object, again.
+
+    Several batches are made ahead of the consumer; in a process of its own each is packed at once, and with ``num_workers=0``
+    the next would overwrite it. The first few are copied, until it is known whether they share anything: most never do.
+    """
+
+    def __init__(self) -> None:
+        self._originals: list[object] | None = []
+        """What the first batches consist of, kept so that no memory of theirs is given to another; None once it is known."""
+        self._seen: set[int] = set()
+        self._tried = 0
+        self._is_shared = False
+
+    def keep(self, batch: object) -> object:
+        """Returns the batch, or a copy."""
+        if self._originals is None and not self._is_shared:
+            return batch
+        memo: dict[int, object] = {}
+        try:
+            copied = copy.deepcopy(batch, memo)
+        except Exception:  # whatever a batch's parts raise: nothing can be done for it
+            return batch
+        if self._originals is not None:
+            parts = memo.get(id(memo), [])  # what was copied, which `copy` keeps alive there
+            found = set(map(_locate, parts)) if isinstance(parts, list) else set()
+            self._is_shared = self._is_shared or not found.isdisjoint(self._seen)
+            self._originals.append(parts)
+            self._seen |= found
+            self._tried += 1
+            if self._is_shared or self._tried == TRIED_BATCHES:
+                self._originals = None
+                self._seen.clear()
+        return copied
+
+
+def _locate(part: object) -> int:
+    """Returns where the memory of a tensor or an array begins; of anything else, which object it is."""
+    match part:
+        case torch.Tensor() if part.layout is torch.strided:
+            return part.untyped_storage().data_ptr() or id(part)
+        case np.ndarray():
+            owner = part
+            while isinstance(owner.base, np.ndarray):
+                owner = owner.base
+            return int(owner.ctypes.data)
+        case _:
+            return id(part)
 
 
 def _copy(sample: object) -> object:

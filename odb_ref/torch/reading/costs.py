@@ -13,13 +13,6 @@ from odb_ref.torch.reading.tasks import SampleError, get_field
 CostFn = Callable[[object], Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Costed(Measured):
-    """A sample, its measures, and what it uses of each further resource."""
-
-    costs: tuple[int, ...]
-
-
 def _to_list(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -111,12 +104,8 @@ class CostMeasure:
         Raises: SampleError when a cost makes no sense, and what ``measure`` raises.
         """
         costs = [self._compute_costs(sample) for sample in samples]
-        return [self._join(item, cost) for item, cost in zip(self.measure(samples), costs, strict=True)]
-
-    def _join(self, item: object, costs: tuple[int, ...]) -> object:
-        if not isinstance(item, Measured):
-            return item
-        return Costed(item.length, item.supervised, item.sample, item.nbytes, costs)
+        measured = zip(self.measure(samples), costs, strict=True)
+        return [item._replace(costs=cost) if isinstance(item, Measured) else item for item, cost in measured]
 
     def _compute_costs(self, sample: object) -> tuple[int, ...]:
         costs: object = _to_list(self.cost_fn(sample))

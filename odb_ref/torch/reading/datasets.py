@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from odb_ref.core.errors import OdbError
 from odb_ref.torch.reading.description import describe, note_sample
-from odb_ref.torch.reading.seeding import Use, compute_seed, seed_generators
+from odb_ref.torch.reading.seeding import Snare, Use, compute_seed, seed_generators
 
 SampleKey = tuple[int, int, object]
 """The seed of the epoch, the place of a sample in the sampler's order, and what the sampler calls it."""
@@ -82,6 +82,9 @@ class SeededDataset(Dataset[object]):
     def __init__(self, dataset: Dataset[object], *, is_guarded: bool = False) -> None:
         self._wrapped = dataset
         self._is_guarded = is_guarded
+        self._is_drawing: bool | None = None
+        """Whether anything was drawn for a sample; None before the first was read."""
+        self._snare: Snare | None = None
 
     def __len__(self) -> int:
         return len(self._wrapped)  # type: ignore[arg-type]
@@ -89,6 +92,9 @@ class SeededDataset(Dataset[object]):
     def __getitem__(self, key: SampleKey) -> object:
         epoch_seed, place, name = key
         seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))
+        return self._read(name)
+
+    def _read(self, name: object) -> object:
         try:
             return self._wrapped[name]
         except BaseException as error:
@@ -104,7 +110,7 @@ class SeededDataset(Dataset[object]):
             return []
         read_all = getattr(self._wrapped, "__getitems__", None)
         if not callable(read_all):
-            return [self[key] for key in keys]
+            return self._read_each(keys)
         epoch_seed, place, _ = keys[0]
         names = [name for _, _, name in keys]
         seed_generators(compute_seed(Use.SAMPLE, epoch_seed, place))
@@ -115,6 +121,42 @@ class SeededDataset(Dataset[object]):
             found = f"{len(samples)} samples" if isinstance(samples, Sized) else type(samples).__name__
             raise DataSetError(f"__getitems__ of the data set gave {found} for {len(names)} keys: {names!r:.200}")
         return samples
+
+    def _read_each(self, keys: Sequence[SampleKey]) -> list[object]:
+        """Returns the samples, each as it is read with its own seed.
+
+        To seed takes longer than to read a small sample. While nothing is drawn one seed serves for all; what is read when
+        something was drawn is read again, and from then on every sample is seeded. Spec: R12.3. Preserves: REPLAY.
+        """
+        epoch_seed, place, name = keys[0]
+        samples: list[object] = []
+        if self._is_drawing is None:  # what draws does so for the first sample, in most cases: that is not read twice
+            snare = Snare(compute_seed(Use.SAMPLE, epoch_seed, place))
+            snare.lay()
+            samples.append(self._read(name))
+            self._is_drawing = snare.is_touched()
+        if not self._is_drawing:
+            rest = self._read_undrawn(
+                [name for _, _, name in keys[len(samples) :]], compute_seed(Use.UNDRAWN, epoch_seed)
+            )
+            if rest is not None:
+                return samples + rest
+            self._is_drawing = True
+        return samples + [self[key] for key in keys[len(samples) :]]
+
+    def _read_undrawn(self, names: Sequence[object], seed: int) -> list[object] | None:
+        """Returns the samples; None when something was drawn."""
+        snare = self._snare
+        if snare is None or snare.seed != seed:
+            snare = self._snare = Snare(seed)
+        snare.lay()
+        try:
+            samples = list(map(self._read, names))
+        except Exception:
+            if not snare.is_touched():
+                raise
+            return None  # it may have raised for what was drawn
+        return None if snare.is_touched() else samples
 
 
 class SeededStream(IterableDataset[object]):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.serialization import Packed, count_bytes, pack
 from odb_ref.torch.reading.tasks import (
     IGNORE_INDEX,
+    LABELS,
     SampleError,
     get_field,
     get_labels,
@@ -23,19 +24,22 @@ from odb_ref.torch.reading.tasks import (
 
 LengthFn = Callable[[object], int]
 
+make_tuple: Final = tuple.__new__
+"""A named tuple's constructor, in half its time: it is called for every sample."""
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A sample and its measures, in tokens."""
+_OTHER_LABELS: Final = frozenset(LABELS) - {"labels"}
+
+
+class Measured(NamedTuple):
+    """A sample and its measures, in tokens. A tuple: it is made, and sent, for every sample."""
 
     length: int
     supervised: int
     sample: object
-    nbytes: int
-    """About how many bytes it takes, where that is asked for; else 0."""
-
-    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
-        return type(self), tuple(getattr(self, name) for name in self.__match_args__)  # quicker than by itself
+    nbytes: int = 0
+    """About how many bytes it takes, where that is asked for."""
+    costs: tuple[int, ...] = ()
+    """What it uses of each further resource."""
 
 
 def _count_labels(labels: object, is_shifted: bool) -> int:
@@ -107,6 +111,36 @@ def _checked(value: object, name: str, low: int, high: int | None) -> int:
     return number
 
 
+def measure_row(sample: object, is_shifted: bool) -> tuple[int, int] | None:
+    """Returns length and supervised tokens of the most usual sample, with one row of tokens by name; None of any other.
+
+    It is what `get_length` and `SupervisedCounter` say, which ask about each field in turn, in a tenth of the time.
+    """
+    if not (type(sample) is dict or isinstance(sample, Mapping)):
+        return None
+    ids, labels = sample.get("input_ids"), sample.get("labels")
+    length = _count_row(ids)
+    if not length:
+        return None
+    if labels is None:
+        return (length, length - is_shifted) if _OTHER_LABELS.isdisjoint(sample) else None
+    if type(labels) is not type(ids) or _count_row(labels) != length:
+        return None
+    if isinstance(labels, list):
+        ignored = labels.count(IGNORE_INDEX) - (is_shifted and labels[0] == IGNORE_INDEX)
+        return length, length - is_shifted - ignored
+    return None if is_one_label(labels) else (length, _count_labels(labels, is_shifted))
+
+
+def _count_row(value: object) -> int:
+    """Returns the length of a tensor, an array or a list that is one row of integers; else 0."""
+    if type(value) is torch.Tensor:
+        return value.numel() if value.ndim == 1 else 0
+    if type(value) is list:
+        return len(value) if value and type(value[0]) is int else 0
+    return value.size if type(value) is np.ndarray and value.ndim == 1 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """The ``collate_fn`` of the inner DataLoader: samples in, samples with their measures out, unbatched."""
@@ -123,11 +157,22 @@ class Measure:
 
         Raises: SampleError when a measure makes no sense.
         """
-        return [self._measure(sample) for sample in samples]
+        supervised_fn = self.supervised_fn
+        if self.length_fn is get_length and isinstance(supervised_fn, SupervisedCounter):
+            is_shifted = supervised_fn.is_shifted
+            measures = [measure_row(sample, is_shifted) or self._measure(sample) for sample in samples]
+        else:
+            measures = [self._measure(sample) for sample in samples]
+        if not (self.is_weighing or self.is_packing):
+            rows = zip(measures, samples, strict=True)
+            return [make_tuple(Measured, (length, supervised, sample, 0, ())) for (length, supervised), sample in rows]
+        return [self._finish(*measure, sample) for measure, sample in zip(measures, samples, strict=True)]
 
-    def _measure(self, sample: object) -> Measured:
+    def _measure(self, sample: object) -> tuple[int, int]:
         length = _checked(self.length_fn(sample), "the length of a sample", 1, None)
-        supervised = _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
+        return length, _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
+
+    def _finish(self, length: int, supervised: int, sample: object) -> Measured:
         nbytes = count_bytes(sample) if self.is_weighing else 0
         return Measured(length, supervised, _pack(sample) if self.is_packing else sample, nbytes)
 

@@ -13,9 +13,8 @@ from typing import Final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.torch.reading.collate_workers import CollateWorkers, Made
-from odb_ref.torch.reading.collator import BatchMaker, BatchOrder, CollateFn, Collator, OnIdle, pin
+from odb_ref.torch.reading.collator import BatchMaker, CollateFn, Collator, OnIdle, OwnMemory, pin
 from odb_ref.torch.reading.counting import LabelCheck
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import (
@@ -25,13 +24,15 @@ from odb_ref.torch.reading.quarantine import (
     OnBadSample,
     find_good,
 )
-from odb_ref.torch.reading.reports import END_S, Gate, PipelineListener
 from odb_ref.torch.reading.seeding import isolate
 from odb_ref.torch.reading.serialization import unpack
-from odb_ref.torch.reading.source import DrawFeed, DrawReader, LoaderOptions, Reader, ReadPlan, Room, Source
+from odb_ref.torch.reading.service import END_S, BatchRequest, ReadPlan, SampleListener
+from odb_ref.torch.reading.source import DrawFeed, DrawReader, LoaderOptions, Reader, Room, Source
 
 IDLE_TRIES: Final = 100
 """Among so many samples a good one is looked for, where a rank has none of its own to replay."""
+QUICK_S: Final = 0.004
+"""What takes less is done at once, not in shares: to put the generators back takes a fifth of a millisecond each time."""
 _UNKNOWN: Final = 255
 """The exit code, in multiprocessing, of a fork server's child whose real one another thread is reading: torch joins a worker
 that has done its part while the workers are being looked at here.
@@ -56,8 +57,6 @@ class PipelineSpec:
     """None where no weight depends on it, or only the user knows what carries loss."""
     is_packed: bool = False
     """True where the tokens of a batch are counted without padding."""
-    budget_schedule: BudgetSchedule | None = None
-    """What the rank accepts as its token budget, by the steps planned. Spec: R15.4."""
 
 
 class ReadPipeline:
@@ -69,13 +68,14 @@ class ReadPipeline:
         self._collator = Collator(spec.on_idle, _make_idle_source(spec), _ignore)
         self._workers = _make_collators(spec, is_inline=is_inline)
         self._is_pinned = spec.options.is_pinned
-        self._is_inline = is_inline
+        self._own = OwnMemory() if is_inline else None
+        self.is_inline = is_inline
         self._epoch: _Epoch | None = None
         self._draws: DrawFeed | None = None
         self._left: tuple[threading.Thread, ...] = ()
         """Threads of earlier epochs that were in the user's code when theirs ended."""
 
-    def begin(self, plan: ReadPlan, listener: PipelineListener, read_ahead: int) -> None:
+    def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
         """Starts an epoch; nothing is reported before the first `read`."""
         self.end()
         # What outlives an epoch may have died since.
@@ -84,34 +84,37 @@ class ReadPipeline:
             self._source = _make_source(self._spec)
         if self._workers.has_lost_one:
             self._workers.close()
-        if self._is_inline:  # a thread of an epoch before may still be at work with these
+        if self.is_inline:  # a thread of an epoch before may still be at work with these
             self._workers = _make_collators(self._spec, is_inline=True)
         self._collator = self._collator.renew(plan.seed, listener.on_doubt)
-        read_ahead = 0 if self._is_inline else read_ahead
+        read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
-        self._draws = plan.draws
-        reader = (Reader if plan.draws is None else DrawReader)(
+        self._draws = DrawFeed() if plan.is_drawn else None
+        reader = (DrawReader if plan.is_drawn else Reader)(
             self._source,
             self._collator,
             plan,
-            Gate(listener),
+            listener,
+            draws=self._draws,
             read_ahead=read_ahead,
             read_ahead_bytes=None if most is None else most // 2,
         )
-        maker = _Maker(self._collator, self._workers, Gate(listener), is_pinned=self._is_pinned)
-        self._epoch = _Epoch(reader, maker, self._left, is_inline=self._is_inline)
-        if not self._is_inline:
+        maker = _Maker(self._collator, self._workers, listener, self._finish)
+        self._epoch = _Epoch(reader, maker, self._left, is_inline=self.is_inline)
+        if not self.is_inline:
             self._epoch.start(is_forking=self._workers.is_forking)
 
-    def read(self, count: int, held: tuple[int, ...] | None = None) -> None:
-        """Asks for samples; does not wait. They are to join those ``held``, by place, in a window whose bytes are bounded;
-        None: in none.
-        """
+    def _finish(self, batch: object) -> object:
+        owned = batch if self._own is None else self._own.keep(batch)
+        return pin(owned) if self._is_pinned else owned
+
+    def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
+        """Asks for samples: see `SampleService.read`."""
         if self._epoch is not None:
             room = None
             if held is not None and self._spec.window_bytes is not None:
                 room = Room(nbytes=self._spec.window_bytes - self._collator.count_bytes(held), is_empty=not held)
-            self._epoch.read(count, room)
+            self._epoch.read(count, room, end)
 
     def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
         """Asks for the samples of an order that is drawn as an epoch goes: places and keys. They may be the last of it."""
@@ -119,12 +122,12 @@ class ReadPipeline:
             self._draws.add(items)
             if is_last:
                 self._draws.close()
-            self._epoch.read(len(items), None)
+            self._epoch.read(len(items))
 
-    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
-        """Asks for the batches of a round; does not wait."""
+    def collate(self, requests: tuple[BatchRequest, ...]) -> None:
+        """Asks for batches; does not wait."""
         if self._epoch is not None:
-            self._epoch.collate(round_, orders)
+            self._epoch.collate(requests)
 
     def describe(self) -> str:
         """Returns what is asked for and under way: in words, empty when nothing is."""
@@ -133,17 +136,17 @@ class ReadPipeline:
     @property
     def has_work(self) -> bool:
         """True when something waits for `work`."""
-        return self._is_inline and self._epoch is not None and self._epoch.has_work
+        return self.is_inline and self._epoch is not None and self._epoch.has_work
 
-    def work(self, steps: int, limit_s: float | None = None) -> None:
-        """Does a part of what waits, so that as many calls as ``steps`` do it all; begins nothing more after ``limit_s``.
+    def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None:
+        """Does a part of what waits, so that as many calls as ``steps`` do it all; begins nothing more when that ``is_enough``.
 
         What user code draws here leaves the process's generators as they were. Spec: R12.2.
 
         Raises: what user code raises that is not an Exception: the caller's thread is to end.
         """
         if self._epoch is not None:
-            self._epoch.work(steps, limit_s)
+            self._epoch.work(steps, is_enough)
 
     def stop(self) -> None:
         """Asks for no more to be read or collated. Does not wait."""
@@ -151,7 +154,7 @@ class ReadPipeline:
             self._epoch.stop()
 
     def end(self) -> None:
-        """Ends the epoch and drops what is read: when it returns, nothing more is reported.
+        """Ends the epoch and drops what is read.
 
         A thread that does not come back from the user's code is left to itself: the next epoch's wait for it, nobody else does.
         """
@@ -160,7 +163,7 @@ class ReadPipeline:
             return
         epoch.end()
         self._left = tuple(thread for thread in (*self._left, *epoch.threads) if thread.is_alive())
-        if self._left and not self._is_inline:
+        if self._left and not self.is_inline:
             self._kill_workers()  # one of them does not answer
         self._collator = self._collator.renew(0, _ignore)
         if self._workers.pending:
@@ -225,12 +228,15 @@ def _make_idle_source(spec: PipelineSpec) -> Callable[[], object] | None:
 class _Maker:
     """Makes batches. `work` belongs to one thread at a time."""
 
-    def __init__(self, collator: Collator, workers: CollateWorkers, listener: Gate, *, is_pinned: bool) -> None:
+    def __init__(
+        self, collator: Collator, workers: CollateWorkers, listener: SampleListener, finish: Callable[[object], object]
+    ) -> None:
         self._collator = collator
         self._workers = workers
         self.listener = listener
-        self._is_pinned = is_pinned
-        self._orders: deque[tuple[int, deque[BatchOrder]]] = deque()
+        self._finish = finish
+        """What becomes of each batch before it is handed out."""
+        self._requests: deque[BatchRequest] = deque()
         self._collating: int | None = None
 
     def prepare(self) -> None:
@@ -245,39 +251,35 @@ class _Maker:
     def describe(self) -> str:
         return "" if self._collating is None else f"collating step {self._collating}"
 
-    def ask(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
-        self._orders.append((round_, deque(orders)))
+    def ask(self, requests: tuple[BatchRequest, ...]) -> None:
+        self._requests.extend(requests)
 
     def count_work(self) -> int:
         """Returns how many times `work` finds something to do."""
-        return sum(2 * len(orders) + 1 for _, orders in tuple(self._orders)) + self._workers.pending
+        return 2 * len(self._requests) + self._workers.pending
 
-    def work(self) -> None:
-        """Begins one batch, or hands one out, or says that those of a round are made."""
-        round_, orders = self._orders[0]
-        if orders and self._workers.has_room(len(orders)):
-            self._begin(orders.popleft())
-        elif self._workers.pending:
+    def work(self) -> int:
+        """Begins one batch, or hands one out, and returns 1: for how many times of `count_work` that counts."""
+        if self._requests and self._workers.has_room(len(self._requests)):
+            self._begin(self._requests.popleft())
+        else:
             self._put(*self._workers.collect())
             self._collating = self._workers.oldest
-        else:
-            self._orders.popleft()
-            self._collating = None
-            self.listener.on_collated(round_)
+        return 1
 
-    def _begin(self, order: BatchOrder) -> None:
-        self._collating = order.number
-        task = self._collator.take(order)
+    def _begin(self, request: BatchRequest) -> None:
+        self._collating = request.number
+        task = self._collator.take(request)
         if task is None:
-            self._put(order.number, Made(None))
+            self._put(request.number, Made(None))
         else:
-            self._workers.begin(order.number, task)
-            self._collating = self._workers.oldest
+            self._workers.begin(request.number, task)
+        self._collating = self._workers.oldest
 
     def _put(self, number: int, made: Made) -> None:
         for doubt in made.doubts:
             self._collator.warn_once(doubt)
-        self.listener.on_batch(number, pin(made.batch) if self._is_pinned else made.batch)
+        self.listener.on_batch(number, self._finish(made.batch))
 
 
 class _Epoch:
@@ -285,7 +287,7 @@ class _Epoch:
 
     def __init__(self, reader: Reader, maker: _Maker, after: tuple[threading.Thread, ...], *, is_inline: bool) -> None:
         self._after = after
-        self._is_inline = is_inline
+        self.is_inline = is_inline
         self._reader = reader
         self._maker = maker
         self._condition = threading.Condition()
@@ -302,7 +304,7 @@ class _Epoch:
         parts = (self._reader, self._maker)
         if is_forking and not any(thread.is_alive() for thread in self._after):
             for part in parts:
-                self._do(part, part.prepare)
+                self._prepare(part)
         self.threads = tuple(
             threading.Thread(target=self._run, args=(part,), name=name, daemon=True)
             for part, name in zip(parts, ("odb-read", "odb-collate"), strict=True)
@@ -310,14 +312,14 @@ class _Epoch:
         for thread in self.threads:
             thread.start()
 
-    def read(self, count: int, room: Room | None) -> None:
+    def read(self, count: int, room: Room | None = None, end: int | None = None) -> None:
         with self._condition:
-            self._reader.ask(count, room)
+            self._reader.ask(count, room, end)
             self._condition.notify_all()
 
-    def collate(self, round_: int, orders: tuple[BatchOrder, ...]) -> None:
+    def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         with self._condition:
-            self._maker.ask(round_, orders)
+            self._maker.ask(requests)
             self._condition.notify_all()
 
     def describe(self) -> str:
@@ -338,27 +340,24 @@ class _Epoch:
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
-        for part in (self._reader, self._maker):
-            part.listener.close()
         if self._working.acquire(timeout=END_S):  # then whoever works has noticed
             self._working.release()
 
-    def work(self, steps: int, limit_s: float | None) -> None:
+    def work(self, steps: int, is_enough: Callable[[], bool] | None) -> None:
         with self._working, isolate():
-            until_s = None if limit_s is None else time.monotonic() + limit_s
+            least_s = time.monotonic() + QUICK_S
             for part in (self._reader, self._maker):
-                for _ in range(-(-part.count_work() // steps)):
-                    if not self._is_open or not part.count_work():
-                        break
-                    if until_s is not None and time.monotonic() >= until_s:
+                share = -(-part.count_work() // steps)
+                while self._is_open and part.count_work() and (share > 0 or time.monotonic() < least_s):
+                    if is_enough is not None and is_enough():
                         return
-                    self._do(part, part.work)
+                    share -= self._do(part, part.work)
 
-    def _do(self, part: Reader | _Maker, work: Callable[[], None]) -> None:
+    def _do(self, part: Reader | _Maker, work: Callable[[], int]) -> int:
         try:
-            work()
+            return work()
         except BaseException as error:  # whatever user code raises
-            if not self._is_inline:
+            if not self.is_inline:
                 # Its traceback would keep the DataLoader's iterator, and with it the workers, until some later collection.
                 traceback.clear_frames(error.__traceback__)
             self.stop()
@@ -366,12 +365,20 @@ class _Epoch:
             part.listener.on_error(describe(error), error)
             if not isinstance(error, Exception):
                 raise
+            return 1
+
+    def _prepare(self, part: Reader | _Maker) -> None:
+        def prepare() -> int:
+            part.prepare()
+            return 0
+
+        self._do(part, prepare)
 
     def _run(self, part: Reader | _Maker) -> None:
         for thread in self._after:  # what it has under way is the user's code, perhaps not made for two threads
             thread.join()
         if self._is_open:
-            self._do(part, part.prepare)  # workers start before they are needed
+            self._prepare(part)  # workers start before they are needed
         while True:
             with self._condition:
                 while self._is_open and not part.count_work():

@@ -15,13 +15,16 @@ from typing import Final
 
 from torch.utils.data import Dataset
 
-from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.core.errors import OdbError
 from odb_ref.core.resume import RoundStart
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.measure import Measured
 
 SAVED_CAUSE: Final = "before the state was saved"
 """The cause of a bad sample that a saved epoch knew of."""
+
+KEPT_RECORDS: Final = 100
+"""So many bad samples are kept with their causes; all are counted."""
 
 SHARE_FLOOR: Final = 10
 """A limit that is a share, and not 0, allows so many bad samples however few there are."""
@@ -175,11 +178,15 @@ class Places:
 
     def get_place(self, number: int) -> int:
         """Returns where sample ``number`` stands, as far as is known."""
+        if self.end is None:
+            return number
         run = bisect_right(self._numbers, number) - 1
         return self._firsts[run] + number - self._numbers[run]
 
     def get_number(self, place: int) -> int:
         """Returns which sample stands at ``place``."""
+        if self.end is None:
+            return place
         run = bisect_right(self._firsts, place) - 1
         return self._numbers[run] + place - self._firsts[run]
 
@@ -197,6 +204,7 @@ class Quarantine:
         known_places: int = 0,
         places: Places | None = None,
         begin: int = 0,
+        gone: Iterable[int] = (),
     ) -> None:
         self._get_key = get_key
         self._max_bad = max_bad
@@ -204,16 +212,52 @@ class Quarantine:
         self.places = Places() if places is None else places
         """Where the samples stand, by number: those before ``begin`` are not numbered if they were set aside."""
         self._bad = list(bad)
-        self._bad_numbers = [self.places.get_number(place) for place in self._bad if place >= begin]
-        # The number of position p is p plus how many bad ones lie at or before it: those with gap <= p.
-        self._gaps = [number - index for index, number in enumerate(self._bad_numbers)]
+        left_out = sorted((*self._bad, *gone))
+        # With shared shards what stands behind the draws so far is numbered when it is drawn.
+        self._not_drawn = [place for place in left_out if self.places.end is not None and place >= self.places.end]
+        self._left_out = [
+            self.places.get_number(place) for place in left_out if place >= begin and place not in self._not_drawn
+        ]
+        # The number of position p is p plus how many left out lie at or before it: those with gap <= p.
+        self._gaps = [number - index for index, number in enumerate(self._left_out)]
         self._known_places = known_places
+        self._records = [Quarantined(get_key(place), SAVED_CAUSE) for place in self._bad[:KEPT_RECORDS]]
         self._last = Quarantined(get_key(self._bad[-1]), SAVED_CAUSE) if self._bad else None
+        self._is_told = False
+
+    def draw(self, places: range) -> None:
+        """Numbers what was drawn of a shared order, that which is left out included. Spec: R14.6."""
+        self.places.draw(places)
+        drawn = [place for place in self._not_drawn if place in places]
+        self._not_drawn = [place for place in self._not_drawn if place >= places.stop]
+        for place in drawn:
+            number = self.places.get_number(place)
+            self._gaps.append(number - len(self._gaps))
+            self._left_out.append(number)
 
     @property
     def count(self) -> int:
         """How many samples were set aside."""
         return len(self._bad)
+
+    @property
+    def records(self) -> tuple[Quarantined, ...]:
+        """The first of them, at most `KEPT_RECORDS`."""
+        return tuple(self._records)
+
+    def get_bad_places(self, known: int) -> tuple[int, ...]:
+        """Returns those set aside among the first ``known`` places."""
+        return tuple(self._bad[: bisect_left(self._bad, known)])
+
+    def take_warning(self) -> str:
+        """Returns what to warn of: once, as soon as a sample was set aside; otherwise empty."""
+        if self._is_told or not self._records:
+            return ""
+        self._is_told = True
+        first = self._records[0]
+        return (
+            f"the sample {first.index!r} was set aside: {first.cause} (more may follow: see ODBDataLoader.quarantined)"
+        )
 
     def find_contradiction(self, place: int, cause: str) -> str:
         """Returns what is wrong with setting the sample at ``place`` aside in an epoch that was saved; or an empty string.
@@ -234,9 +278,11 @@ class Quarantine:
         key = self._get_key(place)
         number = self.places.get_number(place)
         self._gaps.append(number - len(self._gaps))
-        self._bad_numbers.append(number)
+        self._left_out.append(number)
         self._bad.append(place)
         self._last = Quarantined(key, cause)
+        if len(self._records) < KEPT_RECORDS:
+            self._records.append(self._last)
         limit = self._compute_limit(number + 1)
         if len(self._bad) <= limit:
             return ""
@@ -268,7 +314,7 @@ class Quarantine:
     def get_position(self, place: int) -> int:
         """Returns the number of the good sample at ``place``."""
         number = self.places.get_number(place)
-        return number - bisect_left(self._bad_numbers, number)
+        return number - bisect_left(self._left_out, number) if self._left_out else number
 
     def get_known(self, good_samples: int, is_all: bool) -> int:
         """Returns how many places hold the first so many good samples; those behind the last included if these are all
@@ -280,15 +326,3 @@ class Quarantine:
             return self.places.end
         last = self.get_place(good_samples - 1) if good_samples else -1
         return max(last, self._bad[-1]) + 1 if is_all and self._bad else last + 1
-
-
-def check_max_bad(value: float) -> float:
-    """Returns the value.
-
-    Raises: UsageError when it is not a limit.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise UsageError(f"max_bad_samples must be a number of samples or a share, got {value!r}")
-    if isinstance(value, float) and not value < 1:
-        raise UsageError(f"max_bad_samples must be an integer, or a share below 1, got {value!r}")
-    return value

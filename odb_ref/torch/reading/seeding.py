@@ -24,6 +24,8 @@ class Use(IntEnum):
     STEP = 2
     STREAM = 3
     ORDER = 4
+    UNDRAWN = 5
+    PERMUTATION = 6
 
 
 def compute_seed(use: Use, *numbers: int) -> int:
@@ -38,6 +40,28 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed & 0xFFFF_FFFF)
     # Not torch.manual_seed, which seeds the generators of every device too: they are the model's.
     torch.default_generator.manual_seed(seed)
+
+
+class Snare:
+    """A state of the generators that shows whether somebody has drawn from them, or has seeded them: what they give next."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.lay()
+        self._next = _draw()
+
+    def lay(self) -> None:
+        """Seeds the generators."""
+        seed_generators(self.seed)
+
+    def is_touched(self) -> bool:
+        """Returns True when they are not as they were laid; then, in any case, they are not."""
+        return _draw() != self._next
+
+
+def _draw() -> tuple[int, bytes, bytes]:
+    """Returns 64 bits of each generator; of torch's, which takes its time for them, its state."""
+    return random.getrandbits(64), np.random.bytes(8), torch.default_generator.get_state().numpy().tobytes()
 
 
 @contextmanager

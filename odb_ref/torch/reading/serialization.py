@@ -2,8 +2,8 @@
 
 Sent as it is, each tensor would cost a shared-memory file and a descriptor for as long as it is held: thousands, for a
 window of images, where a process may have 1,024 descriptors and a container 64 MB of shared memory. So small tensors travel as
-bytes, and the large ones of a sample or batch in one file of memory, which is mapped and closed on arrival. Such a file is no
-part of ``/dev/shm``: it takes what memory there is.
+bytes, and the large ones of a sample or batch in one file of memory, which is mapped on arrival. Such a file is no
+part of ``/dev/shm``: it takes what memory there is. Some stay open, so that what goes on to a third process need not be copied.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from odb_ref.core.errors import OdbError
 
 LARGE_BYTES: Final = 1 << 18
 """Tensors from this size on go through a file of memory, where the system has such files."""
+
+OPEN_SHARE: Final = 4
+"""One in so many of the descriptors that a process may have is for files that stay open."""
 
 _NUMBER_BYTES: Final = 8
 
@@ -143,12 +146,24 @@ Content = Descriptor | bytes
 Open = Callable[[bytes, tuple[Shape, ...], Content], "Packed"]
 
 
+class _File:
+    """A file of memory that is open here; it is closed when nobody needs it any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A sample or batch as bytes, and its large tensors."""
 
     data: bytes
     large: tuple[torch.Tensor, ...]
+    file: _File | None = None
+    """The one that the large tensors came in, and lie in, where it is still open."""
 
     def unpack(self) -> object:
         """Returns the sample, made anew but for its large tensors."""
@@ -161,7 +176,14 @@ class Packed:
     def __reduce__(self) -> tuple[Open, tuple[bytes, tuple[Shape, ...], Content]]:
         tensors = [tensor.contiguous() for tensor in self.large]
         shapes = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+        if self.file is not None:
+            return _open, (self.data, shapes, _lend(self.file.descriptor))
         return _open, (self.data, shapes, _make_content([_view_bytes(tensor) for tensor in tensors]))
+
+
+def _lend(descriptor: int) -> Descriptor:
+    lent: Descriptor = DupFd(descriptor)
+    return lent
 
 
 def _view_bytes(tensor: torch.Tensor) -> memoryview:
@@ -183,8 +205,7 @@ def _make_content(parts: Sequence[memoryview]) -> Content:
                 written = 0
                 while written < len(part):
                     written += os.write(file, part[written:])
-            content: Descriptor = DupFd(file)
-            return content
+            return _lend(file)
         finally:
             os.close(file)
     except OSError as error:
@@ -194,7 +215,7 @@ def _make_content(parts: Sequence[memoryview]) -> Content:
 def _open(data: bytes, shapes: tuple[Shape, ...], content: Content) -> Packed:
     if not shapes:
         return Packed(data, ())
-    whole = _read_content(content, sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes))
+    whole, file = _read_content(content, sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes))
     tensors: list[torch.Tensor] = []
     offset = 0
     for dtype, shape in shapes:
@@ -204,15 +225,15 @@ def _open(data: bytes, shapes: tuple[Shape, ...], content: Content) -> Packed:
         part = part if offset % dtype.itemsize == 0 else part.clone()
         tensors.append(part.view(dtype).reshape(shape))
         offset = end
-    return Packed(data, tuple(tensors))
+    return Packed(data, tuple(tensors), file)
 
 
-def _read_content(content: Content, nbytes: int) -> torch.Tensor:
-    """Returns the content as a tensor of bytes, which holds no descriptor."""
+def _read_content(content: Content, nbytes: int) -> tuple[torch.Tensor, _File | None]:
+    """Returns the content as a tensor of bytes, which holds no descriptor, and the file that it lies in, if that stays open."""
     if isinstance(content, bytes):
-        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8), None
     try:
-        file = content.detach()
+        descriptor = content.detach()
     except OSError as error:
         raise _explain(error, nbytes) from error
     except EOFError as error:  # all that is heard of what fails in the process that sends
@@ -220,13 +241,20 @@ def _read_content(content: Content, nbytes: int) -> torch.Tensor:
             "no file descriptor left in the process that hands over a tensor, or it is gone: "
             "close files that the data set keeps open, or raise the limit (ulimit -n)"
         ) from error
+    file = _File(descriptor)
     try:
         # Maps the file, and closes what it has opened: a map of Python's own would keep a descriptor.
-        return torch.from_file(str(_DESCRIPTORS / str(file)), shared=True, size=nbytes, dtype=torch.uint8)
+        path = str(_DESCRIPTORS / str(descriptor))
+        whole = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
     except RuntimeError as error:
         raise TransferError(f"{nbytes / 2**20:.1f} MiB of tensors cannot be mapped: {error}") from error
-    finally:
-        os.close(file)
+    return whole, file if _may_stay_open(descriptor) else None
+
+
+def _may_stay_open(descriptor: int) -> bool:
+    """Returns True while few files are open: the lowest number that is free is given out. Most are left to the user."""
+    limit = os.sysconf("SC_OPEN_MAX")
+    return limit < 0 or descriptor < limit // OPEN_SHARE
 
 
 def _explain(error: OSError, nbytes: int) -> OSError | TransferError:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, count, islice
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -20,19 +20,25 @@ from odb_ref.core.errors import OdbError
 from odb_ref.core.rounds import count_fitting
 from odb_ref.torch.reading import collate_workers
 from odb_ref.torch.reading.collator import Collator
-from odb_ref.torch.reading.costs import Costed
 from odb_ref.torch.reading.datasets import Contained, DataSetError, SampleKey, SeededDataset, SeededStream, WorkerInit
 from odb_ref.torch.reading.measure import Measured
 from odb_ref.torch.reading.quarantine import BadSample, GuardedDataset, MeasureFn
-from odb_ref.torch.reading.reports import Gate, ReadItem
 from odb_ref.torch.reading.serialization import Packed
+from odb_ref.torch.reading.service import ReadItem, ReadPlan, SampleListener
 
 CHUNK_SAMPLES: Final = 16
-"""How many samples a worker reads at a time, at least: one message for each chunk."""
+"""How many samples a worker reads at a time, at least: one message for each chunk. And how many a data set reads at once."""
 
 LARGEST_CHUNK: Final = 64
+LARGEST_CHUNK_HERE: Final = 256
 CHUNK_S: Final = 0.025
-"""Samples that are read quickly come in chunks that take about so long: for small ones, messages are what takes the time."""
+CHUNK_HERE_S: Final = 0.004
+"""Samples that are read quickly come in chunks that take about so long: for small ones, messages are what takes the time, or
+without workers, where nobody reads ahead, what is done once for each chunk.
+"""
+
+Chunk = list[tuple[int, object]]
+"""Samples that were read at once, each with its place, as the measure answers them."""
 
 _REPEATED: Final = (
     "the workers begin with the same samples, as those of an iterable data set do that does not share them out by "
@@ -56,24 +62,6 @@ class LoaderOptions:
     is_pinned: bool = False
     silence_s: float = 60.0
     """How long a loader process may be silent and idle before it is taken for lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan:
-    """What to read in an epoch: the keys of a map-style data set in order, and their ``places`` in the sampler's order.
-
-    An iterable data set (``keys`` is None) is read from its beginning: all from place ``first`` on and the ``kept`` places
-    before it, but for the ``dropped`` ones. ``seed`` is that of the epoch on this rank.
-    """
-
-    keys: Sequence[object] | None
-    places: Sequence[int] = ()
-    first: int = 0
-    kept: frozenset[int] = frozenset()
-    dropped: frozenset[int] = frozenset()
-    seed: int = 0
-    draws: DrawFeed | None = None
-    """With shared shards: what is to be read behind that, as it is drawn."""
 
 
 class DrawFeed:
@@ -112,14 +100,16 @@ class KeyFeed(Sampler[list[SampleKey]]):
 
     def __init__(self) -> None:
         self.plan = ReadPlan(keys=())
+        self.draws: DrawFeed | None = None
         self.chunk_samples = CHUNK_SAMPLES
+        """At least 1."""
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        plan = self.plan
+        plan, draws = self.plan, self.draws
         items = zip(plan.places, plan.keys or (), strict=True)
         while chunk := [(plan.seed, place, key) for place, key in islice(items, self.chunk_samples)]:
             yield chunk
-        while plan.draws is not None and (drawn := plan.draws.take()) is not None:
+        while draws is not None and (drawn := draws.take()) is not None:
             yield [(plan.seed, place, key) for place, key in drawn]
 
 
@@ -134,6 +124,8 @@ class Source:
         self._feed = KeyFeed()
         # Where a data set reads a chunk at once it may draw for it at once, and what it draws must not follow from the clock.
         self._may_grow = not hasattr(dataset, "__getitems__")
+        if self._may_grow and not options.num_workers:
+            self._feed.chunk_samples = 1
         self._generator = torch.Generator()
         # Workers that outlive an epoch learn of the next one's seed by shared memory.
         self._epoch_seed = torch.zeros((), dtype=torch.int64)
@@ -162,9 +154,11 @@ class Source:
             dataset = SeededStream(dataset, self._epoch_seed)
         self._loader: DataLoader[object] = DataLoader(dataset, **arguments)  # type: ignore[arg-type]
 
-    def open(self, plan: ReadPlan, warn: Callable[[str], None]) -> Iterator[tuple[int, object]]:
-        """Returns the samples of an epoch with their places, as the measure answers them; worker processes start at once."""
-        self._feed.plan = plan
+    def open(self, plan: ReadPlan, warn: Callable[[str], None], draws: DrawFeed | None = None) -> Iterator[Chunk]:
+        """Returns the samples of an epoch with their places, as the measure answers them, as many at a time as were read at
+        once; worker processes start at once.
+        """
+        self._feed.plan, self._feed.draws = plan, draws
         self._generator.manual_seed(plan.seed)
         self._epoch_seed.fill_(plan.seed)
         chunks = iter(self._loader)
@@ -174,35 +168,41 @@ class Source:
         self.workers = tuple(
             child for child in multiprocessing.active_children() if not child.name.startswith(collate_workers.NAME)
         )
-        return self._iterate(chunks, plan, warn)
+        return self._iterate(chunks, plan, warn, draws)
 
     def _iterate(
-        self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None]
-    ) -> Iterator[tuple[int, object]]:
-        is_shared_out = plan.keys is None and self._loader.num_workers > 1
-        items = self._flatten(_compare(chunks, warn) if is_shared_out else chunks)
-        if plan.draws is not None:
-            yield from _name_drawn(items, plan)
-        elif plan.keys is not None:
-            yield from _name(items, plan.places)
+        self, chunks: Iterator[object], plan: ReadPlan, warn: Callable[[str], None], draws: DrawFeed | None
+    ) -> Iterator[Chunk]:
+        items = self._pace(chunks)
+        if plan.keys is not None:
+            yield from _name(items, plan.places, [] if draws is None else draws.places)
         else:
-            for place, item in enumerate(items):
-                if place in plan.kept or (place >= plan.first and place not in plan.dropped):
-                    yield place, item
+            places = count()
+            for chunk in _compare(items, warn) if self._loader.num_workers > 1 else items:
+                yield [(place, item) for item, place in zip(chunk, places, strict=False) if plan.has(place)]
         if not self._loader.persistent_workers:
             self.workers = ()  # all is read: one that crashes while it ends takes nothing with it
 
-    def _flatten(self, chunks: Iterator[object]) -> Iterator[object]:
-        """Yields what is in the chunks, and has the next ones hold as many samples as a worker reads in a moment."""
-        began_s, count, workers = time.monotonic(), 0, max(1, self._loader.num_workers)
+    def _pace(self, chunks: Iterator[object]) -> Iterator[list[object]]:
+        """Yields the chunks, and has the next ones hold as many samples as are read in a moment."""
+        count, workers = 0, self._loader.num_workers
+        began_s = time.monotonic()
         for chunk in chunks:
             if not isinstance(chunk, list):
                 raise OdbError(f"unexpected answer of the inner DataLoader: {type(chunk).__name__}")
             count += len(chunk)
             if self._may_grow:
-                quick = int(CHUNK_S * count / (workers * max(time.monotonic() - began_s, CHUNK_S)))
-                self._feed.chunk_samples = max(CHUNK_SAMPLES, min(LARGEST_CHUNK, quick))
-            yield from chunk
+                seconds = time.monotonic() - began_s
+                if workers:
+                    quick = int(CHUNK_S * count / (workers * max(seconds, CHUNK_S)))
+                    self._feed.chunk_samples = max(CHUNK_SAMPLES, min(LARGEST_CHUNK, quick))
+                else:
+                    quick = int(CHUNK_HERE_S * count / max(seconds, CHUNK_HERE_S))
+                    self._feed.chunk_samples = max(1, min(LARGEST_CHUNK_HERE, quick))
+            handed_s = time.monotonic()
+            yield chunk
+            if not workers:
+                began_s += time.monotonic() - handed_s  # what becomes of a chunk is not reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +221,9 @@ class Reader:
         source: Source,
         collator: Collator,
         plan: ReadPlan,
-        listener: Gate,
+        listener: SampleListener,
         *,
+        draws: DrawFeed | None = None,
         read_ahead: int,
         read_ahead_bytes: int | None = None,
     ) -> None:
@@ -230,13 +231,18 @@ class Reader:
         self._collator = collator
         self._plan = plan
         self.listener = listener
+        self._draws = draws
         self._read_ahead = read_ahead
         self._read_ahead_bytes = read_ahead_bytes
-        self._samples: Iterator[tuple[int, object]] | None = None
-        self._buffer: deque[tuple[ReadItem, int]] = deque()
-        """What is read and not asked for yet, each with its bytes."""
+        self._chunks: Iterator[Chunk] | None = None
+        self._buffer: deque[tuple[int, object]] = deque()
+        """What is read and not asked for yet, by place."""
+        self._good_samples = 0
         self._buffer_bytes = 0
-        self._wanted: deque[tuple[int, Room | None]] = deque()
+        self._wanted: deque[tuple[int, Room | None, int | None]] = deque()
+        """How many samples, for how many bytes there is room, and before which place."""
+        self._seen_end = 0
+        """All before this place is seen."""
         self._is_ended = False
         self._read_samples = 0
 
@@ -244,13 +250,13 @@ class Reader:
         """Returns what it is asked for, in words; empty when nothing."""
         return f"reading, with {self._read_samples} samples so far" if self._wanted else ""
 
-    def ask(self, count: int, room: Room | None = None) -> None:
-        """Asks for so many samples, or as many as there is room for."""
-        self._wanted.append((count, room))
+    def ask(self, count: int, room: Room | None = None, end: int | None = None) -> None:
+        """Asks for so many samples, or as many as there is room for; or for all that stand before a place."""
+        self._wanted.append((count, room, end))
 
     def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
-        buffered = len(self._buffer)
+        """Returns how many samples `work` finds to read, at most, and answers to give."""
+        buffered = self._good_samples
         if self._wanted:
             # One sample more than asked for, so that "ended" never depends on timing (REPLAY).
             return 1 if self._is_ended else max(1, self._wanted[0][0] + 2 - buffered)
@@ -259,50 +265,80 @@ class Reader:
 
     def prepare(self) -> None:
         """Starts the workers, unless they are there."""
-        if self._samples is None:
-            self._samples = self._source.open(self._plan, self.listener.on_doubt)
+        if self._chunks is None:
+            self._chunks = self._source.open(self._plan, self.listener.on_doubt, self._draws)
 
-    def work(self) -> None:
-        """Answers what was asked for, or reads one sample."""
+    def work(self) -> int:
+        """Answers what was asked for, or reads a chunk, and returns for how many times of `count_work` that counts."""
         if self._wanted and self._has_enough(*self._wanted[0]):
             self._answer(*self._wanted.popleft())
-            return
+            return 1
         self.prepare()
-        for place, item in self._samples or ():
-            self._read_samples += 1
-            self._put(place, item)
-            return
-        self._is_ended = True
+        chunk = next(self._chunks or iter(()), None)
+        if chunk is None:
+            self._is_ended = True
+            return 1
+        self._read_samples += len(chunk)
+        self._put(chunk)
+        return len(chunk)
 
-    def _has_enough(self, count: int, room: Room | None) -> bool:
+    def _has_enough(self, count: int, room: Room | None, end: int | None) -> bool:
         """Returns True when it is known which samples are the answer, and whether the source has ended with them."""
-        buffered = len(self._buffer)
-        if self._is_ended or buffered > count:
+        buffered = self._good_samples
+        if self._is_ended:
+            return True
+        if end is not None:
+            return self._seen_end > end
+        if buffered > count:
             return True
         return room is not None and self._buffer_bytes > room.nbytes and buffered > room.is_empty
 
-    def _answer(self, count: int, room: Room | None) -> None:
-        asked = list(islice(self._buffer, count))
-        if room is not None:
-            asked = asked[: count_fitting((nbytes for _, nbytes in asked), room.nbytes, is_empty=room.is_empty)]
-        for _, nbytes in asked:
-            self._buffer.popleft()
-            self._buffer_bytes -= nbytes
-        items = [item for item, _ in asked]
-        is_full = bool(self._buffer) and len(items) < count
-        self.listener.on_read(items, is_ended=self._is_ended and not self._buffer, is_full=is_full)
+    def _answer(self, count: int, room: Room | None, end: int | None) -> None:
+        asked = min(count, self._good_samples)
+        if end is not None or room is not None:
+            good = [(place, item.nbytes) for place, item in self._buffer if isinstance(item, Measured)][:count]
+            if end is not None:
+                good = [(place, nbytes) for place, nbytes in good if place < end]
+            asked = len(good)
+            if room is not None:
+                asked = count_fitting((nbytes for _, nbytes in good), room.nbytes, is_empty=room.is_empty)
+        items = self._take(self._count_entries(asked))
+        is_ended = self._is_ended and not self._buffer
+        self.listener.on_read(items, is_ended=is_ended, is_full=not is_ended and len(items) < count)
 
-    def _put(self, place: int, item: object) -> None:
-        match item:
-            case Measured():
-                self._collator.put(place, item)
-                costs = item.costs if isinstance(item, Costed) else ()
-                self._buffer.append(((place, item.length, item.supervised, costs), item.nbytes))
-                self._buffer_bytes += item.nbytes
-            case BadSample():
+    def _count_entries(self, good_samples: int) -> int:
+        """Returns how many entries of the buffer hold so many good samples, with the bad ones that follow these."""
+        if self._good_samples == len(self._buffer):
+            return good_samples
+        kinds = accumulate(isinstance(item, Measured) for _, item in self._buffer)
+        return sum(1 for good in kinds if good <= good_samples)
+
+    def _take(self, entries: int) -> list[ReadItem]:
+        """Takes so many from the buffer, reports those that are bad, and returns the others."""
+        pop = self._buffer.popleft
+        entered = [pop() for _ in range(entries)]
+        taken = [(place, item) for place, item in entered if isinstance(item, Measured)]
+        for place, item in entered if len(taken) < entries else ():
+            if isinstance(item, BadSample):
                 self.listener.on_bad(place, item.cause)
-            case _:
-                raise OdbError(f"unexpected answer of the measure: {item!r}")
+        self._good_samples -= len(taken)
+        self._buffer_bytes -= _sum_bytes(taken)
+        self._collator.put(taken)
+        return [(place, length, supervised, costs) for place, (length, supervised, _, _, costs) in taken]
+
+    def _put(self, chunk: Chunk) -> None:
+        good = [(place, item) for place, item in chunk if isinstance(item, Measured)]
+        for place, item in chunk if len(good) < len(chunk) else ():
+            if not isinstance(item, Measured | BadSample):
+                raise OdbError(f"unexpected answer of the measure for the sample at {place}: {item!r}")
+        self._good_samples += len(good)
+        self._buffer_bytes += _sum_bytes(good)
+        self._buffer.extend(chunk)
+        self._seen_end = chunk[-1][0] + 1 if chunk else self._seen_end
+
+
+def _sum_bytes(samples: Sequence[tuple[int, Measured]]) -> int:
+    return sum([item.nbytes for _, item in samples])
 
 
 class DrawReader(Reader):
@@ -311,31 +347,28 @@ class DrawReader(Reader):
     _answered_samples = 0
 
     def count_work(self) -> int:
-        """Returns how many times `work` finds something to do."""
+        """Returns how many samples `work` finds to read, and answers to give."""
         return self._wanted[0][0] - self._seen + 1 if self._wanted else 0
 
     @property
     def _seen(self) -> int:
         return self._read_samples - self._answered_samples
 
-    def _has_enough(self, count: int, room: Room | None) -> bool:
+    def _has_enough(self, count: int, room: Room | None, end: int | None) -> bool:
         if self._is_ended and self._seen < count:
             raise DataSetError(f"the data set ended {count - self._seen} samples before those it was asked for")
         return self._seen >= count
 
-    def _answer(self, count: int, room: Room | None) -> None:
+    def _answer(self, count: int, room: Room | None, end: int | None) -> None:
         self._answered_samples += count
-        items = [item for item, _ in self._buffer]
-        self._buffer.clear()
-        self._buffer_bytes = 0
-        self.listener.on_read(items, is_ended=True, is_full=False)
+        self.listener.on_read(self._take(count), is_ended=True, is_full=False)
 
 
-def _compare(chunks: Iterator[object], warn: Callable[[str], None]) -> Iterator[object]:
+def _compare(chunks: Iterator[list[object]], warn: Callable[[str], None]) -> Iterator[list[object]]:
     """Yields the chunks; warns when the second worker begins as the first does."""
     first: object = None
     for number, chunk in enumerate(chunks):
-        if number < 2 and isinstance(chunk, list):
+        if number < 2:
             measures = list(map(_identify, chunk))
             if measures and measures == first:
                 warn(_REPEATED)
@@ -351,23 +384,17 @@ def _identify(item: object) -> object:
             return item
 
 
-def _name_drawn(items: Iterator[object], plan: ReadPlan) -> Iterator[tuple[int, object]]:
-    """Yields each item with its place, of those that have been handed out by then. Spec: R11.4, R14.4. Preserves: COVER."""
-    drawn = [] if plan.draws is None else plan.draws.places
-    first = len(plan.places)
-    for count, item in enumerate(items):
-        if count >= first + len(drawn):
-            raise DataSetError(f"the data set gave more than the {first + len(drawn)} samples it was asked for")
-        yield plan.places[count] if count < first else drawn[count - first], item
+def _name(chunks: Iterator[list[object]], places: Sequence[int], drawn: list[int]) -> Iterator[Chunk]:
+    """Yields each item with its place: of those asked for, and what was ``drawn`` by then.
 
-
-def _name(items: Iterator[object], places: Sequence[int]) -> Iterator[tuple[int, object]]:
-    """Yields each item with its place. Spec: R11.4. Preserves: COVER."""
+    Spec: R11.4, R14.4. Preserves: COVER.
+    """
     count = 0
-    for item in items:
-        if count == len(places):
-            raise DataSetError(f"the data set gave more than the {count} samples it was asked for")
-        yield places[count], item
-        count += 1
+    for chunk in chunks:
+        first, count = count, count + len(chunk)
+        named = [*places[first:count], *drawn[max(0, first - len(places)) : max(0, count - len(places))]]
+        if len(named) < len(chunk):
+            raise DataSetError(f"the data set gave more than the {len(places) + len(drawn)} samples it was asked for")
+        yield list(zip(named, chunk, strict=True))
     if count < len(places):
         raise DataSetError(f"the data set ended after {count} of the {len(places)} samples it was asked for")

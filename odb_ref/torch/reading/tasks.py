@@ -44,7 +44,8 @@ class SampleError(OdbError, ValueError):
 
 def get_field(item: object, name: str) -> object:
     """Returns a field of a sample or a batch, None when it has none of that name."""
-    return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
+    # Asking for the type first: it is one in most cases, and asked for many fields of each sample.
+    return item.get(name) if type(item) is dict or isinstance(item, Mapping) else getattr(item, name, None)
 
 
 def get_labels(sample: object) -> object:

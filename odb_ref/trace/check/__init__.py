@@ -9,15 +9,17 @@ everything else. Only `replay`, which asks whether the machine would have done t
 `verdict`       properties, violations, verdicts
 `stream`        files into jobs, a job's files into one causal order
 `decode`        lines into values
+`known`         which fields a line may have
 `exchanges`     what is posted against what is answered
-`rank`          one rank's record of samples, steps and offers
-`offers`        what a rank must offer
-`groups`        how many groups a window makes, which are due, which are too large
-`steps`         what a step must be, and in which order the steps of a round leave
-`draws`         what ranks draw of a common order
+`rank`          one rank's record, by its parts in `own`
+`own`           what it reads and draws (`input`, `draws`), must offer (`offers`, `groups`), forms (`steps`, `updates`),
+                hands out (`output`), and when (`phases`)
 `outcomes`      how a rank may end
 `rounds`        what every rank must see alike in a round
 `job`           the ranks together, and what must be true when all have ended
+`scope`         which properties say nothing about a job
+`account`       what is trained on, against what there was
+`lineage`       resumed epochs and the parts before them
 `replay`        the machine, asked again
 ==============  =======================================================================================================
 """

@@ -69,6 +69,25 @@ def get_flag(data: JsonObject, key: str) -> bool:
     raise TraceError(f"expected true or false in {key!r}, got {shorten(value)}")
 
 
+def get_text(data: JsonObject, key: str) -> str:
+    """Returns the text at ``key``.
+
+    Raises: TraceError when there is none.
+    """
+    value = data.get(key)
+    if isinstance(value, str):
+        return value
+    raise TraceError(f"expected text in {key!r}, got {shorten(value)}")
+
+
+def get_rank(data: JsonObject) -> int | None:
+    """Returns the rank that is named, None when it is said that none is.
+
+    Raises: TraceError when it is something else.
+    """
+    return None if "rank" in data and data["rank"] is None else get_integer(data, "rank")
+
+
 def get_object(data: JsonObject, key: str) -> JsonObject:
     """Returns the object at ``key``.
 
@@ -150,6 +169,8 @@ class TracedReport(NamedTuple):
     cause: str
     round: int
     config: str
+    peer: int = 0
+    held: str = ""
 
 
 def get_report(value: Json) -> TracedReport:
@@ -158,8 +179,15 @@ def get_report(value: Json) -> TracedReport:
     Raises: TraceError when malformed.
     """
     match value:
-        case {"rank": int(rank), "cause": str(cause), "round": int(round_), "config": str(config), **rest} if not rest:
-            return TracedReport(rank, cause, round_, config)
+        case {"rank": int(rank), "cause": str(cause), "round": int(round_), "config": str(config), **rest}:
+            match rest:
+                case {"held": str(held)} if (
+                    rest.keys() <= {"held", "peer"} and type(peer := rest.get("peer", 0)) is int
+                ):
+                    return TracedReport(rank, cause, round_, config, peer, held)
+                case _ if not rest:
+                    return TracedReport(rank, cause, round_, config)
+            raise TraceError(f"expected a report, got {shorten(value)}")
         case _:
             raise TraceError(f"expected a report, got {shorten(value)}")
 
@@ -193,7 +221,7 @@ def iterate_steps(data: JsonObject, width: int = 3) -> Iterator[TracedStep]:
     if not isinstance(steps, list):
         raise TraceError("expected steps, a list")
     for step in steps:
-        if not isinstance(step, dict):
+        if not isinstance(step, dict) or len(step) > 3:  # number, positions and counts, each of which is asked for
             raise TraceError(f"expected a step, got {shorten(step)}")
         positions, counts = step.get("positions"), step.get("counts")
         if not _is_integers(positions) or not _is_integers(counts) or len(counts) != width:
@@ -224,7 +252,7 @@ def decode_finish(data: JsonObject) -> TracedFinish:
     """
     outcome = get_object(data, "outcome")
     match outcome.get("kind"), outcome.get("rank"), outcome.get("cause"):
-        case str(kind), (int() | None) as rank, str(cause) if "rank" in outcome and not isinstance(rank, bool):
+        case str(kind), (int() | None) as rank, str(cause) if len(outcome) == 3 and not isinstance(rank, bool):
             return TracedFinish(kind, rank, cause, get_integer(data, "step_limit"))
         case _:
             raise TraceError(f"expected an outcome, got {shorten(outcome)}")
@@ -246,6 +274,8 @@ class Settings:
     """The Q of a cost of attention; 0 where the cost is the tokens; None for one that does not ship. Spec: R2.7."""
     limits: tuple[int, ...]
     world_size: int
+    peers: int = 1
+    """How many processes each rank is. Spec: R17.1."""
     shared_samples: int | None
     """How many samples the ranks share, None when each has a source of its own. Spec: R14.1."""
     window_samples: int
@@ -253,8 +283,19 @@ class Settings:
     is_quota: bool
     quota_samples: int | None
     max_age_rounds: int
+    rule: str
+    """The name of its target rule. Spec: R3.3."""
+    update_samples: int | None = None
+    """How many samples an optimizer update holds; None in the free mode. Spec: R16."""
     fingerprint: int
     """What every rank with this configuration must offer."""
+
+    @property
+    def portions(self) -> int:
+        """In how many rounds an update is drawn; 1 where each rank has a source of its own. Spec: R16.3, R16.4."""
+        if self.update_samples is None or self.shared_samples is None:
+            return 1
+        return max(1, min(6, len(f"{self.update_samples // self.world_size:b}")))
 
     @property
     def counts_width(self) -> int:
@@ -333,6 +374,7 @@ def decode_settings(header: Header) -> Settings:
         attention_tokens=_get_attention(cost),
         limits=tuple(limits),
         world_size=header.world_size,
+        peers=_get_setting(config, "peers") if "peers" in config else 1,
         shared_samples=None
         if config.get("shared_samples") is None
         else _get_setting(config, "shared_samples", least=0),
@@ -341,6 +383,8 @@ def decode_settings(header: Header) -> Settings:
         is_quota=mode == Mode.QUOTA,
         quota_samples=None if config.get("quota_samples") is None else _get_setting(config, "quota_samples"),
         max_age_rounds=_get_setting(config, "max_age_rounds"),
+        rule=get_text(config, "rule"),
+        update_samples=None if config.get("update_samples") is None else _get_setting(config, "update_samples"),
         fingerprint=compute_fingerprint(json.dumps(config, sort_keys=True)),
     )
 

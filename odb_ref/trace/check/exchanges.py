@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
+from operator import ge
 from typing import Final
 
 from odb_ref.core.offer import Offer
@@ -14,7 +15,7 @@ from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import JsonObject
 
 
-class Kind(StrEnum):
+class ExchangeKind(StrEnum):
     """The three exchanges of the protocol; each is numbered on its own."""
 
     OFFER = "offer"
@@ -22,11 +23,11 @@ class Kind(StrEnum):
     REPORT = "report"
 
 
-ANSWERS: Final = {"agreed": Kind.OFFER, "counted": Kind.COUNTS, "reported": Kind.REPORT}
+ANSWERS: Final = {"agreed": ExchangeKind.OFFER, "counted": ExchangeKind.COUNTS, "reported": ExchangeKind.REPORT}
 """Events that answer an exchange."""
 
 
-class Exchange:
+class OneExchange:
     """One exchange: who has posted, and what every rank must be answered."""
 
     __slots__ = ("answer", "answered", "is_broken", "posted", "rows", "wants", "wire")
@@ -44,7 +45,7 @@ class Exchange:
         self.wants: dict[int, int] = {}
 
 
-_EMPTY: Final = Exchange()
+_EMPTY: Final = OneExchange()
 _KEPT: Final = 8
 """How many exchanges of a kind are kept: in a right trace no rank is more than one ahead of another."""
 
@@ -52,32 +53,34 @@ _KEPT: Final = 8
 class Exchanges:
     """The exchanges under way. Forgets one when all ranks have their answer, and those that were left behind."""
 
-    def __init__(self, world_size: int, findings: Findings) -> None:
+    def __init__(self, world_size: int, findings: Findings, *, peers: int = 1) -> None:
         self._world_size = world_size
+        self._has_others = peers > 1
+        """True when each rank has peers that are not in these traces. Spec: R17.5."""
         self._findings = findings
-        self._open: dict[tuple[Kind, int], Exchange] = {}
+        self._open: dict[tuple[ExchangeKind, int], OneExchange] = {}
         self.first_round = 0
         """The round of the first exchange: not 0 in a resumed epoch. Exchanges are numbered from 0."""
         self.gone: set[int] = set()
         """Ranks whose trace has ended before they posted: their posts are unknown, not absent."""
 
-    def is_missing(self, kind: Kind, number: int) -> bool:
+    def is_missing(self, kind: ExchangeKind, number: int) -> bool:
         """Returns True when a rank that is not known to be gone has not posted to an exchange."""
         return self._is_missing(self._open.get((kind, number), _EMPTY))
 
-    def list_missing(self, kind: Kind, number: int) -> set[int]:
+    def list_missing(self, kind: ExchangeKind, number: int) -> set[int]:
         """Returns the ranks, not known to be gone, that have not posted to an exchange."""
         return set(range(self._world_size)) - self._open.get((kind, number), _EMPTY).posted.keys() - self.gone
 
     def post_offer(self, rank: int, number: int, offer: Offer) -> None:
         """Takes part in the reduction of offers."""
-        exchange = self._post(Kind.OFFER, rank, number)
+        exchange = self._post(ExchangeKind.OFFER, rank, number)
         wire = offer.to_wire()
         exchange.wire = tuple(map(max, exchange.wire, wire)) if exchange.wire else wire
 
     def post_counts(self, rank: int, number: int, rows: Rows, wanted: int | None) -> None:
         """Takes part in the sum of counts. ALIGN: all ranks post equally many."""
-        exchange = self._post(Kind.COUNTS, rank, number)
+        exchange = self._post(ExchangeKind.COUNTS, rank, number)
         if wanted is not None:
             exchange.wants[rank] = wanted
         if len(exchange.posted) == 1:
@@ -97,48 +100,63 @@ class Exchanges:
 
     def post_report(self, rank: int, report: TracedReport) -> None:
         """Takes part in the gathering of reports."""
-        self._post(Kind.REPORT, rank, 0, _digest(report))
+        self._post(ExchangeKind.REPORT, rank, 0, _digest(report))
 
     def answer_offer(self, rank: int, number: int, event: JsonObject) -> tuple[Offer, bool]:
         """Returns the agreement of ``event``; true when it is the combination of the offers of all ranks."""
         # Decoded each time: JSON's false is equal to 0, and is not an integer.
         agreement = get_offer(event, "agreement")
-        is_right = self._answer(Kind.OFFER, rank, number, agreement, lambda it: agreement.to_wire() == it.wire)
+        wire = agreement.to_wire()
+
+        def is_combination(exchange: OneExchange) -> bool:
+            if self._has_others:  # what other peers have posted can only add to it: the offers are a join-semilattice
+                return all(map(ge, wire, exchange.wire))
+            return wire == exchange.wire
+
+        is_right = self._answer(ExchangeKind.OFFER, rank, number, agreement, is_combination)
         return agreement, is_right
 
     def answer_counts(self, rank: int, number: int, rows: Rows, wants: list[int]) -> bool:
         """Returns True when ``rows`` is the sum of the counts of all ranks, and ``wants`` what they want, by rank."""
         answer = [*rows, wants]
         return self._answer(
-            Kind.COUNTS, rank, number, answer, lambda it: rows == it.rows and wants == _list_by_rank(it.wants)
+            ExchangeKind.COUNTS, rank, number, answer, lambda it: rows == it.rows and wants == _list_by_rank(it.wants)
         )
 
     def answer_reports(self, rank: int, reports: list[TracedReport]) -> bool:
         """Returns True when ``reports`` are the reports of all ranks, by rank."""
-        answer = b"".join(map(_digest, reports))
-        return self._answer(
-            Kind.REPORT, rank, 0, answer, lambda it: answer == b"".join(item for _, item in sorted(it.posted.items()))
-        )
+        digests = list(map(_digest, reports))
 
-    def _get(self, kind: Kind, number: int) -> Exchange:
+        def is_complete(exchange: OneExchange) -> bool:
+            posted = [item for _, item in sorted(exchange.posted.items())]
+            return set(posted) <= set(digests) if self._has_others else posted == digests
+
+        return self._answer(ExchangeKind.REPORT, rank, 0, b"".join(digests), is_complete)
+
+    def _get(self, kind: ExchangeKind, number: int) -> OneExchange:
         exchange = self._open.get((kind, number))
         if exchange is None:
-            exchange = self._open[kind, number] = Exchange()
+            exchange = self._open[kind, number] = OneExchange()
             self._open.pop((kind, number - _KEPT), None)
         return exchange
 
-    def _is_missing(self, exchange: Exchange) -> bool:
+    def _is_missing(self, exchange: OneExchange) -> bool:
         if len(exchange.posted) == self._world_size:
             return False
         return not self.gone or len(exchange.posted.keys() | self.gone) < self._world_size
 
-    def _post(self, kind: Kind, rank: int, number: int, value: bytes = b"") -> Exchange:
+    def _post(self, kind: ExchangeKind, rank: int, number: int, value: bytes = b"") -> OneExchange:
         exchange = self._get(kind, number)
         exchange.posted[rank] = value
         return exchange
 
     def _answer(
-        self, kind: Kind, rank: int, number: int, raw: Offer | Rows | bytes, is_right: Callable[[Exchange], bool]
+        self,
+        kind: ExchangeKind,
+        rank: int,
+        number: int,
+        raw: Offer | Rows | bytes,
+        is_right: Callable[[OneExchange], bool],
     ) -> bool:
         exchange = self._get(kind, number)
         exchange.answered += 1
@@ -146,7 +164,7 @@ class Exchanges:
             del self._open[kind, number]
         if self._is_missing(exchange):
             # An agreement without every rank's offer is a release without every rank's word that it is ready.
-            property_ = Property.RELEASE if kind is Kind.OFFER else Property.EXCHANGE
+            property_ = Property.RELEASE if kind is ExchangeKind.OFFER else Property.EXCHANGE
             first = next(item for item in count() if item not in exchange.posted and item not in self.gone)
             what = f"is answered exchange {number} of {kind}s before rank {first} has posted to it"
             self._findings.violate(property_, what, rank=rank, round_=self.first_round + number)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from odb_ref.core.errors import UsageError
-from odb_ref.trace.check.job import Job, check_no_twice
+from odb_ref.trace.check.job import Job, check_no_twice, judge_jobs
 from odb_ref.trace.check.replay import Rules
 from odb_ref.trace.check.stream import Stream, is_of_job, list_traces
 from odb_ref.trace.check.verdict import Verdict, Violation
@@ -72,7 +72,7 @@ class Follower:
             for stream in streams:
                 stream.end()
         self._judge()
-        return Verdict(tuple(job.judge(is_replayed=is_replayed, rules=rules) for _, job, _ in self._jobs))
+        return judge_jobs([job for _, job, _ in self._jobs], is_replayed=is_replayed, rules=rules)
 
     def _find(self) -> None:
         for folder in self._folders:

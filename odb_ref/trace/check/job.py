@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE
+from odb_ref.trace.check.account import Account, judge_inputs
 from odb_ref.trace.check.decode import TracedFinish
-from odb_ref.trace.check.exchanges import ANSWERS, Exchanges, Kind
+from odb_ref.trace.check.exchanges import ANSWERS, ExchangeKind, Exchanges
+from odb_ref.trace.check.lineage import Lineage, judge_lineage, list_unsaid
 from odb_ref.trace.check.rank import RankChecker
 from odb_ref.trace.check.replay import Depths, Rules, replay
 from odb_ref.trace.check.rounds import Rounds
+from odb_ref.trace.check.scope import BY_CONFIGURATION, compute_not_applicable
 from odb_ref.trace.check.stream import Stream, group_into_jobs, list_traces, merge
-from odb_ref.trace.check.verdict import Findings, JobVerdict, Property, Verdict, Violation
+from odb_ref.trace.check.verdict import Findings, JobVerdict, Judgement, Property, Verdict, Violation
 from odb_ref.trace.format import Record, TraceError
-
-_BY_CONFIGURATION: Final = frozenset(
-    {
-        Property.BUDGET,
-        Property.SIZES,
-        Property.FEWEST,
-        Property.AGE,
-        Property.ORDER,
-        Property.QUOTA,
-        Property.CONSERVE,
-        Property.REPLAY,
-    }
-)
-"""Properties that are judged by the header's configuration, and so cannot be when the ranks have different ones."""
+from odb_ref.trace.origin import Origin
 
 
 def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
@@ -75,13 +64,21 @@ def judge(streams: Sequence[Stream], *, is_replayed: bool = False, rules: Rules 
 
     Raises: as `check_traces`.
     """
-    verdicts = []
-    for group in group_into_jobs(streams):
-        job = Job(group)
+    sought = {part.steps for stream in streams for part in stream.header.origin.before}
+    jobs = [Job(group, sought) for group in group_into_jobs(streams)]
+    for job in jobs:
         for _ in job.follow():  # nothing grows, so nothing is waited for
             pass
-        verdicts.append(job.judge(is_replayed=is_replayed, rules=rules))
-    return Verdict(tuple(verdicts))
+    return judge_jobs(jobs, is_replayed=is_replayed, rules=rules)
+
+
+def judge_jobs(jobs: Sequence[Job], *, is_replayed: bool, rules: Rules = ()) -> Verdict:
+    """Returns the verdict on jobs that have been followed, each among all."""
+    lineages = [job.trace_back() for job in jobs]
+    judged = [
+        job.judge(own, lineages, is_replayed=is_replayed, rules=rules) for job, own in zip(jobs, lineages, strict=True)
+    ]
+    return Verdict(tuple(judged))
 
 
 def compute_remembered(world_size: int) -> int:
@@ -92,11 +89,13 @@ def compute_remembered(world_size: int) -> int:
 class Job:
     """One epoch of one job, judged record by record; ``streams`` may grow while some of their files do."""
 
-    def __init__(self, streams: list[Stream]) -> None:
+    def __init__(self, streams: list[Stream], sought: Collection[int] = ()) -> None:
         self._streams = streams
+        self._sought = sought
+        """The steps after which some other job says that it goes on."""
         self._header = streams[0].header
         self._findings = Findings()
-        self._exchanges = Exchanges(self._header.world_size, self._findings)
+        self._exchanges = Exchanges(self._header.world_size, self._findings, peers=streams[0].settings.peers)
         self._rounds = Rounds(streams[0].settings.quota_samples)
         self._ranks: dict[int, RankChecker] = {}
         self._most = compute_remembered(self._header.world_size)
@@ -109,12 +108,12 @@ class Job:
     def is_done(self) -> bool:
         """True when every rank has ended, and its consumer has taken all it may or has left."""
         ranks = self._ranks.values()
-        return len(ranks) == self._header.world_size and all(rank.is_done for rank in ranks)
+        return len(ranks) == self._header.world_size and all(rank.output.is_done for rank in ranks)
 
     def take_news(self) -> tuple[Violation, ...]:
         """Returns the violations found since the last call."""
         is_one = all(stream.header.config == self._header.config for stream in self._streams)
-        found = self._findings.get_violations(frozenset() if is_one else _BY_CONFIGURATION)
+        found = self._findings.get_violations(frozenset() if is_one else BY_CONFIGURATION)
         news, self._told = found[self._told :], len(found)
         return news
 
@@ -131,6 +130,7 @@ class Job:
             rank = self._ranks.get(record.rank)
             if rank is None:
                 rank = RankChecker(record.rank, stream.settings, self._exchanges, self._rounds, self._findings)
+                rank.account = self._open_account(stream.header.origin, record.rank)
                 self._ranks[record.rank] = rank
             before = rank.size
             try:
@@ -142,28 +142,44 @@ class Job:
             if self._remembered + len(self._rounds.places) > self._most:
                 raise stream.locate(f"the ranks hold more than {self._most} samples and steps: too many to check")
 
-    def judge(self, *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
-        """Returns the verdict on all that `follow` has seen."""
+    def _open_account(self, origin: Origin, rank: int) -> Account | None:
+        if not origin.inputs and not self._sought:
+            return None
+        first_step = next((part.steps for part in origin.before if part.rank == rank), 0)
+        return Account(first_step, self._sought)
+
+    def trace_back(self) -> Lineage:
+        """Returns where the job comes from, and what it has trained on."""
+        accounts = {rank.rank: rank.account for rank in self._ranks.values() if rank.account is not None}
+        is_resumed = any(rank.is_resumed for rank in self._ranks.values())
+        return Lineage(self._header, [stream.header.origin for stream in self._streams], accounts, is_resumed)
+
+    def judge(self, own: Lineage, lineages: Sequence[Lineage], *, is_replayed: bool, rules: Rules = ()) -> JobVerdict:
+        """Returns the verdict on all that `follow` has seen, its ``own`` lineage among those of all jobs given."""
         ranks = [self._ranks[number] for number in sorted(self._ranks)]
-        finishes = [(rank, rank.finish) for rank in ranks if rank.finish is not None]
+        finishes = [(rank, rank.output.finish) for rank in ranks if rank.output.finish is not None]
         self._judge_ends(ranks)
         self._judge_outcomes(finishes)
-        left = (rank.taken_steps for rank in ranks if rank.has_left or self._is_lost(rank.rank))
+        left = (rank.output.taken_steps for rank in ranks if rank.output.has_left or self._is_lost(rank.rank))
         fewest_left = min(left, default=NONE)
+        self._judge_lockstep(ranks)
         for rank, finish in finishes:
             self._judge_finish(rank, finish, fewest_left)
         self._judge_rounds(ranks)
         self._judge_draws(ranks)
-        not_applicable = self._compute_not_applicable(ranks, finishes)
+        self._judge_inputs(ranks, own)
+        for number, judgement in judge_lineage(own, lineages):
+            self._note(judgement, number)
+        not_applicable = compute_not_applicable(ranks, finishes, self._streams)
         if not is_replayed:
             not_applicable[Property.REPLAY] = "not asked for (--replay)"
         elif Property.REPLAY not in not_applicable:
-            depths: Depths = {rank.rank: max(1, rank.most_queued_steps) for rank in ranks}
+            depths: Depths = {rank.rank: max(1, rank.output.most_queued_steps) for rank in ranks}
             reason = replay([stream.path for stream in self._streams], depths, self._findings, rules)
             if reason:
                 not_applicable[Property.REPLAY] = reason
         kinds = {finish.kind for _, finish in finishes}
-        ignored = _BY_CONFIGURATION if OutcomeKind.MISMATCH in kinds else frozenset[Property]()
+        ignored = BY_CONFIGURATION if OutcomeKind.MISMATCH in kinds else frozenset[Property]()
         return JobVerdict(
             paths=tuple(str(stream.path) for stream in self._streams),
             driver=self._header.driver,
@@ -175,6 +191,7 @@ class Job:
             outcome="; ".join(sorted({finish.outcome for _, finish in finishes})) or "unfinished",
             properties=self._findings.judge(not_applicable),
             violations=self._findings.get_violations(ignored),
+            unsaid=tuple(list_unsaid(own, lineages)),
         )
 
     def is_early(self, record: Record) -> bool:
@@ -193,14 +210,14 @@ class Job:
         """Says that the traces of ``ranks`` have ended: their posts are unknown, not absent."""
         self._exchanges.gone |= ranks
 
-    def _count_answered(self, kind: Kind, number: int) -> int:
+    def _count_answered(self, kind: ExchangeKind, number: int) -> int:
         rank = self._ranks.get(number)
         return 0 if rank is None else rank.answered[kind]
 
     def _is_lost(self, number: int) -> bool:
         """Returns True when another rank was told that this one is gone, and it has not ended itself."""
         rank = self._ranks.get(number)
-        if rank is not None and rank.finish is not None:
+        if rank is not None and rank.output.finish is not None:
             return False
         lost = set[int | None]().union(*(other.lost_peers for other in self._ranks.values()))
         return number in lost or None in lost
@@ -212,14 +229,16 @@ class Job:
         for number in range(self._header.world_size):
             self._findings.checked[Property.FREE] += 1
             rank = followed.get(number)
-            if (rank is not None and rank.finish is not None) or self._is_lost(number):
+            if (rank is not None and rank.output.finish is not None) or self._is_lost(number):
                 continue
             if rank is None:
                 self._findings.violate(Property.FREE, "no trace of this rank", rank=number)
             else:
                 where = f" ({', '.join(cut)} ends inside a line)" if cut else ""
                 what = f"its trace ends without a finish: deadlocked or cut off{where}"
-                self._findings.violate(Property.FREE, what, rank=number, round_=rank.round, step=rank.taken_steps)
+                self._findings.violate(
+                    Property.FREE, what, rank=number, round_=rank.round, step=rank.output.taken_steps
+                )
 
     def _judge_outcomes(self, finishes: Sequence[tuple[RankChecker, TracedFinish]]) -> None:
         """Judges ABORT: one outcome, in one round; but a rank that has lost the exchange can only say what it saw (R7.5)."""
@@ -233,9 +252,9 @@ class Job:
             if finish.outcome != reference.outcome:
                 what = f"ends with {finish.outcome!r}, rank {first.rank} with {reference.outcome!r}"
                 self._findings.violate(Property.ABORT, what, rank=rank.rank, round_=rank.round)
-            elif rank.answered[Kind.OFFER] != first.answered[Kind.OFFER]:
-                what = f"ends after {rank.answered[Kind.OFFER]} agreements, rank {first.rank} after "
-                what += str(first.answered[Kind.OFFER])
+            elif rank.answered[ExchangeKind.OFFER] != first.answered[ExchangeKind.OFFER]:
+                what = f"ends after {rank.answered[ExchangeKind.OFFER]} agreements, rank {first.rank} after "
+                what += str(first.answered[ExchangeKind.OFFER])
                 self._findings.violate(Property.ABORT, what, rank=rank.rank, round_=rank.round)
             self._findings.checked[Property.ABORT] += 1
         if told:
@@ -243,16 +262,36 @@ class Job:
 
     def _judge_cause(self, finish: TracedFinish) -> None:
         origin = None if finish.rank is None else self._ranks.get(finish.rank)
-        if finish.kind == OutcomeKind.FAILED and (origin is None or origin.failure != finish.cause):
+        where = ""
+        if self._streams[0].settings.peers > 1:
+            where = f" (on its peer {self._header.peer})"
+            if not finish.cause.endswith(where):
+                return  # that peer's trace would say it
+        if finish.kind == OutcomeKind.FAILED and (origin is None or origin.failure + where != finish.cause):
             what = f"the outcome is {finish.outcome!r}, but that did not happen there"
             self._findings.violate(Property.ABORT, what, rank=finish.rank)
         lower = [rank for rank, checker in self._ranks.items() if checker.reported_cause and rank < (finish.rank or 0)]
         if finish.kind == OutcomeKind.FAILED and lower:
             what = f"the outcome is {finish.outcome!r}, but rank {min(lower)} has reported a failure too"
             self._findings.violate(Property.ABORT, what, rank=finish.rank)
-        if finish.kind == OutcomeKind.STOPPED and (origin is None or origin.stopped_after is None):
+        if finish.kind == OutcomeKind.STOPPED and (origin is None or origin.output.stopped_after is None):
             what = f"the outcome is {finish.outcome!r}, but its consumer has not left"
             self._findings.violate(Property.STOP, what, rank=finish.rank)
+
+    def _judge_lockstep(self, ranks: Sequence[RankChecker]) -> None:
+        """Judges STOP: where consumers take steps together (A5), none takes two more than one that left."""
+        leavers = [rank for rank in ranks if rank.output.has_left]
+        if not leavers:
+            return
+        first = min(leavers, key=lambda rank: rank.output.taken_steps)
+        fewest = first.output.taken_steps
+        for rank in ranks:
+            taken = rank.output.taken_steps
+            if taken <= fewest + 1:
+                self._findings.checked[Property.STOP] += 1
+            else:
+                what = f"takes {taken} steps, though the consumer of rank {first.rank} left after {fewest}: not in lockstep"
+                self._findings.violate(Property.STOP, what, rank=rank.rank, round_=rank.round, step=fewest + 1)
 
     def _judge_finish(self, rank: RankChecker, finish: TracedFinish, fewest_left: int) -> None:
         """Judges a rank that has ended; a rank that left the others has taken ``fewest_left`` steps."""
@@ -261,40 +300,41 @@ class Job:
             if is_true:
                 self._findings.checked[property_] += 1
             else:
-                self._findings.violate(property_, what, rank=rank.rank, round_=rank.round, step=rank.taken_steps)
+                self._findings.violate(property_, what, rank=rank.rank, round_=rank.round, step=rank.output.taken_steps)
 
-        if rank.stopped_after is not None:
-            is_limited = finish.step_limit <= rank.stopped_after
-            what = f"may take {finish.step_limit} steps, though its consumer left after {rank.stopped_after}"
-            expect(is_limited, Property.STOP, what)
-        if not rank.has_left and finish.kind != OutcomeKind.LOST:
+        if not rank.output.has_left and finish.kind != OutcomeKind.LOST:
             # A trainer whose peer has left waits in its own collective: no loader can help that.
             limit = min(finish.step_limit, fewest_left)
-            what = f"{rank.taken_steps} steps taken of {limit}: deadlocked or cut off"
-            expect(rank.taken_steps >= limit, Property.FREE, what)
-        if not rank.is_complete or rank.stopped_after is not None:
+            what = f"{rank.output.taken_steps} steps taken of {limit}: deadlocked or cut off"
+            expect(rank.output.taken_steps >= limit, Property.FREE, what)
+        if not rank.is_complete or rank.output.stopped_after is not None:
             return
         what = f"may take {finish.step_limit} steps, the ranks have planned {self._rounds.total_steps}"
         expect(finish.step_limit == self._rounds.total_steps, Property.ALIGN, what)
         property_ = Property.QUOTA if rank.settings.is_quota else Property.COVER
-        what = f"closes with {rank.delivered_steps} of {rank.planned_steps} steps handed out"
-        expect(rank.delivered_steps == rank.planned_steps, property_, what)
+        what = f"closes with {rank.output.delivered_steps} of {rank.planned_steps} steps handed out"
+        expect(rank.output.delivered_steps == rank.planned_steps, property_, what)
         if not rank.settings.is_quota:
-            expect(rank.is_ended, Property.COVER, "closes before its source has ended")
-            some = ", ".join(str(position) for position in list(rank.held)[:5])
-            expect(not rank.held, Property.COVER, f"closes with {len(rank.held)} samples not emitted: position {some}")
+            expect(rank.input.is_ended, Property.COVER, "closes before its source has ended")
+            some = ", ".join(str(position) for position in list(rank.input.held)[:5])
+            expect(
+                not rank.input.held,
+                Property.COVER,
+                f"closes with {len(rank.input.held)} samples not emitted: position {some}",
+            )
 
     def _judge_rounds(self, ranks: Sequence[RankChecker]) -> None:
-        """Judges TERM: every round emits, so there are no more rounds than samples. QUOTA: why did it end?"""
-        total = sum(rank.seen_samples for rank in ranks)
-        if self._rounds.count > total:
-            self._findings.violate(Property.TERM, f"{self._rounds.count} rounds for {total} samples")
+        """Judges TERM: every round with a step emits, so there are no more than samples. QUOTA: why did it end?"""
+        total = sum(rank.input.seen_samples for rank in ranks)
+        rounds = self._rounds.count - self._rounds.empty_count
+        if rounds > total:
+            self._findings.violate(Property.TERM, f"{rounds} rounds for {total} samples")
         settings = self._streams[0].settings
         complete = [rank for rank in ranks if rank.is_complete]
         if not settings.is_quota or not complete or len(complete) < self._header.world_size:
             return
         is_met = self._rounds.is_quota_met(self._rounds.first_round + self._rounds.count)
-        is_dry = any(rank.is_ended and not rank.held for rank in ranks)
+        is_dry = any(rank.input.is_ended and not rank.input.held for rank in ranks)
         if is_met or is_dry:
             self._findings.checked[Property.QUOTA] += 1
         else:
@@ -307,43 +347,28 @@ class Job:
         total, complete = settings.shared_samples, [rank for rank in ranks if rank.is_complete]
         if total is None or settings.is_quota or len(complete) < self._header.world_size:
             return
-        missing = self._rounds.places.find_missing(min(rank.draws.first for rank in ranks), total)
+        missing = self._rounds.places.find_missing(min(rank.input.draws.first for rank in ranks), total)
         if missing is None:
             self._findings.checked[Property.COVER] += 1
         else:
             self._findings.violate(Property.COVER, f"closes, and no rank has read place {missing} of the common order")
 
-    def _compute_not_applicable(
-        self, ranks: Sequence[RankChecker], finishes: Sequence[tuple[RankChecker, TracedFinish]]
-    ) -> dict[Property, str]:
-        """Returns why a property says nothing about this job."""
-        reasons: dict[Property, str] = {}
-        kinds = {finish.kind for _, finish in finishes}
-        is_complete = kinds == {OutcomeKind.COMPLETE} and len(finishes) == self._header.world_size
-        if OutcomeKind.MISMATCH in kinds:
-            reasons.update(dict.fromkeys(_BY_CONFIGURATION, "the ranks have different configurations"))
-        if self._streams[0].settings.limits:
-            reasons[Property.FEWEST] = "several resources"
-        if self._streams[0].settings.is_packed:
-            reasons[Property.FEWEST] = "packed layout"
-        if self._streams[0].settings.sizes == "any":
-            reasons[Property.SIZES] = "any number of samples"
+    def _judge_inputs(self, ranks: Sequence[RankChecker], lineage: Lineage) -> None:
+        """Judges COVER and ONCE against what there was to train on, where the headers say so. Spec: R9.6."""
+        shared = {part for origin in lineage.origins for part in origin.inputs if part.rank is None}
+        if len(shared) > 1:
+            self._findings.violate(Property.DEAL, "the ranks draw from a common order of different samples")
+        is_join = not self._streams[0].settings.is_quota
+        accounts = {rank.rank: rank.account for rank in ranks if rank.is_complete and rank.account is not None}
+        inputs = [part for part in lineage.inputs.values() if part.rank in accounts or part.rank is None]
+        if is_join and accounts and (not shared or len(accounts) == self._header.world_size):
+            before = {number: part.lot for number, part in lineage.before.items()}
+            for number, judgement in judge_inputs(inputs, before, accounts):
+                self._note(judgement, number)
+
+    def _note(self, judgement: Judgement, rank: int | None) -> None:
+        property_, what = judgement
+        if what:
+            self._findings.violate(property_, what, rank=rank)
         else:
-            reasons[Property.FEWEST] = "friendly sizes"
-        if self._streams[0].settings.order == "sampler":
-            reasons[Property.FEWEST] = "sampler order"
-        elif self._streams[0].settings.attention_tokens is None:
-            reasons[Property.ORDER] = "a cost that does not ship"
-        if self._streams[0].settings.is_quota:
-            reasons[Property.COVER] = "quota mode"
-        else:
-            reasons[Property.QUOTA] = "join mode"
-        if self._streams[0].settings.shared_samples is None:
-            reasons[Property.DEAL] = "each rank has its own source"
-        if not is_complete:
-            reasons[Property.COVER] = reasons[Property.QUOTA] = "the epoch was not completed"
-        if kinds <= {OutcomeKind.COMPLETE}:
-            reasons[Property.ABORT] = "nothing failed"
-        if not any(rank.has_left for rank in ranks):
-            reasons[Property.STOP] = "no consumer left"
-        return reasons
+            self._findings.checked[property_] += 1

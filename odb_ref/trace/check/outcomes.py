@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
-from odb_ref.trace.check.decode import TracedFinish, TracedReport, compute_fingerprint
+from odb_ref.trace.check.decode import Settings, TracedFinish, TracedReport, compute_fingerprint
 from odb_ref.trace.check.verdict import Judgement, Property
 
 
@@ -32,20 +33,81 @@ def judge_report(report: TracedReport, own: tuple[int, str, int], fingerprint: i
     yield Property.ABORT, "" if is_same else "reports a configuration of another fingerprint than it offered"
 
 
-def judge_outcome(finish: TracedFinish, agreement: Offer | None, lost_peers: Set[int | None]) -> Iterator[Judgement]:
+@dataclass(slots=True)
+class Told:
+    """What a rank has been told, and so how it may end."""
+
+    agreement: Offer | None = None
+    """The last one."""
+    blamed: tuple[int, str | None] | None = None
+    """The rank to blame by the reports, and its cause; None where every text may be."""
+    loss: tuple[int | None, str] | None = None
+    """The loss that ended it: which rank's, and why."""
+
+
+def find_blamed(reports: Sequence[TracedReport]) -> tuple[int, str | None] | None:
+    """Returns whom reports blame, and why: the lowest rank that failed, else that differs from rank 0, else one of whose peers
+    hold different samples. Spec: R7.2, R7.3, R17.4.
+    """
+    for report in reports:
+        if report.cause:
+            return report.rank, report.cause + (f" (on its peer {report.peer})" if report.held else "")
+    first = reports[0] if reports else None
+    for report in reports:
+        if first is not None and (report.round, report.config) != (first.round, first.config):
+            return report.rank, None
+    held = {report.rank: report.held for report in reversed(reports)}  # by each rank's first peer
+    other = next((report for report in reports if report.held != held[report.rank]), None)
+    return None if other is None else (other.rank, None)
+
+
+def judge_outcome(finish: TracedFinish, told: Told) -> Iterator[Judgement]:
     """Yields what is judged of a finish: the property, and how it is violated; no words when it is not."""
-    if finish.kind == OutcomeKind.LOST:
+    agreement = told.agreement
+    if finish.kind == OutcomeKind.LOST or told.loss is not None:
         what = f"finishes with {finish.outcome}, but was not told so"
-        yield Property.ABORT, "" if finish.rank in lost_peers else what
+        is_told = finish.kind == OutcomeKind.LOST and (finish.rank, finish.cause) == told.loss
+        yield Property.ABORT, "" if is_told else what
     elif agreement is not None and is_broken_off(agreement):
-        what = f"finishes with {finish.outcome} after a failure was agreed"
-        yield Property.ABORT, "" if finish.kind in (OutcomeKind.FAILED, OutcomeKind.MISMATCH) else what
+        yield Property.ABORT, _find_wrong_blame(finish, told)
     elif agreement is not None and agreement.stop_rank != NONE:
         is_stop = (finish.kind, finish.rank) == (OutcomeKind.STOPPED, agreement.stop_rank)
         what = f"finishes with {finish.outcome} after the stop of rank {agreement.stop_rank} was agreed"
         yield Property.STOP, "" if is_stop else what
-        what = f"may take {finish.step_limit} steps, though a consumer left after {agreement.stop_step}"
-        yield Property.STOP, "" if finish.step_limit <= agreement.stop_step else what
     else:
         what = f"finishes with {finish.outcome}, which no agreement says"
-        yield Property.ABORT, "" if finish.kind == OutcomeKind.COMPLETE else what
+        is_complete = (finish.kind, finish.rank, finish.cause) == (OutcomeKind.COMPLETE, None, "")
+        yield Property.ABORT, "" if is_complete else what
+
+
+def _find_wrong_blame(finish: TracedFinish, told: Told) -> str:
+    if finish.kind not in (OutcomeKind.FAILED, OutcomeKind.MISMATCH):
+        return f"finishes with {finish.outcome} after a failure was agreed"
+    rank, cause = told.blamed or (finish.rank, None)
+    kind = OutcomeKind.MISMATCH if cause is None else OutcomeKind.FAILED
+    if (finish.kind, finish.rank, finish.cause) == (kind, rank, finish.cause if cause is None else cause):
+        return ""
+    return (
+        f"finishes with {finish.outcome}, but by the reports it is {TracedFinish(kind, rank, cause or '', 0).outcome}"
+    )
+
+
+def is_closing(agreement: Offer, settings: Settings) -> bool:
+    """Returns True when an agreement to go on completes the epoch. Spec: R3.5."""
+    return agreement.samples_max == 0 or (settings.is_quota and agreement.samples_min == 0)
+
+
+def compute_target(agreement: Offer, settings: Settings) -> int | None:
+    """Returns how many steps the round has by a rule that ships; None by another. Spec: R3.3, R16.3."""
+    if settings.update_samples is not None and not agreement.groups_max:
+        return 0
+    if settings.rule not in ("odb", "paper"):
+        return None
+    target = agreement.groups_max
+    if settings.rule == "odb" and agreement.groups_min != NONE:
+        target = agreement.groups_min
+    if settings.rule == "odb":
+        target = max(target, agreement.due_max)
+    if settings.update_samples is not None:  # Spec: R16.3
+        return target if settings.is_packed else min(2 * target, agreement.samples_max)
+    return min(target, agreement.samples_min) if settings.is_quota else target

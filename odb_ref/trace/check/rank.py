@@ -1,15 +1,15 @@
 """One rank, followed through its trace: which samples it holds, which steps it formed, handed out and took.
 
-The checker's own bookkeeping, from what the rank did; nothing here knows what the machine would do.
-"""
+The checker's own bookkeeping, from what the rank did; nothing here knows what the machine would do."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.offer import NONE, Offer
+from odb_ref.trace.check.account import Account
 from odb_ref.trace.check.decode import (
     Rows,
     Settings,
@@ -23,18 +23,33 @@ from odb_ref.trace.check.decode import (
     get_kind,
     get_offer,
     get_optional,
+    get_rank,
     get_report,
     get_reports,
     get_samples,
+    get_text,
     get_wants,
     iterate_steps,
 )
-from odb_ref.trace.check.draws import RankDraws
-from odb_ref.trace.check.exchanges import Exchanges, Kind
-from odb_ref.trace.check.offers import Fingerprint, RankBudget, Seen, compare_window, judge_offer
-from odb_ref.trace.check.outcomes import is_broken_off, is_ended_by, judge_outcome, judge_report
+from odb_ref.trace.check.exchanges import ExchangeKind, Exchanges
+from odb_ref.trace.check.known import check_fields
+from odb_ref.trace.check.outcomes import (
+    Told,
+    compute_target,
+    find_blamed,
+    is_broken_off,
+    is_closing,
+    is_ended_by,
+    judge_outcome,
+    judge_report,
+)
+from odb_ref.trace.check.own.groups import find_other_choice
+from odb_ref.trace.check.own.input import Input
+from odb_ref.trace.check.own.offers import Fingerprint, RankBudget, Seen, judge_offer
+from odb_ref.trace.check.own.output import Output
+from odb_ref.trace.check.own.phases import START, Phases
+from odb_ref.trace.check.own.steps import find_disorder, judge_step
 from odb_ref.trace.check.rounds import Rounds
-from odb_ref.trace.check.steps import find_disorder, judge_step
 from odb_ref.trace.check.verdict import Findings, Judgement, Property
 from odb_ref.trace.format import RESUMED, JsonObject, Record, TraceError, decode_resumed
 
@@ -48,73 +63,59 @@ class RankChecker:
         self._exchanges = exchanges
         self._rounds = rounds
         self._findings = findings
-        self._has_begun = False
+        self.account: Account | None = None
+        """What it trains on, where that is counted."""
+        self._has_begun = self.is_resumed = False
         self._first_round = 0
-        # Input.
-        self.read_samples = 0
-        self.seen_samples = 0
-        """Samples read or carried into a resumed epoch: all that this trace can emit."""
-        self.is_ended = self._is_full = self._is_cut_short = False
-        self._wanted_samples = 0
-        self.held: dict[int, list[int]] = {}
-        """Samples read and in no step yet, by position, oldest first."""
-        self.draws = RankDraws(rank, settings, rounds.places)
+        self.input = Input(rank, settings, rounds.places)
+        self._is_cut_short = False
         self._budget = RankBudget(settings)
-        self._skipped: list[range] = []
-        """Positions left out by the reads: none, in a right trace."""
-        self._new_samples = self._asked_samples = 0
-        """Samples read and asked for since the offer before."""
-        self._marks = Counter[int]()
-        """``read_samples`` at the agreement of each round, 0 where the trace does not say."""
         # Exchanges: how many of each kind have been posted and answered.
-        self.posted = dict.fromkeys(Kind, 0)
-        self.answered = dict.fromkeys(Kind, 0)
-        self._agreement: Offer | None = None
+        self.posted = dict.fromkeys(ExchangeKind, 0)
+        self.answered = dict.fromkeys(ExchangeKind, 0)
         self._fingerprint = Fingerprint(settings.fingerprint)
         self._posted_counts: Rows = []
         self._counted: Rows = []
         # Steps.
         self.planned_steps = 0
         self._collated_round = -1
-        self._released_steps = 0
-        self.delivered_steps = 0
-        self.taken_steps = 0
-        self.most_queued_steps = 0
-        """The fullest the queue has been: what its depth was, as far as it mattered."""
+        self.output = Output()
         # How it ends.
         self.failure = ""
         self.reported_cause = ""
+        self._phases = Phases()
+        self._answer = ""
+        """What the event asks for: an effect, or nothing."""
         self.lost_peers: set[int | None] = set()
         """Ranks whose loss this one was told of, even after its end; None when it was not said which."""
-        self.stopped_after: int | None = None
-        """Steps taken when the consumer left while the rank was still running."""
-        self.has_left = False
-        self.finish: TracedFinish | None = None
+        self._told = Told()
         self.is_complete = False
         """True when it finished COMPLETE, and its last agreement spoke of nothing else."""
 
     @property
     def size(self) -> int:
         """How much is remembered of this rank, in samples or the like. Spec: R9.5."""
-        texts = len(self.failure) + len(self.reported_cause) + (len(self.finish.cause) if self.finish else 0)
-        kept = (self.held, self._posted_counts, self._counted, self._marks, self._skipped, self.lost_peers)
-        return sum(map(len, kept)) + texts // 64
-
-    @property
-    def is_done(self) -> bool:
-        """True when it has ended, and its consumer has taken all it may or has left."""
-        return self.finish is not None and (self.has_left or self.taken_steps >= self.finish.step_limit)
+        finish = self.output.finish
+        texts = len(self.failure) + len(self.reported_cause) + (len(finish.cause) if finish else 0)
+        kept = (self._posted_counts, self._counted, self.lost_peers)
+        accounted = 0 if self.account is None else len(self.account)
+        return self.input.size + sum(map(len, kept)) + accounted + texts // 64
 
     @property
     def round(self) -> int:
         """The round the rank is in: one further with each that it has counted."""
-        return self._first_round + self.answered[Kind.COUNTS]
+        return self._first_round + self.answered[ExchangeKind.COUNTS]
 
     def handle(self, record: Record) -> None:
         """Judges one record.
 
         Raises: TraceError when it is malformed.
         """
+        kinds = [check_fields(item) for item in record.effects]
+        kind = START if record.event is None else check_fields(record.event)
+        kind = START if kind == RESUMED else kind
+        self._judge(self._phases.note_event(kind))
+        self._answer = ""
         if not self._has_begun:
             self._begin(record.event)
         elif record.event is None:
@@ -123,6 +124,17 @@ class RankChecker:
             self._handle_event(record.event)
         for effect in record.effects:
             self._handle_effect(effect)
+        due = self._phases.note_effects(
+            kind,
+            kinds,
+            answer=self._answer,
+            is_ready=not self.input.is_open and self._collated_round == self.round - 1,
+            must_offer=bool(self.failure) or self.output.stopped_after is not None,
+            planned_steps=self.planned_steps - self.output.released_steps,
+            held_back_steps=self.output.held_back_steps,
+        )
+        self._judge(due)
+        self._judge(self.output.judge_queue())
 
     def _violate(self, property_: Property, what: str, step: int | None = None, round_: int | None = None) -> None:
         at = self.round if round_ is None else round_
@@ -134,9 +146,9 @@ class RankChecker:
         else:
             self._violate(property_, what, step)
 
-    def _judge(self, judgements: Iterable[Judgement]) -> None:
+    def _judge(self, judgements: Iterable[Judgement], step: int | None = None) -> None:
         for property_, what in judgements:
-            self._expect(not what, property_, what)
+            self._expect(not what, property_, what, step)
 
     def _begin(self, event: JsonObject | None) -> None:
         self._has_begun = True
@@ -144,33 +156,30 @@ class RankChecker:
             self._resume(event)
             return
         self._rounds.begin(0, 0, 0)
-        self.draws.begin()
-        self.is_ended = self.draws.has_ended
+        self.input.begin()
         if event is not None:
+            self._violate(Property.EXCHANGE, f"begins with {get_kind(event)}")
             self._handle_event(event)
 
     def _resume(self, event: JsonObject) -> None:
         """Begins at a saved round: what lies before ``start`` counts as emitted, but for the samples carried, and as taken."""
+        self.is_resumed = True
         start = decode_resumed(event).start
         rows = get_samples(event)
-        self._judge_costs(rows)
         positions = [row[1] for row in rows]
         is_carried = positions == sorted({*start.carried}) and all(0 <= item < start.read_samples for item in positions)
         what = f"is resumed with the samples at {positions}; carried are {list(start.carried)} of {start.read_samples}"
         self._expect(is_carried and positions == list(start.carried), Property.CONSERVE, what)
         self._first_round = self._exchanges.first_round = start.round
-        self._judge(self.draws.resume(start.draw.first, start.draw.count, start.draw.end, start.round))
+        self._judge(self.input.draws.resume(start.draw.first, start.draw.count, start.draw.end, start.round))
+        marks = dict(enumerate(start.marks, start.round - len(start.marks)))
+        self._judge(self.input.resume(rows, start.read_samples, marks, is_ended=start.is_ended))
         self._budget.resume(start.agreed_tokens, start.accepted_tokens)
-        self.read_samples, self.is_ended = start.read_samples, start.is_ended or self.draws.has_ended
-        self.seen_samples = len(rows)
-        self.held = {row[1]: row for row in rows}
-        self._marks = Counter(dict(enumerate(start.marks, start.round - len(start.marks))))
         self._collated_round = start.round - 1
-        self.planned_steps = self._released_steps = self.delivered_steps = self.taken_steps = start.planned_steps
+        self.planned_steps = start.planned_steps
+        self.output.resume(start.planned_steps)
         is_same = self._rounds.begin(start.round, start.planned_steps, start.global_samples)
-        what = (
-            f"is resumed at step {start.planned_steps} with {start.global_samples} samples planned, unlike another rank"
-        )
+        what = f"is resumed at step {start.planned_steps}, {start.global_samples} samples planned, unlike another rank"
         self._expect(is_same, Property.ALIGN, what, start.planned_steps)
 
     def _handle_event(self, event: JsonObject) -> None:
@@ -178,7 +187,9 @@ class RankChecker:
             case "resumed":
                 self._violate(Property.EXCHANGE, "is resumed after it has begun")
             case "samples_read":
-                self._read(get_samples(event), get_flag(event, "is_ended"), event.get("is_full") is True)
+                is_full = get_flag(event, "is_full") if "is_full" in event else False
+                is_ended = get_flag(event, "is_ended")
+                self._judge(self.input.read(get_samples(event), is_ended=is_ended, is_full=is_full))
             case "collated":
                 number = get_integer(event, "round")
                 is_next = self._collated_round < number == self.round - 1
@@ -189,33 +200,47 @@ class RankChecker:
             case "counted":
                 self._count(get_counts(event, self.settings.counts_width), get_wants(event))
             case "reported":
-                is_right = self._exchanges.answer_reports(self.rank, get_reports(event))
+                reports = get_reports(event)
+                is_right = self._exchanges.answer_reports(self.rank, reports)
                 self._expect(is_right, Property.EXCHANGE, "is told other reports than the ranks have posted")
-                self.answered[Kind.REPORT] += 1
+                self.answered[ExchangeKind.REPORT] += 1
+                self._told.blamed = find_blamed(reports)
+                self.output.limit(self.output.released_steps)
             case "step_taken":
-                self._take()
+                if self.account is not None:
+                    self.account.take(self.output.taken_steps)
+                self._judge(self.output.take(), self.output.taken_steps)
             case "consumer_stopped":
-                self.has_left = True
-                if self.finish is None and self.stopped_after is None:
-                    self.stopped_after = self.taken_steps
+                self.output.leave()
             case "local_failed":
-                cause = event.get("cause")
-                if self.finish is None and not self.failure:
-                    self.failure = cause if isinstance(cause, str) and cause else "unknown failure"
+                if not self._phases.is_ending and not self.failure:
+                    self.failure = get_text(event, "cause") or "unknown failure"
             case "peer_lost":
-                self.lost_peers.add(None if event.get("rank") is None else get_integer(event, "rank"))
+                self._lose(get_rank(event), get_text(event, "cause"))
             case "budget_accepted":
                 self._budget.accept(get_integer(event, "tokens"))
+            case "set_aside":
+                id_ = get_integer(event, "id")
+                if self.account is not None:
+                    self.account.set_one_aside(id_)
             case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
+
+    def _lose(self, rank: int | None, cause: str) -> None:
+        self.lost_peers.add(rank)
+        if not self._phases.is_ending:
+            self._answer = "finish"
+            self._told.loss = rank, cause
+            self.output.limit(self.output.taken_steps)
 
     def _handle_effect(self, effect: JsonObject) -> None:
         match get_kind(effect):
             case "deliver":
-                self._deliver(get_integer(effect, "number"))
+                number = get_integer(effect, "number")
+                self._judge(self.output.deliver(number), number)
             case "read":
-                self._wanted_samples = self._asked_samples = get_integer(effect, "count")
-                self._judge(self.draws.note_read(self._wanted_samples, get_optional(effect, "first")))
+                read = (get_integer(effect, "count"), get_optional(effect, "first"))
+                self._judge(self.input.ask(*read, self._first_round + self.posted[ExchangeKind.OFFER]))
             case "collate":
                 self._collate(get_integer(effect, "round"), list(iterate_steps(effect, self.settings.counts_width)))
             case "post_offer":
@@ -229,39 +254,13 @@ class RankChecker:
             case kind:
                 raise TraceError(f"unknown effect kind {kind!r}")
 
-    # Samples -------------------------------------------------------------------------------------------------------
-
-    def _read(self, rows: Rows, is_ended: bool, is_full: bool) -> None:
-        self._judge_costs(rows)
-        for row in rows:
-            position = row[1]
-            if position < self.read_samples:
-                self._violate(Property.ONCE, f"reads position {position} again")
-                continue
-            if position > self.read_samples:
-                self._violate(Property.CONSERVE, f"reads position {position} after {self.read_samples} samples: a gap")
-                self._skipped.append(range(self.read_samples, position))
-            self.read_samples = position + 1
-            self.seen_samples += 1
-            self._new_samples += 1
-            self.held[position] = row
-        left = self._wanted_samples - len(rows)
-        self._expect(left >= 0, Property.CONSERVE, "reads more samples than it asked for")
-        self.is_ended, self._is_full = self.draws.has_ended if self.draws.is_shared else is_ended, is_full
-        self._wanted_samples = 0 if is_ended or is_full else left
-
-    def _judge_costs(self, rows: Rows) -> None:
-        limits = len(self.settings.limits)
-        if not set(map(len, rows)) <= {4 + limits}:
-            self._violate(Property.BUDGET, f"has a sample with more or fewer costs than there are limits, {limits}")
-
     def _post_offer(self, offer: Offer) -> None:
-        self._exchanges.post_offer(self.rank, self.posted[Kind.OFFER], offer)
-        number = self._first_round + self.posted[Kind.OFFER]
-        self.posted[Kind.OFFER] += 1
+        self._exchanges.post_offer(self.rank, self.posted[ExchangeKind.OFFER], offer)
+        number = self._first_round + self.posted[ExchangeKind.OFFER]
+        self.posted[ExchangeKind.OFFER] += 1
         is_of_round = offer.round_min == offer.round_max == number
         self._expect(is_of_round, Property.EXCHANGE, f"offers for round {offer.round_min}, in round {number}")
-        offered, held = offer.samples_max, len(self.held)
+        offered, held = offer.samples_max, len(self.input.held)
         is_met = self._rounds.is_quota_met(number)
         if held and (is_met or (offered == 0 and self.settings.quota_samples is not None)):
             # Offering none although some are held says: the quota is reached.
@@ -269,70 +268,82 @@ class RankChecker:
             self._expect(is_met and offer.samples_min == offered == 0, Property.QUOTA, what)
         else:
             what = f"offers {offer.samples_min} to {offered} samples, but holds {held}"
-            self._expect(offer.samples_min == offered == held, Property.CONSERVE, what)
+            least = int(self.input.updates.size is not None and not self.input.is_ended)
+            self._expect(offer.samples_min == offered == max(held, least), Property.CONSERVE, what)
         seen = Seen(
             rank=self.rank,
-            rows=list(self.held.values()),
-            due_before=self._marks[number - self.settings.max_age_rounds],
-            is_ended=self.is_ended,
+            rows=list(self.input.held.values()) if self.input.updates.forms_steps(number) else [],
+            due_before=self.input.get_mark(number - self.settings.max_age_rounds),
+            is_ended=self.input.is_ended,
             is_collated=self._collated_round == number - 1,
-            wanted_samples=self._wanted_samples,
+            wanted_samples=self.input.open_samples,
             has_failed=bool(self.failure),
-            stopped_after=self.stopped_after,
+            stopped_after=self.output.stopped_after,
             accepted_tokens=self._budget.accepted_tokens,
         )
         self._judge(judge_offer(offer, seen, self._budget.offer()))
-        if not (is_met or self.failure or self.stopped_after is not None):
-            self._judge(self.draws.judge_offer(held, self._wanted_samples))
-            size = None if self.draws.is_shared else self.settings.compute_window_samples(number)
-            read = (self._new_samples, self._asked_samples, size)
-            if what := compare_window(held, *read, is_ended=self.is_ended, is_full=self._is_full):
-                self._violate(Property.REPLAY, what)
-        self._new_samples = self._asked_samples = 0
+        if not (is_met or self.failure or self.output.stopped_after is not None):
+            self._judge(self.input.judge_window(number))
+        self.input.offer()
         self._fingerprint.told = offer.fingerprint_min
 
     def _post_report(self, report: TracedReport) -> None:
         self._exchanges.post_report(self.rank, report)
-        self.posted[Kind.REPORT] += 1
+        self.posted[ExchangeKind.REPORT] += 1
         self.reported_cause = report.cause
         self._judge(judge_report(report, (self.rank, self.failure, self.round), self._fingerprint.told))
 
     # Rounds --------------------------------------------------------------------------------------------------------
 
     def _agree(self, event: JsonObject) -> None:
-        number = self.answered[Kind.OFFER]
-        self.answered[Kind.OFFER] += 1
+        number = self.answered[ExchangeKind.OFFER]
+        self.answered[ExchangeKind.OFFER] += 1
         agreement, is_right = self._exchanges.answer_offer(self.rank, number, event)
         self._expect(is_right, Property.EXCHANGE, "is told another agreement than the combination of all offers")
-        self._agreement = agreement
+        self._told.agreement = agreement
         self._budget.agree(agreement)
         self._is_cut_short |= self.settings.is_quota and agreement.due_max > agreement.samples_min  # NP26
-        self._marks[self._first_round + number] = self.read_samples
-        self._marks.pop(self._first_round + number - self.settings.max_age_rounds - 2, None)
+        self.input.mark(self._first_round + number)
         self._judge(self._fingerprint.judge(agreement))
-        if not is_broken_off(agreement) and agreement.stop_rank == NONE and agreement.ready_min == 1:
-            self._released_steps = self.planned_steps
+        if is_broken_off(agreement):
+            self._answer = "post_report"
+        elif agreement.stop_rank != NONE:
+            self.output.limit(agreement.stop_step)
+        else:
+            self._expect(agreement.ready_min == 1, Property.RELEASE, "is told to go on, and some rank is not ready")
+            self.output.released_steps = self.planned_steps
+            if is_closing(agreement, self.settings):
+                self.output.limit(self.planned_steps)
+            else:
+                self._answer = "post_counts"
 
     def _post_counts(self, rows: Rows, wanted: int | None) -> None:
-        number = self.posted[Kind.COUNTS]
-        self.posted[Kind.COUNTS] += 1
+        number = self.posted[ExchangeKind.COUNTS]
+        self.posted[ExchangeKind.COUNTS] += 1
         self._exchanges.post_counts(self.rank, number, rows, wanted)
-        self._judge(self.draws.note_want(wanted))
+        self._judge(self.input.draws.note_want(wanted))
         self._posted_counts = rows
-        most = 0 if self._agreement is None else self._agreement.samples_max
-        what = f"{len(rows)} steps from at most {most} samples of a rank: not from 1 to that many"
-        self._expect(1 <= len(rows) <= most, Property.TERM, what)
-        due = 0 if self._agreement is None or self.settings.is_quota else self._agreement.due_max
-        if len(rows) < due:
-            self._violate(Property.AGE, f"{len(rows)} steps for {due} due groups")
+        if (agreement := self._told.agreement) is None:
+            return  # which is not the time for it: see `Phases`
+        what = f"{len(rows)} steps from at most {agreement.samples_max} samples of a rank: not from 1 to that many"
+        least = 1
+        if self.input.updates.size is not None:
+            least = agreement.groups_max
+            self._judge(self.input.updates.judge_steps(len(rows), least, self.round))
+        self._expect(least <= len(rows) <= agreement.samples_max, Property.TERM, what)
+        due = 0 if self.settings.is_quota else agreement.due_max
+        self._expect(len(rows) >= due, Property.AGE, f"{len(rows)} steps for {due} due groups")
+        target = compute_target(agreement, self.settings)
+        what = f"{len(rows)} steps; the rule {self.settings.rule} says {target}"
+        self._expect(target in (None, len(rows)), Property.REPLAY, what)
 
     def _count(self, rows: Rows, wants: list[int]) -> None:
-        is_right = self._exchanges.answer_counts(self.rank, self.answered[Kind.COUNTS], rows, wants)
+        is_right = self._exchanges.answer_counts(self.rank, self.answered[ExchangeKind.COUNTS], rows, wants)
         self._expect(is_right, Property.WEIGHT, "is told other counts than the sum over all ranks, or other wants")
-        self._judge(self.draws.note_wants(wants))
-        self.is_ended = self.draws.has_ended or self.is_ended
+        self._judge(self.input.note_wants(wants, self.round + 1))
+        self._judge(self.input.updates.judge_round(rows))
         self._counted = rows
-        self.answered[Kind.COUNTS] += 1
+        self.answered[ExchangeKind.COUNTS] += 1
         for step, row in enumerate(rows, self.planned_steps):
             if not row[0]:
                 self._violate(Property.TERM, "no rank has a sample in this step", step, self.round - 1)
@@ -343,17 +354,26 @@ class RankChecker:
         number = self.round - 1
         self._judge_numbers(number, steps)
         due = number - self.settings.max_age_rounds
-        window = list(self.held.values()) if self.draws.is_shared else []
-        groups = [self._judge_step(number, offset, step, self._marks[due - 1]) for offset, step in enumerate(steps)]
+        emitted = [step.positions for step in steps]
+        if {*chain(*emitted)} <= self.input.held.keys():  # else it is known what is wrong
+            whole, target = self.input.list_window(number), len(self._posted_counts)
+            bounds = self._budget.in_force, self.input.get_mark(due)
+            if what := find_other_choice(whole, emitted, target, *bounds):
+                self._violate(Property.REPLAY, what, round_=number)
+        window = list(self.input.held.values()) if self.input.draws.is_shared else []
+        groups = [
+            self._judge_step(number, offset, step, self.input.get_mark(due - 1)) for offset, step in enumerate(steps)
+        ]
+        self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number))
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
         if len(steps) == len(self._posted_counts):  # a round that is cut is the last
-            self._judge(self.draws.judge_want(window, list(self.held.values()), number + 1))
+            self._judge(self.input.draws.judge_want(window, list(self.input.held.values()), number + 1))
         judged = (Property.ONCE, Property.BUDGET, Property.SIZES, Property.WEIGHT, Property.AGE)
         self._findings.checked.update(dict.fromkeys(judged, len(steps)))
-        if self.held and due >= 0 and not self.settings.is_quota:
-            oldest = next(iter(self.held))
-            if oldest < self._marks[due]:
+        if self.input.held and due >= 0 and not self.settings.is_quota:
+            oldest = next(iter(self.input.held))
+            if oldest < self.input.get_mark(due):
                 what = f"position {oldest} is carried for more than {self.settings.max_age_rounds} rounds"
                 self._violate(Property.AGE, what, round_=number)
 
@@ -373,46 +393,28 @@ class RankChecker:
     def _judge_step(self, number: int, offset: int, step: TracedStep, due_before: int) -> Rows:
         group: Rows = []
         for position in step.positions:
-            row = self.held.pop(position, None)
+            row = self.input.held.pop(position, None)
             if row is not None:
                 group.append(row)
-            elif position < self.read_samples and not any(position in gap for gap in self._skipped):
-                self._violate(Property.ONCE, f"position {position} is emitted again", step.number, number)
-            else:
-                self._violate(Property.CONSERVE, f"position {position} was never read", step.number, number)
+                continue
+            is_again = self.input.was_read(position)
+            property_, what = (Property.ONCE, "is emitted again") if is_again else (Property.CONSERVE, "was never read")
+            self._violate(property_, f"position {position} {what}", step.number, number)
+        if self.account is not None:
+            self.account.plan(step.number, (row[0] for row in group))
         rows = (self._posted_counts, self._counted)
         posted, told = (of_round[offset] if offset < len(of_round) else None for of_round in rows)
         oldest = 0 if self._is_cut_short else due_before
         for property_, what in judge_step(step, group, self._budget.in_force, due_before=oldest, counts=(posted, told)):
             self._violate(property_, what, step.number, number)
-        if self.settings.is_quota:
+        if self.settings.is_quota and self.input.updates.size is None:
             self._expect(bool(step.positions), Property.QUOTA, "an idle step in quota mode", step.number)
         return group
 
-    # Output --------------------------------------------------------------------------------------------------------
-
-    def _deliver(self, number: int) -> None:
-        self._expect(number == self.delivered_steps, Property.ALIGN, "is not the next step to deliver", number)
-        what = "is delivered before all ranks have said that they are ready for it"
-        self._expect(number < self._released_steps, Property.RELEASE, what, number)
-        if self.stopped_after is not None:
-            self._expect(number < self.stopped_after, Property.STOP, "is delivered after the consumer left", number)
-        self.delivered_steps = max(self.delivered_steps, number + 1)
-        self.most_queued_steps = max(self.most_queued_steps, self.delivered_steps - self.taken_steps)
-
-    def _take(self) -> None:
-        number = self.taken_steps
-        self._expect(number < self.delivered_steps, Property.RELEASE, "is taken before it is delivered", number)
-        if self.has_left:
-            self._violate(Property.STOP, "is taken by a consumer that has left", number)
-        elif self.finish is not None and number >= self.finish.step_limit:
-            self._violate(Property.STOP, f"is taken, but the limit is {self.finish.step_limit}", number)
-        self.taken_steps += 1
-
     def _finish(self, finish: TracedFinish) -> None:
-        if self.finish is not None:
+        if self.output.finish is not None:
             self._violate(Property.FREE, "finishes twice")
             return
-        self.finish = finish
-        self.is_complete = finish.kind == OutcomeKind.COMPLETE and not is_ended_by(self._agreement)
-        self._judge(judge_outcome(finish, self._agreement, self.lost_peers))
+        self._judge(self.output.end(finish))
+        self.is_complete = finish.kind == OutcomeKind.COMPLETE and not is_ended_by(self._told.agreement)
+        self._judge(judge_outcome(finish, self._told))

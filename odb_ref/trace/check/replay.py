@@ -14,6 +14,7 @@ from odb_ref.trace.check.stream import Stream
 from odb_ref.trace.check.verdict import Findings, Property
 from odb_ref.trace.format import (
     RESUMED,
+    SET_ASIDE,
     Json,
     JsonObject,
     Record,
@@ -41,7 +42,9 @@ def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings, rule
         stream = Stream(path)
         try:
             configs = {
-                rank: decode_config(stream.header.config, rank=rank, depth_steps=depth, rules=named)
+                rank: decode_config(
+                    stream.header.config, rank=rank, depth_steps=depth, peer=stream.header.peer, rules=named
+                )
                 for rank, depth in depths.items()
             }
         except UsageError as error:
@@ -52,7 +55,7 @@ def replay(paths: Sequence[str | Path], depths: Depths, findings: Findings, rule
         machines: dict[int, Machine] = {}
         differing: set[int] = set()
         for record in _iterate(stream):
-            if record.rank in differing:
+            if record.rank in differing or (record.event or {}).get("kind") == SET_ASIDE:
                 continue
             machine = machines.setdefault(record.rank, Machine(configs[record.rank]))
             try:

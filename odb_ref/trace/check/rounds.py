@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from odb_ref.trace.check.decode import Rows
-from odb_ref.trace.check.draws import Places
+from odb_ref.trace.check.own.draws import DrawnPlaces
 from odb_ref.trace.check.verdict import Findings, Property
 
 _KEPT: Final = 32
@@ -21,12 +21,14 @@ class Rounds:
         """Round, steps and samples of all ranks at which the first rank began."""
         self.count = 0
         """How many rounds the trace has had."""
+        self.empty_count = 0
+        """How many of them made no step: those that only draw a part of an update, or one without a good sample."""
         self.steps: list[int] = []
         """Steps of the last rounds: no rank of a right trace is more than one behind another."""
         self.total_steps = 0
         self.samples_before: list[int] = [0]
         """Samples of all ranks planned before each of those rounds, and after the last."""
-        self.places = Places()
+        self.places = DrawnPlaces()
         """What the ranks have drawn of a common order, if they share one."""
 
     def begin(self, first_round: int, planned_steps: int, planned_samples: int) -> bool:
@@ -74,6 +76,7 @@ class Rounds:
             return self.steps[index] if 0 <= index < len(self.steps) else steps
         first = self.total_steps
         self.count += 1
+        self.empty_count += not steps
         self.steps.append(steps)
         self.total_steps += steps
         total = self.samples_before[index]

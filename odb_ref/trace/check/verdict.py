@@ -29,6 +29,8 @@ class Property(StrEnum):
     ORDER = "ORDER"
     WEIGHT = "WEIGHT"
     DEAL = "DEAL"
+    RESUME = "RESUME"
+    UPDATE = "UPDATE"
     REPLAY = "REPLAY"
 
 
@@ -87,6 +89,8 @@ class JobVerdict:
     outcome: str
     properties: tuple[PropertyVerdict, ...]
     violations: tuple[Violation, ...]
+    unsaid: tuple[str, ...] = ()
+    """What these traces cannot show, and why."""
 
     @property
     def is_ok(self) -> bool:

@@ -6,16 +6,18 @@ plain DataLoader for each rank, whose workers read and collate the batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
 from odb_sim.baselines.plans import RankPlan
 from odb_sim.engine.loading import Workers
 from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
 from odb_sim.engine.timeline import Timeline
+from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.lengths import Integers
@@ -29,14 +31,15 @@ class _Batches:
     samples: Integers
     real: Integers
     padded: Integers
-    row_pairs: Integers
+    row_pairs: Seconds
     """Sum of the squared lengths of the rows, padding included: what attention costs."""
 
 
 def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
     steps = max(len(plan.starts) for plan in plans)
     shape = (len(plans), steps)
-    samples, real, padded, row_pairs = (np.zeros(shape, dtype=np.int64) for _ in range(4))
+    samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    row_pairs = np.zeros(shape)
     for rank, plan in enumerate(plans):
         batches = len(plan.starts)
         if not batches:
@@ -48,11 +51,11 @@ def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
         real[rank, :batches] = sums
         if plan.is_packed:
             padded[rank, :batches] = sums
-            row_pairs[rank, :batches] = np.add.reduceat(tokens**2, plan.starts)
+            row_pairs[rank, :batches] = np.add.reduceat(tokens.astype(np.float64) ** 2, plan.starts)
         else:
             longest = np.maximum.reduceat(tokens, plan.starts)
             padded[rank, :batches] = counts * longest
-            row_pairs[rank, :batches] = counts * longest**2
+            row_pairs[rank, :batches] = counts * longest.astype(np.float64) ** 2
     return _Batches(samples, real, padded, row_pairs)
 
 
@@ -78,6 +81,7 @@ def simulate_plan(
     seed: int = 0,
     mode: Mode = Mode.JOIN,
     quota_samples: int | None = None,
+    global_batch: GlobalBatch = EVERY_STEP,
     timeline: Timeline | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[StepRow], Totals]:
@@ -94,38 +98,46 @@ def simulate_plan(
     loaders = [Workers(costs.loader) for _ in plans]
     sync_s = costs.collective.compute_s(ranks)
     loaded_s, taken_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
-    spans_s: list[tuple[float, float, float]] = []
-    start_s, emitted = 0.0, 0
+    taken = batches.samples[:, :steps].sum(axis=0), batches.real[:, :steps].sum(axis=0)
+    ends_update = Accumulation(global_batch).find_ends(*taken)
+    ends_update[-1:] = True
+    begun_s, done_s = np.zeros((ranks, steps)), np.zeros((ranks, steps))
+    ended_s = np.zeros((ranks, steps))
+    free_s, emitted = np.zeros(ranks), 0
     for step in range(steps):
-        for rank, seconds in enumerate(load_s[:, step].tolist()):
+        begun_s[:, step] = free_s
+        for rank, (seconds, asked_s) in enumerate(zip(load_s[:, step].tolist(), free_s.tolist(), strict=True)):
             # A rank that has run dry takes nothing: its loader is done.
             loader = loaders[rank]
             has_batch = batches.samples[rank, step] > 0
-            taken_s[rank, step] = loader.take(seconds, start_s) if has_batch else start_s
-            loaded_s[rank, step] = loader.done_s if has_batch else start_s
-        slowest_s = float((taken_s[:, step] + compute_s[:, step]).max())
-        end_s = slowest_s + sync_s
-        spans_s.append((start_s, slowest_s, end_s))
+            taken_s[rank, step] = loader.take(seconds, asked_s) if has_batch else asked_s
+            loaded_s[rank, step] = loader.done_s if has_batch else asked_s
+        done_s[:, step] = free_s = taken_s[:, step] + compute_s[:, step]
+        if ends_update[step]:
+            free_s = np.full(ranks, float(free_s.max()) + sync_s)
+        ended_s[:, step] = free_s
         emitted += int(batches.samples[:, step].sum())
-        start_s = end_s
         if on_progress is not None:
             on_progress(emitted)
     # What is ready waits for what comes before it.
     loaded_s = np.maximum.accumulate(loaded_s, axis=1)
     if timeline is not None:
-        _add_spans(timeline, spans_s, loaded_s, taken_s, np.where(batches.samples > 0, compute_s, -compute_s))
+        is_idle = batches.samples[:, :steps] == 0
+        moments_s = (begun_s, loaded_s, taken_s, done_s, ended_s)
+        _add_spans(timeline, moments_s, np.where(ends_update, sync_s, 0.0), is_idle)
     queued = _count_queued(loaded_s, taken_s, costs.loader.workers * costs.loader.prefetch_factor)
     rows = [
         _build_row(
             batches,
             step,
             budget_tokens,
-            span_s=span_s,
+            span_s=(compute_mean(begun_s[:, step]), compute_mean(ended_s[:, step])),
             queued_steps=int(queued[step]),
-            data_wait_s=float((taken_s[:, step] - span_s[0]).sum()),
+            data_wait_s=float((taken_s[:, step] - begun_s[:, step]).sum()),
             compute_s=float(compute_s[:, step].sum()),
+            collective_s=ranks * sync_s * float(ends_update[step]),
         )
-        for step, span_s in enumerate(spans_s)
+        for step in range(steps)
     ]
     return rows, compute_totals(
         rows,
@@ -133,6 +145,7 @@ def simulate_plan(
         samples_unique=_count_unique(workload, plans, steps),
         moved_places=sum(_sum_moves(workload, plan, steps) for plan in plans),
         rounds=0,
+        updates=int(ends_update.sum()),
         exchange_s=0.0,
     )
 
@@ -162,10 +175,11 @@ def _build_row(
     step: int,
     budget_tokens: int,
     *,
-    span_s: tuple[float, float, float],
+    span_s: tuple[float, float],
     queued_steps: int,
     data_wait_s: float,
     compute_s: float,
+    collective_s: float,
 ) -> StepRow:
     samples, padded = batches.samples[:, step], batches.padded[:, step]
     is_over = padded > budget_tokens
@@ -173,7 +187,7 @@ def _build_row(
         step=step,
         round=0,
         start_s=span_s[0],
-        end_s=span_s[2],
+        end_s=span_s[1],
         samples=int(samples.sum()),
         real_tokens=int(batches.real[:, step].sum()),
         padded_tokens=int(padded.sum()),
@@ -184,31 +198,28 @@ def _build_row(
         queued_steps=queued_steps,
         data_wait_s=data_wait_s,
         compute_s=compute_s,
-        sync_wait_s=max(0.0, len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s),
-        collective_s=len(samples) * (span_s[2] - span_s[1]),
+        sync_wait_s=max(0.0, len(samples) * (span_s[1] - span_s[0]) - data_wait_s - compute_s - collective_s),
+        collective_s=collective_s,
     )
 
 
 def _add_spans(
-    timeline: Timeline,
-    spans_s: list[tuple[float, float, float]],
-    loaded_s: Seconds,
-    taken_s: Seconds,
-    busy_s: Seconds,
+    timeline: Timeline, moments_s: Sequence[Seconds], collectives_s: Seconds, is_idle: NDArray[np.bool_]
 ) -> None:
-    """Adds the spans of all steps; ``busy_s`` is negative where the rank idles."""
-    before_s = np.zeros(len(taken_s))
-    for step, (start_s, slowest_s, end_s) in enumerate(spans_s):
-        columns = (before_s.tolist(), loaded_s[:, step].tolist(), taken_s[:, step].tolist(), busy_s[:, step].tolist())
-        for rank, (before, loaded, taken, busy) in enumerate(zip(*columns, strict=True)):
-            done = taken + abs(busy)
-            if busy >= 0:
+    """Adds the spans of all steps; of shape (ranks, steps) are the moments at which a rank wants a batch, at which it is
+    loaded, taken, computed, and at which the rank goes on.
+    """
+    before_s = np.zeros(len(is_idle))
+    for step, collective_s in enumerate(collectives_s.tolist()):
+        columns = [before_s.tolist(), *(moments[:, step].tolist() for moments in (*moments_s, is_idle))]
+        for rank, (before, begun, loaded, taken, done, ended, idle) in enumerate(zip(*columns, strict=True)):
+            if not idle:
                 timeline.add(rank, "reader", "fill", before, loaded)
-            timeline.add(rank, "trainer", "wait for data", start_s, taken)
-            timeline.add(rank, "trainer", "idle" if busy < 0 else "compute", taken, done)
-            timeline.add(rank, "trainer", "wait for ranks", done, slowest_s)
-            timeline.add(rank, "trainer", "collective", slowest_s, end_s)
-        before_s = loaded_s[:, step]
+            timeline.add(rank, "trainer", "wait for data", begun, taken)
+            timeline.add(rank, "trainer", "idle" if idle else "compute", taken, done)
+            timeline.add(rank, "trainer", "wait for ranks", done, ended - collective_s)
+            timeline.add(rank, "trainer", "collective", ended - collective_s, ended)
+        before_s = moments_s[1][:, step]
 
 
 def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
@@ -13,9 +11,10 @@ from odb_sim.cli.options import check_writable
 from odb_sim.cli.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import Transport
+from odb_sim.inputs.files import write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
 from odb_sim.recorded.replay import Replay
-from odb_sim.recorded.runs import load_runs
+from odb_sim.recorded.runs import find_workers, load_runs
 from odb_sim.reports.terminal import print_cautions, print_table
 
 _POOR: Final = 0.5
@@ -37,9 +36,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--workers",
         type=int,
-        default=1,
         metavar="W",
-        help="loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (1)",
+        help="loader workers of a rank; 1: the loader as a whole; 0: the thread that trains reads and collates (what the "
+        "traces say, or 1)",
     )
     parser.add_argument(
         "--transport",
@@ -61,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0, or 1 when a run was recorded otherwise than the core decides; bad input raises UsageError."""
-    if options.workers < 0:
+    if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers must be at least 0, got {options.workers}")
     if options.depth is not None and options.depth < 1:
         raise UsageError(f"--depth must be at least 1, got {options.depth}")
@@ -70,14 +69,15 @@ def run_command(options: argparse.Namespace) -> int:
     check_writable(options.out, options.json, reads=options.traces)
     runs = load_runs(options.traces, depth_steps=options.depth)
     transport = Transport(options.transport)
+    workers = find_workers(runs) if options.workers is None else options.workers
     calibration = calibrate(
-        runs, workers=options.workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up
+        runs, workers=workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up
     )
-    replays = replay_all(runs, calibration.costs)
+    replays = replay_all(runs, calibration.costs, workers)
     if options.out is not None:
         write_costs(options.out, calibration.costs, {"runs": [run.name for run in runs], **calibration.to_json()})
     if options.json is not None:
-        Path(options.json).write_text(json.dumps(_encode(calibration, replays), indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, _encode(calibration, replays))
     _print_errors(calibration)
     _print_numbers(calibration)
     parts = ["held back" if is_held_back(number, len(runs)) else "fitted to" for number in range(len(runs))]

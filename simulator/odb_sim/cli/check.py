@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
 from odb_sim.cli.options import check_writable
+from odb_sim.inputs.files import write_json
 from odb_sim.inputs.rules import load_policy_rule
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         verdict = check_traces(options.traces, is_replayed=options.replay, rules=rules)
     if options.json is not None:
-        Path(options.json).write_text(json.dumps(compute_json(verdict), indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, compute_json(verdict))
     for job in verdict.jobs:
         _print(job, told)
     return 0 if verdict.is_ok else 1
@@ -119,6 +118,8 @@ def _print(job: JobVerdict, told: Counter[Violation]) -> None:
     for item in job.properties:
         what = f"{item.checked:>10} checks" if item.status is not Status.NOT_APPLICABLE else f"({item.reason})"
         print(f"  {item.property:<10}{item.status:<16}{what}")
+    for what in job.unsaid:
+        print(f"  cannot be said: {what}")
 
 
 def compute_json(verdict: Verdict) -> dict[str, object]:
@@ -150,6 +151,7 @@ def compute_json(verdict: Verdict) -> dict[str, object]:
                     }
                     for violation in job.violations
                 ],
+                "unsaid": list(job.unsaid),
             }
             for job in verdict.jobs
         ],

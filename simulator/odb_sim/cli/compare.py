@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,18 +10,23 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
     LENGTHS_HELP,
+    add_executor_options,
     add_run_options,
     build_run,
     check_batch_size,
     check_writable,
+    complain,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.engine.metrics import Summary
+from odb_sim.engine.metrics import Summary, describe_update
+from odb_sim.inputs.files import write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import write_compare_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.cells import Store
+from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.comparison import (
     FIXED_BATCH,
     GROUPS_PER_WINDOW,
@@ -39,6 +42,8 @@ _RANKS: Final = 8
 _HEADER: Final = [
     "policy",
     "speed-up",
+    "at own batch",
+    "samples an update",
     "steps",
     "efficiency",
     "excess",
@@ -49,7 +54,13 @@ _HEADER: Final = [
     "sim s",
 ]
 _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
-    "Speed-up: samples per second, over {reference}": lambda compared, one: f"{compared.compute_speedup(one):.2f}",
+    "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
+        f"{compared.compute_speedup(one):.2f}"
+    ),
+    "Speed-up where every step is an update, whatever it holds": lambda compared, one: (
+        f"{compared.compute_own_speedup(one):.2f}"
+    ),
+    "Samples an update, where every step is one": lambda _, one: f"{one.samples_per_update:,.0f}",
     "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
     "Excess: critical tokens over the real tokens of the fullest rank, - 1": lambda _, one: f"{one.excess:.3f}",
     "Steps": lambda _, one: f"{one.steps:,}",
@@ -87,6 +98,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=",".join(POLICIES),
         help=f"which, in which order; module:name for a target rule of your own ({','.join(POLICIES)})",
     )
+    add_executor_options(parser, processes=1)
     parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
     parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -103,17 +115,18 @@ def run_command(options: argparse.Namespace) -> int:
     runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
     check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
     check_plots(options.html)
-    total = len(policies) * sum(what.workload.samples_total for what in runs)
-    with show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_progress:
-        compared = compare(runs, policies, on_progress)
+    total = 2 * len(policies) * len(runs)
+    with (
+        show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_done,
+        Store(options.out) as store,
+        open_executor(options.executor, min(options.processes, total)) as executor,
+    ):
+        compared, failed = compare(runs, policies, executor, on_done, store=store)
     figures = [entry for item in compared for entry in item.to_json()]
     if options.json is not None:
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, figures)
     if options.csv is not None:
-        with Path(options.csv).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(figures[0]))
-            writer.writeheader()
-            writer.writerows(figures)
+        write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
     tables = [_build_table(compared[0])] if len(compared) == 1 else _build_tables(compared)
     if options.html is not None:
         write_compare_report(Path(options.html), describe_terms(compared), compared, tables)
@@ -121,8 +134,10 @@ def run_command(options: argparse.Namespace) -> int:
         print(describe_terms(compared))
     for table in tables:
         print_table(*table)
+    for item in compared:
+        print(describe_ratio(item))
     print_cautions(summarize_cautions(caution for item in compared for caution in item.cautions))
-    return 0
+    return complain(failed, total)
 
 
 def _list_names(options: argparse.Namespace) -> list[str]:
@@ -160,18 +175,35 @@ def describe_terms(compared: list[Compared]) -> str:
     )
 
 
+def describe_ratio(compared: Compared) -> str:
+    """Returns the ratio of the first policy that is not the reference, and what an update holds on each side."""
+    reference = compared.reference
+    first = next((one for one in compared.summaries if one is not reference), reference)
+    ours, theirs = compared.find_accumulated(first), compared.find_accumulated(reference)
+    unit = "samples" if compared.global_batch.tokens is None else "tokens"
+    return (
+        f"{compared.what.workload.name}, at one global batch of {compared.global_batch.goal:,} {unit}: {first.policy} "
+        f"({describe_update(ours)} an update) has {compared.compute_speedup(first):.2f} times the samples per second of "
+        f"{reference.policy} ({describe_update(theirs)}). With an update for each step "
+        f"{compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, beside {describe_update(reference)}."
+    )
+
+
 def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     """Returns a row for each policy."""
     what = compared.what
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
         f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
-        f"{what.window_samples:,}; speed-up over {compared.reference.policy}"
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; all that is to the right of "
+        "it: with an update for each step"
     )
     rows = [
         [
             summary.policy,
             f"{compared.compute_speedup(summary):.2f}",
+            f"{compared.compute_own_speedup(summary):.2f}",
+            f"{summary.samples_per_update:,.0f}",
             f"{summary.steps:,}",
             f"{summary.efficiency:.3f}",
             f"{summary.excess:.3f}",

@@ -15,7 +15,7 @@ from typing import Final
 import odb_sim
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Property, Status, Verdict, check_traces
-from odb_ref.trace.format import Json, TraceWriter
+from odb_ref.trace.format import Json
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
@@ -95,7 +95,7 @@ def _simulate(out: Path) -> tuple[list[Result], list[Path]]:
                     results.append(run(what, on_progress=on_progress))
                     continue
                 trace = out / f"simulated-{policy}-{ranks}.ndjson.gz"
-                with TraceWriter(trace, what.build_config(), driver="simulator") as writer:
+                with what.open_trace(trace) as writer:
                     results.append(run(what, observer=writer.record, on_progress=on_progress))
                 traces.append(trace)
     return results, traces
@@ -106,6 +106,7 @@ def _print_simulation(summaries: list[Summary]) -> None:
         [
             f"{summary.policy}, {summary.ranks} ranks",
             f"{summary.steps:,}",
+            f"{summary.samples_per_update:,.0f}",
             f"{summary.efficiency:.3f}",
             f"{summary.excess:.3f}",
             f"{summary.padding_ratio:.3f}",
@@ -114,7 +115,7 @@ def _print_simulation(summaries: list[Summary]) -> None:
         ]
         for summary in summaries
     ]
-    header = ["simulated", "steps", "efficiency", "excess", "padding", "idle steps", "speed"]
+    header = ["simulated", "steps", "samples an update", "efficiency", "excess", "padding", "idle steps", "speed"]
     print_table(f"{LENGTHS}, {SAMPLES_PER_RANK} samples a rank, budget {BUDGET_TOKENS}", header, rows)
 
 

@@ -55,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--stops", type=int, default=0, help="consumers that may leave early (default 0)")
     parser.add_argument("--losses", type=int, default=0, help="processes that may be killed (default 0)")
     parser.add_argument(
-        "--lost-loaders", type=int, default=0, help="processes with a machine that are lost (default 0)"
+        "--lost-loaders", type=int, default=0, help="processes that read and collate that are lost (default 0)"
     )
     parser.add_argument("--single-reads", action="store_true", help="answer reads sample by sample")
     parser.add_argument(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
@@ -13,11 +15,14 @@ from odb_ref.core.batching.cost import Cost, get_cost
 from odb_ref.core.config import DEPTH_STEPS, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode
+from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, Transport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.studies.cells import Failed
+from odb_sim.studies.clusters import ADDRESSES
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
@@ -81,6 +86,15 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     parser.add_argument(
         "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
     )
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="samples of an optimizer update over all ranks: every policy accumulates steps to it (each step is an update)",
+    )
+    parser.add_argument(
+        "--global-tokens", type=int, metavar="T", help="the same in tokens without padding, in place of samples"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
     parser.add_argument("--workers", type=int, metavar="W", help="loader workers of a rank (4)")
@@ -123,6 +137,27 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     )
 
 
+def add_executor_options(parser: argparse.ArgumentParser, *, processes: int | None = None) -> None:
+    """Adds where the simulations of a study run, and where their answers are kept; by default one for each processor."""
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=processes or os.cpu_count() or 1,
+        metavar="N",
+        help=f"simulations at a time, each a process ({processes or 'one for each processor'})",
+    )
+    parser.add_argument(
+        "--executor",
+        metavar="ADDRESS",
+        help=f"in place of --processes, a cluster whose workers have this package: {ADDRESSES}",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="keep each simulation's figures there as it ends; the same command then goes on from what is there",
+    )
+
+
 def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: Sequence[str] = ()) -> None:
     """Adds an option for each of the `Terms` whose field has a help text, with the default it has in ``kind``.
 
@@ -134,7 +169,7 @@ def add_terms(parser: argparse.ArgumentParser, kind: type[Terms], *, leave_out: 
         if item.name in leave_out or "help" not in item.metadata:
             continue
         name, _, unit = item.name.rpartition("_")
-        flag = "--" + (name or unit).replace("_", "-")
+        flag = item.metadata.get("flag", "--" + (name or unit).replace("_", "-"))
         said = default.name if isinstance(default, Cost) else default
         text = item.metadata["help"] + ("" if default is None else f" ({said})")
         if isinstance(default, Cost):
@@ -162,15 +197,16 @@ def build_run(options: argparse.Namespace, policy: str, lengths: Lengths) -> Run
         policy=policy,
         budget_tokens=options.token_budget,
         batch_size=options.batch_size,
+        global_batch=build_global_batch(options),
         window_samples=options.window,
         depth_steps=options.depth,
         sharding=sharding,
         seed=options.seed,
         costs=build_costs(options),
         conditions=build_conditions(options),
-        driver=Driver(options.driver),
     )
-    return terms.apply(what)
+    # The driver last: whether it can do the run depends on the terms.
+    return replace(terms.apply(what), driver=Driver(options.driver))
 
 
 def build_terms(options: argparse.Namespace) -> Terms:
@@ -227,6 +263,19 @@ def build_conditions(options: argparse.Namespace) -> Conditions:
     )
 
 
+def build_global_batch(options: argparse.Namespace) -> GlobalBatch:
+    """Returns what an optimizer update is to hold.
+
+    Raises: UsageError when it makes no sense.
+    """
+    given = GlobalBatch(samples=options.global_batch, tokens=options.global_tokens)
+    if options.update_samples is None:
+        return given
+    if given.goal is not None:
+        raise UsageError("--update-samples says what an update holds, of every policy: leave out --global-batch")
+    return GlobalBatch(samples=options.update_samples)
+
+
 def build_costs(options: argparse.Namespace) -> Costs:
     """Returns what things cost.
 
@@ -264,6 +313,8 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None]
     for path in paths:
         if path is None:
             continue
+        if str(path) == "-":
+            raise UsageError("-: standard output takes --json only; of a file of that name, say ./-")
         file = Path(path).resolve()
         if file in files:
             raise UsageError(f"{path}: named twice, so what is in it would be lost")
@@ -279,3 +330,11 @@ def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None]
             raise UsageError(f"{path}: cannot be written: {error.strerror or error}{hint}") from error
         if is_new:
             Path(path).unlink()
+
+
+def complain(failed: Sequence[Failed], total: int) -> int:
+    """Says which simulations have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
+    if not failed:
+        return 0
+    print(f"{len(failed)} of {total} simulations failed:", *failed, sep="\n  ", file=sys.stderr)
+    return 2

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import asdict
-from pathlib import Path
 
 from odb_sim.cli.options import check_writable
+from odb_sim.inputs.files import write_json
 from odb_sim.reports.terminal import print_table, show_progress
+from odb_sim.studies.processes import make_executor
 from odb_sim.studies.published import ASSUMPTIONS, Comparison, compare_published
-from odb_sim.studies.sweep import make_executor
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +39,7 @@ def run_command(options: argparse.Namespace) -> int:
         comparisons = compare_published(executor)
     if options.json is not None:
         data = [_encode(comparison) for comparison in comparisons]
-        Path(options.json).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, data)
     _print(comparisons)
     return 0
 
@@ -87,6 +86,7 @@ def _print(comparisons: list[Comparison]) -> None:
                 f"{published.standard_samples_per_s:.2f} / {speeds['standard']:.2f}",
                 f"{published.odb_samples_per_s:.2f} / {speeds['paper']:.2f}",
                 f"{prediction.batch_size}",
+                f"{prediction.samples_per_update['standard']:,.0f} / {prediction.samples_per_update['paper']:,.0f}",
             ]
         )
     print_table(
@@ -102,6 +102,7 @@ def _print(comparisons: list[Comparison]) -> None:
             "fixed sam/s pub / pred",
             "dynamic sam/s pub / pred",
             "batch size",
+            "sam/update fixed / dynamic",
         ],
         rows,
     )

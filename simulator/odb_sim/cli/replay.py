@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import check_writable
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.files import write_json
 from odb_sim.recorded.replay import Replay, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.reports.terminal import print_table, show_progress
@@ -29,17 +28,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="a trace file; give all files of a job together")
     parser.add_argument("--cost-model", metavar="FILE", help="predict times with it, as odb-ref calibrate writes it")
     parser.add_argument("--depth", type=int, metavar="D", help="steps between loader and trainer (else: the most seen)")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="W",
+        help="loader workers of a rank, of a trace that does not say it (the cost model's)",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the comparison")
     parser.set_defaults(run=run_command)
 
 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0 when every decision is equal, else 1; bad input raises UsageError."""
-    return replay_traces(options.traces, cost_model=options.cost_model, depth=options.depth, json_path=options.json)
+    return replay_traces(
+        options.traces,
+        cost_model=options.cost_model,
+        depth=options.depth,
+        workers=options.workers,
+        json_path=options.json,
+    )
 
 
 def replay_traces(
-    traces: Sequence[str], *, cost_model: str | None = None, depth: int | None = None, json_path: str | None = None
+    traces: Sequence[str],
+    *,
+    cost_model: str | None = None,
+    depth: int | None = None,
+    workers: int | None = None,
+    json_path: str | None = None,
 ) -> int:
     """Replays the runs that ``traces`` hold, prints the comparison, and writes it where ``json_path`` says.
 
@@ -50,23 +66,25 @@ def replay_traces(
     """
     if depth is not None and depth < 1:
         raise UsageError(f"--depth must be at least 1, got {depth}")
+    if workers is not None and workers < 0:
+        raise UsageError(f"--workers must be at least 0, got {workers}")
     check_writable(json_path, reads=[*traces, cost_model])
     costs = None if cost_model is None else load_costs(cost_model)
-    replays = replay_all(load_runs(traces, depth_steps=depth), costs)
+    replays = replay_all(load_runs(traces, depth_steps=depth), costs, workers)
     if json_path is not None:
         data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
-        Path(json_path).write_text(json.dumps({"replays": data}, indent=2) + "\n", encoding="utf-8")
+        write_json(json_path, {"replays": data})
     print_replays(replays, is_priced=costs is not None)
     return 0 if all(item.is_equal for item in replays) else 1
 
 
-def replay_all(runs: list[RecordedRun], costs: Costs | None) -> list[Replay]:
-    """Returns the replay of every run, with a progress bar on a terminal."""
+def replay_all(runs: list[RecordedRun], costs: Costs | None, workers: int | None = None) -> list[Replay]:
+    """Returns the replay of every run, with a progress bar on a terminal; ``workers`` as in `replay`."""
     replays = []
     for number, recorded in enumerate(runs, 1):
         total = sum(len(rank.samples) for rank in recorded.ranks)
         with show_progress(f"replay {number} of {len(runs)}", total) as on_progress:
-            replays.append(replay(recorded, costs=costs, on_progress=on_progress))
+            replays.append(replay(recorded, costs=costs, workers=workers, on_progress=on_progress))
     return replays
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_ref.trace.format import TraceWriter
 from odb_sim.cli.options import (
     LENGTHS_HELP,
     add_run_options,
@@ -20,13 +18,15 @@ from odb_sim.cli.options import (
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.engine.metrics import StepRow, Summary, list_step_columns, list_step_values
+from odb_sim.engine.metrics import StepRow, Summary, describe_update, list_step_columns, list_step_values
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
+from odb_sim.inputs.files import naming, write_csv, write_json
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import choose_ranks, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.runs import POLICIES, Result, Run, describe_window, run
+from odb_sim.studies.settings import list_costly
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,15 +101,17 @@ def run_command(options: argparse.Namespace) -> int:
     check_plots(options.html)
     timeline = _make_timeline(options, what)
     result = _simulate(what, options.trace, timeline)
+    result = replace(result, cautions=(*result.cautions, *list_costly(what, result.summary)))
     if options.json is not None:
         figures = {**result.summary.to_json(), "cautions": [caution.text for caution in result.cautions]}
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, figures)
     if options.steps_csv is not None:
-        _write_steps(Path(options.steps_csv), result.rows)
+        write_csv(options.steps_csv, _list_rows(result.rows))
     if timeline is not None and options.perfetto is not None:
-        timeline.write(options.perfetto)
+        with naming(options.perfetto):
+            timeline.write(options.perfetto)
     if timeline is not None and options.html is not None:
-        write_run_report(Path(options.html), result, timeline)
+        write_run_report(Path(options.html), result, timeline, what.conditions.faults)
     _print_summary(result.summary)
     print_cautions(summarize_cautions(result.cautions))
     return 0
@@ -133,7 +135,7 @@ def _make_timeline(options: argparse.Namespace, what: Run) -> Timeline | None:
     """Returns what collects spans: of all ranks for a timeline file, of a few for a page."""
     if options.perfetto is not None:
         return Timeline()
-    return None if options.html is None else Timeline(choose_ranks(what.workload.ranks))
+    return None if options.html is None else Timeline(choose_ranks(what.workload.ranks, what.conditions.faults))
 
 
 def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result:
@@ -142,16 +144,14 @@ def _simulate(what: Run, trace: str | None, timeline: Timeline | None) -> Result
     ) as on_progress:
         if trace is None:
             return run(what, timeline=timeline, on_progress=on_progress)
-        with TraceWriter(trace, what.build_config(), driver="simulator") as writer:
+        with naming(trace), what.open_trace(trace) as writer:
             return run(what, observer=writer.record, timeline=timeline, on_progress=on_progress)
 
 
-def _write_steps(path: Path, rows: list[StepRow]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(list_step_columns())
-        for row in rows:
-            writer.writerow([f"{value:.6f}" if isinstance(value, float) else value for value in list_step_values(row)])
+def _list_rows(rows: Iterable[StepRow]) -> Iterator[Sequence[str | int]]:
+    yield list_step_columns()
+    for row in rows:
+        yield [f"{value:.6f}" if isinstance(value, float) else value for value in list_step_values(row)]
 
 
 _SHOWN: Final = (
@@ -180,7 +180,8 @@ def _print_summary(summary: Summary) -> None:
         f"{summary.tokens_per_s:,.0f} tokens/s\n"
         f"{summary.samples_emitted:,} of {summary.samples_total:,} samples ({summary.samples_per_s:,.1f}/s) in "
         f"{summary.sim_time_s:,.1f} simulated seconds; {_describe_outcome(summary)}\n"
-        f"driver: {summary.driver}, {summary.wall_time_s:,.1f} s here"
+        f"{summary.updates:,} updates of {describe_update(summary)}; driver: {summary.driver}, "
+        f"{summary.wall_time_s:,.1f} s here"
     )
     figures = summary.to_json()
     print_table("", ["figure", "value"], [[key, _format(figures[key])] for key in _SHOWN])

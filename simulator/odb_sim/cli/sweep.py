@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import os
 from pathlib import Path
 
 from odb_ref.core.config import DEPTH_STEPS
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
+    add_executor_options,
     add_shared_options,
     build_conditions,
     build_costs,
+    build_global_batch,
     build_terms,
     check_batch_size,
     check_writable,
+    complain,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.inputs.files import write_csv, write_json
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_plots, write_sweep_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.clusters import ADDRESSES, open_executor
+from odb_sim.studies.cells import Answer, Store, split_failed
+from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.runs import POLICIES
-from odb_sim.studies.sweep import Answer, Grid, Study, build_points, run_grid
+from odb_sim.studies.sweep import Grid, Study, build_points, run_grid
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,18 +69,7 @@ def add_data_options(parser: argparse.ArgumentParser, *, has_quota: bool = True)
     """Adds what `sweep` and `tune` share."""
     parser.add_argument("lengths", metavar="LENGTHS", help="a bundled trace, or a CSV, CSV.gz or .npy file of lengths")
     add_shared_options(parser, has_quota=has_quota)
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="simulations at a time, each a process (one for each processor)",
-    )
-    parser.add_argument(
-        "--executor",
-        metavar="ADDRESS",
-        help=f"in place of --processes, a cluster whose workers have this package: {ADDRESSES}",
-    )
+    add_executor_options(parser)
 
 
 def build_study(options: argparse.Namespace) -> Study:
@@ -91,6 +82,7 @@ def build_study(options: argparse.Namespace) -> Study:
         samples=options.samples,
         seed=options.seed,
         sharding=Sharding(options.shards),
+        global_batch=build_global_batch(options),
         costs=build_costs(options),
         conditions=build_conditions(options),
         terms=build_terms(options),
@@ -116,20 +108,21 @@ def run_command(options: argparse.Namespace) -> int:
     check_plots(options.html)
     with (
         show_progress(f"{grid.study.lengths.name}, {len(grid.points)} simulations", len(grid.points)) as on_done,
+        Store(options.out) as store,
         open_executor(options.executor, min(options.processes, len(grid.points))) as executor,
     ):
-        answers = run_grid(grid, executor, on_done)
+        answers, failed = split_failed(run_grid(grid, executor, on_done, store=store))
     title = f"{grid.study.lengths.name}, {answers[0].summary.samples_total:,} samples, {options.shards} shards"
+    figures = [answer.to_json() for answer in answers]
     if options.json is not None:
-        figures = [answer.to_json() for answer in answers]
-        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, figures)
     if options.csv is not None:
-        _write_csv(Path(options.csv), answers)
+        write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
     if options.html is not None:
         write_sweep_report(Path(options.html), title, answers)
     _print_answers(title, answers)
     print_cautions(summarize_cautions(caution for answer in answers for caution in answer.cautions))
-    return 0
+    return complain(failed, len(grid.points))
 
 
 def _print_answers(title: str, answers: list[Answer]) -> None:
@@ -142,14 +135,6 @@ def _print_answers(title: str, answers: list[Answer]) -> None:
     said = "".join(f", {HEADER[column]} {rows[0][column]}" for column in same)
     table = [[row[column] for column in kept] for row in rows]
     print_table(title + said, [HEADER[column] for column in kept], table, keys=SETTINGS - len(same))
-
-
-def _write_csv(path: Path, answers: list[Answer]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = [answer.to_json() for answer in answers]
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _parse_words(option: str, text: str) -> list[str]:

@@ -29,7 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="judge a target rule or a changed core: bounds, every interleaving, random worlds, real traces",
         description="Judges the protocol with a target rule, your own or a shipped one, or with a changed copy of the core: a "
         "verdict for each property as far as was looked, what was not looked at, and the smallest case found for what does not "
-        "hold. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core.",
+        "hold. Exit status: 0 everything holds, 1 something does not, 2 no such rule or core, 3 something was not "
+        "judged, and nothing refuted.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -58,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when every property holds as far as was looked, else 1.
+    """0 when every property holds as far as was looked, 1 when one does not, 3 when something was not judged.
 
     Raises: UsageError when there is no such rule or core.
     """
@@ -86,8 +87,8 @@ def _show(stages: Iterator[Stage]) -> list[Stage]:
     done = []
     for stage in stages:
         done.append(stage)
-        verdict = "skipped" if stage.skipped else ("refuted" if stage.findings else "ok")
-        print(f"  {stage.name:<13}{verdict:<8} {stage.covered:<34}{stage.seconds:6.1f} s", flush=True)
+        verdict = "refuted" if stage.findings else ("not judged" if stage.skipped else "ok")
+        print(f"  {stage.name:<13}{verdict:<11} {stage.covered:<34}{stage.seconds:6.1f} s", flush=True)
     return done
 
 
@@ -101,7 +102,9 @@ def _conclude(
     for key, (word, where) in verdicts.items():
         print(f"  {key:<13}{word:<12}{where}".rstrip())
     findings = [finding for stage in stages for finding in stage.findings]
-    print("\nholds for:" if not findings else "\nlooked at:")
+    unjudged = [stage.name for stage in stages if stage.skipped]
+    unjudged += [key for key, (word, _) in verdicts.items() if word == "not judged"]
+    print("\nholds for:" if not findings and not unjudged else "\nlooked at:")
     for stage in stages:
         if stage.ranges and not stage.skipped:
             _print_item(stage.name, stage.ranges)
@@ -123,13 +126,18 @@ def _conclude(
         payload: dict[str, object] = {
             **asked,
             "seed": options.seed,
-            "ok": not findings,
+            "ok": not findings and not unjudged,
+            "not_judged": unjudged,
             "properties": {key: {"verdict": word, "by": where} for key, (word, where) in verdicts.items()},
             "not_looked_at": list(unseen),
             "stages": [_to_json(stage) for stage in stages],
         }
         options.json.write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
-    return 1 if findings else 0
+    if findings:
+        print(f"\nrefuted: {', '.join(dict.fromkeys(finding.property for finding in findings))}")
+        return 1
+    print(f"\nnot judged: {', '.join(unjudged)}" if unjudged else "\neverything holds, as far as was looked")
+    return 3 if unjudged else 0
 
 
 def _add_json(path: Path, more: dict[str, object]) -> None:

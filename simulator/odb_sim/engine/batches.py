@@ -12,6 +12,7 @@ import numpy as np
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.types import Group, Step
+from odb_sim.inputs.costs import Seconds
 from odb_sim.inputs.lengths import Integers
 
 
@@ -23,7 +24,7 @@ class Batches:
     real: Integers
     padded: Integers
     longest: Integers
-    pairs: Integers
+    pairs: Seconds
     """Squared lengths of the samples, summed."""
     ids: Integers
     positions: Integers
@@ -36,12 +37,12 @@ def count_batches(groups: Sequence[Group], layout: Layout = Layout.PADDED) -> Ba
     lengths = np.fromiter([sample.length for sample in samples], np.int64, len(samples))
     ids = np.fromiter([sample.id for sample in samples], np.int64, len(samples))
     positions = np.fromiter([sample.position for sample in samples], np.int64, len(samples))
-    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros_like(counts)
+    real, longest, pairs = np.zeros_like(counts), np.zeros_like(counts), np.zeros(len(counts))
     filled = np.flatnonzero(counts)
     if len(filled):
         begins = (np.cumsum(counts) - counts)[filled]
         real[filled] = np.add.reduceat(lengths, begins)
-        pairs[filled] = np.add.reduceat(lengths * lengths, begins)
+        pairs[filled] = np.add.reduceat(lengths.astype(np.float64) ** 2, begins)
         # The longest is looked for, not assumed first: a wrong grouping must show here.
         longest[filled] = np.maximum.reduceat(lengths, begins)
     padded = real if layout is Layout.PACKED else counts * longest

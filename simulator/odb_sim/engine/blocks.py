@@ -12,15 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from odb_ref.core.batching.layouts import Layout
-from odb_ref.core.batching.order import StepOrder
-from odb_ref.core.config import Config
-from odb_ref.core.errors import InvariantError
-from odb_ref.core.offer import Offer
-from odb_ref.core.resume import RoundStart
-from odb_sim.engine.loading import BlockReader, DrawReader
-from odb_sim.engine.metrics import sum_moves
-from odb_sim.engine.twins import (
+from odb_ref.arrays.twins import (
     HUGE,
     Booleans,
     Runs,
@@ -36,7 +28,7 @@ from odb_sim.engine.twins import (
     line_up_windows,
     pack_windows,
 )
-from odb_sim.engine.windows import (
+from odb_ref.arrays.windows import (
     Windows,
     accumulate_rows,
     compute_ragged,
@@ -44,6 +36,14 @@ from odb_sim.engine.windows import (
     encode_samples,
     sort_windows,
 )
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.config import Config
+from odb_ref.core.errors import InvariantError
+from odb_ref.core.offer import Offer
+from odb_ref.core.resume import RoundStart
+from odb_sim.engine.loading import BlockReader, DrawReader
+from odb_sim.engine.metrics import sum_moves
 from odb_sim.inputs.conditions import Conditions
 from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.lengths import Integers
@@ -63,6 +63,8 @@ class Figures:
     over_budget: Integers
     compute_s: Seconds
     slowest_s: Seconds
+    ranks_s: Seconds
+    """Seconds that each rank computes each step, of shape (ranks, steps)."""
     collate_s: float
 
 
@@ -78,6 +80,7 @@ def merge_figures(parts: Sequence[Figures]) -> Figures:
         over_budget=np.sum([part.over_budget for part in parts], axis=0),
         compute_s=np.sum([part.compute_s for part in parts], axis=0),
         slowest_s=np.max([part.slowest_s for part in parts], axis=0),
+        ranks_s=np.concatenate([part.ranks_s for part in parts]),
         collate_s=max(part.collate_s for part in parts),
     )
 
@@ -274,7 +277,7 @@ class Block:
         padded = runs.compute_tokens(windows, self._config.layout)
         self._keep_others(runs, sizes)
         self.rank_tokens += real.sum(axis=1)
-        pairs = runs.compute_sums(accumulate_rows(windows.lengths * windows.lengths)) if self._is_packed else real
+        pairs = runs.compute_squares(windows) if self._is_packed else real
         compute_s = self._costs.compute_layout_s(self._config.layout, padded, runs.compute_longest(windows), pairs)
         compute_s = compute_s * self._trainer_factors[:, None]
         collate_s = self._costs.loader.compute_collate_s(
@@ -293,6 +296,7 @@ class Block:
             over_budget=(is_over & (sizes > 1)).sum(axis=0),
             compute_s=compute_s.sum(axis=0),
             slowest_s=compute_s.max(axis=0),
+            ranks_s=compute_s,
             collate_s=float((collate_s * self._loader_factors).max()),
         )
 

@@ -27,6 +27,7 @@ class About(StrEnum):
     COST_MODEL = "cost_model"
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
+    SETTING = "setting"
 
 
 _FEW_BATCHES: Final = 8
@@ -124,9 +125,11 @@ def _describe_small_window(workload: Workload, summary: Summary) -> str:
 
 def summarize_cautions(cautions: Iterable[Caution]) -> list[str]:
     """Returns a line for each caution: of many runs with the same one, the first's, and how many others have it."""
-    by_kind: dict[About, list[str]] = {}
+    by_kind: dict[tuple[About, str], list[str]] = {}
     for caution in cautions:
-        texts = by_kind.setdefault(caution.about, [])
+        # Of settings each is a matter of its own: that of its option.
+        option = next((word for word in caution.text.split() if word.startswith("--")), "")
+        texts = by_kind.setdefault((caution.about, option if caution.about is About.SETTING else ""), [])
         if caution.text not in texts:
             texts.append(caution.text)
     return [

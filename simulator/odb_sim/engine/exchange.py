@@ -62,7 +62,7 @@ class Exchange:
         answer = combine_posts(posts)
         latency_s = self._compute_latency_s(answer)
         self.seconds += latency_s
-        self.count_rounds += isinstance(answer, Counted)
+        self.count_rounds += isinstance(answer, Counted) and bool(answer.counts)
         self._posts = [None] * len(posts)
         self._missing = len(posts)
         if self._stretch is not None:
@@ -83,9 +83,8 @@ class Exchange:
             case Agreed():
                 return self._cost.compute_offer_s(ranks)
             case Counted():
-                return self._cost.compute_counts_s(
-                    ranks, len(answer.counts), resources=len(answer.counts[0].costs), wants=len(answer.wants)
-                )
+                counts, resources = answer.counts, len(answer.counts[0].costs) if answer.counts else 0
+                return self._cost.compute_counts_s(ranks, len(counts), resources=resources, wants=len(answer.wants))
             case Reported():
                 return self._cost.compute_reports_s(ranks)
             case _:

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.arrays.windows import compute_ragged
 from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_sim.engine.batches import Batches
-from odb_sim.engine.windows import compute_ragged
 from odb_sim.inputs.lengths import Integers
 
 SHORT: Final = "short"
@@ -63,6 +63,8 @@ class Settings:
     token_budget: int
     batch_size: int | None
     quota: int | None
+    global_batch: int | None
+    global_tokens: int | None
     seed: int
     samples_total: int
 
@@ -76,6 +78,9 @@ class Summary(Settings):
     real_tokens: int
     padded_tokens: int
     steps: int
+    updates: int
+    samples_per_update: float
+    tokens_per_update: float
     rounds: int
     idle_steps: int
     oversize_groups: int
@@ -101,6 +106,7 @@ class Summary(Settings):
     outcome: str
     outcome_rank: int | None
     outcome_cause: str
+    fault_s: float | None
     abort_s: float | None
 
     def to_json(self) -> dict[str, str | int | float | None]:
@@ -121,6 +127,7 @@ class Recorder:
         "rounds",
         "rows",
         "samples_emitted",
+        "updates",
     )
 
     def __init__(self, *, ranks: int, samples_total: int, budget_tokens: int, emitted: Sequence[int] = ()) -> None:
@@ -132,6 +139,7 @@ class Recorder:
         self._seen = np.zeros(samples_total, dtype=np.bool_)
         self.rows: list[StepRow] = []
         self.rounds = 0
+        self.updates = 0
         self.exchange_s = 0.0
         self.samples_emitted = 0
 
@@ -189,6 +197,7 @@ class Recorder:
             samples_unique=int(self._seen.sum()),
             moved_places=self.moved_places,
             rounds=self.rounds,
+            updates=self.updates,
             exchange_s=self.exchange_s,
         )
         if totals.real_tokens != self._rank_tokens.sum():
@@ -202,6 +211,7 @@ class Totals:
 
     ranks: int
     steps: int
+    updates: int
     rounds: int
     samples_emitted: int
     samples_unique: int
@@ -230,12 +240,14 @@ def compute_totals(
     samples_unique: int,
     moved_places: int,
     rounds: int,
+    updates: int,
     exchange_s: float,
 ) -> Totals:
     """Returns the sums of ``rows``; ``rank_tokens`` holds the real tokens that each rank trained on."""
     return Totals(
         ranks=len(rank_tokens),
         steps=len(rows),
+        updates=updates,
         rounds=rounds,
         samples_emitted=sum(row.samples for row in rows),
         samples_unique=samples_unique,
@@ -264,14 +276,23 @@ def compute_summary(
     *,
     wall_time_s: float,
     driver: str,
+    expected_samples: int,
     outcome: Outcome = COMPLETE,
+    fault_s: float | None = None,
     abort_s: float | None = None,
     ended_s: float = 0.0,
 ) -> Summary:
     """Returns the figures of a run; formulas in GLOSSARY.md. A ratio of nothing is 0.
 
     ``ended_s`` is when the last loader had ended, where that counts: ranks that wait for one that is gone train on nothing.
+    ``expected_samples`` is what an epoch holds that is complete.
+
+    Raises: InvariantError when a run that says it is complete has not trained on all of it.
     """
+    if outcome.kind is OutcomeKind.COMPLETE and totals.samples_emitted < expected_samples:
+        raise InvariantError(
+            "COVER", f"complete, with {totals.samples_emitted} of {expected_samples} samples trained on"
+        )
     asked = {item.name: getattr(settings, item.name) for item in fields(settings)}
     sim_time_s = max(totals.sim_time_s, ended_s)
     rank_seconds = totals.ranks * sim_time_s
@@ -287,6 +308,9 @@ def compute_summary(
         real_tokens=totals.real_tokens,
         padded_tokens=totals.padded_tokens,
         steps=totals.steps,
+        updates=totals.updates,
+        samples_per_update=_ratio(totals.samples_emitted, totals.updates),
+        tokens_per_update=_ratio(totals.real_tokens, totals.updates),
         rounds=totals.rounds,
         idle_steps=totals.idle_steps,
         oversize_groups=totals.oversize_groups,
@@ -312,12 +336,18 @@ def compute_summary(
         outcome=SHORT if lack else str(outcome.kind),
         outcome_rank=outcome.rank,
         outcome_cause=lack or outcome.cause,
+        fault_s=fault_s,
         abort_s=abort_s,
     )
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+def describe_update(summary: Summary) -> str:
+    """Returns what an update holds over all ranks, in the mean: samples, and tokens without padding."""
+    return f"{summary.samples_per_update:,.0f} samples, {summary.tokens_per_update:,.0f} tokens"
 
 
 def list_step_columns() -> list[str]:

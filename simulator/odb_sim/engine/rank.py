@@ -45,6 +45,7 @@ class Rank:
         "_collate_fault",
         "_draw_reader",
         "_full_reads",
+        "_is_drawing",
         "_notice",
         "_post",
         "_posted_s",
@@ -81,6 +82,7 @@ class Rank:
         shard = stage.workload.compute_span(self.number, first, stage.workload.samples_total)
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
+        self._is_drawing = machine.config.shared_samples is not None
         self._draw_reader = DrawReader(loader, stage.workload.tokens, ranks=1)
         """Reads what is drawn of a common order: one of the two is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
@@ -152,14 +154,14 @@ class Rank:
 
     def _find_places(self, effect: Read, count: int) -> slice[int, int, None]:
         """Returns where in the workload lies what is to be read."""
-        if effect.first is not None:
+        if effect.first is not None and self._is_drawing:
             return slice(effect.first, effect.first + effect.count)
         return self._stage.workload.compute_span(self.number, self._read_samples, count)
 
     def _compute_answer_s(self, effect: Read, count: int) -> float:
         """Returns when it is there."""
         now, slowness = self._stage.env.now, self._stage.stretch(self._slowness)
-        if effect.first is None:
+        if effect.first is None or not self._is_drawing:
             return self._reader.read(count, now, slowness)
         firsts, counts = np.array([effect.first]), np.array([effect.count])
         return float(self._draw_reader.read(firsts, counts, now, np.array([slowness]))[0])
@@ -177,7 +179,7 @@ class Rank:
         read = stage.workload.read_places(span, self._read_samples)
         self._read_samples += len(read)
         is_whole = self._read_samples == stage.workload.compute_shard_size(self.number)
-        self.handle(SamplesRead(read, effect.first is not None or (is_whole and not is_full), is_full))
+        self.handle(SamplesRead(read, self._is_drawing or (is_whole and not is_full), is_full))
 
     def _collate(self, effect: Collate) -> Process:
         stage, start_s = self._stage, self._stage.env.now

@@ -8,14 +8,15 @@ and its times are a handful of numbers: the ranks post their offers when the slo
 room in the queues, which the steps taken say.
 
 Nothing here decides anything about the protocol: the agreement, the target, the window sizes and the cut of a quota are the
-core's own functions, the rest are twins of them (`twins`). The world with the real machine stays the authority: for any
-settings it must give the same steps, tokens and times, and a test asks both. One figure may differ, where an agreement and
+core's own functions, the rest are twins of them (`odb_ref.arrays`). The world with the real machine stays the authority: for
+any settings it must give the same steps, tokens and times, and a test asks both. One figure may differ, where an agreement and
 the start of a step fall on the same instant by chance: whether the steps it releases are in the queue already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
@@ -32,73 +33,117 @@ from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
 from odb_sim.engine.metrics import StepRow, Totals, compute_totals
+from odb_sim.engine.updates import EVERY_STEP, Accumulation, Booleans, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
-from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.costs import Costs, Seconds
 from odb_sim.inputs.workload import Workload
 
 _BLOCK_SAMPLES: Final = 1 << 19
 """Samples that the windows of a block hold, about: some megabytes an array."""
+_FORGOTTEN: Final = np.zeros((0, 0))
+"""In place of what each rank computes, once the steps are over."""
 
 
 class Clock:
-    """When agreements and steps happen, in simulated seconds: the world's order of events, as a recurrence."""
+    """When agreements and steps happen, in simulated seconds: the world's order of events, as a recurrence.
+
+    Ranks that wait for one another after every step are always at the same moment: one number stands for all of them. Where
+    updates hold several steps, ranks are apart inside one, and each has a number of its own (``lanes``).
+    """
 
     __slots__ = (
         "_agreed_s",
         "_depth_steps",
+        "_free_s",
+        "_is_open",
         "_released",
         "_sync_s",
+        "_takes_s",
         "_waited_for",
         "ends_s",
+        "lanes",
         "slowest_s",
         "starts_s",
-        "takes_s",
+        "updates",
+        "waits_s",
     )
 
-    def __init__(self, *, depth_steps: int, sync_s: float) -> None:
+    def __init__(self, *, depth_steps: int, sync_s: float, lanes: int = 1) -> None:
         self._depth_steps = depth_steps
         self._sync_s = sync_s
+        self.lanes = lanes
         self._agreed_s: list[float] = []
         self._waited_for: list[int] = []
         """The step that was taken before the offers of each agreement could be posted."""
-        self._released: list[int] = [0]
-        """Steps released by each agreement and those before it; nothing before the first."""
+        self._released: list[int] = [0, 0]
+        """Steps released by each agreement and those before it; nothing before the first, nor by it."""
+        self._free_s: Seconds = np.zeros(lanes)
+        """When each rank is done with its last step."""
+        self._takes_s: list[Seconds] = []
+        self._is_open = False
+        """True inside an update."""
+        self.updates = 0
         self.starts_s: list[float] = []
-        self.takes_s: list[float] = []
-        self.slowest_s: list[float] = []
-        """When the slowest rank has computed each step."""
+        """When the ranks begin each step, in the mean; likewise when they end it."""
         self.ends_s: list[float] = []
+        self.waits_s: list[float] = []
+        """For how long they wait for its batches, in the mean."""
+        self.slowest_s: list[float] = []
+        """When the slowest rank has computed each step; inside an update, when all have in the mean."""
 
     def agree(self, ready_s: float, exchange_s: float) -> float:
         """Returns when the ranks agree: all have read and collated at ``ready_s``, and all that is released must have room."""
         last = self._released[-1] - self._depth_steps - 1
-        posted_s = max(ready_s, self.takes_s[last]) if last >= 0 else ready_s
+        posted_s = max(ready_s, float(self._takes_s[last].max())) if last >= 0 else ready_s
         self._waited_for.append(last)
         self._agreed_s.append(posted_s + exchange_s)
         return self._agreed_s[-1]
 
-    def release(self, slowest_s: Sequence[float]) -> None:
-        """The last agreement releases steps; all ranks take one when it is there and they have ended the one before."""
-        for seconds in slowest_s:
-            start_s = self.ends_s[-1] if self.ends_s else 0.0
-            take_s = max(start_s, self._agreed_s[-1])
-            self.starts_s.append(start_s)
-            self.takes_s.append(take_s)
-            self.slowest_s.append(take_s + seconds)
-            # As the world's sleep is computed: rounding may differ otherwise.
-            self.ends_s.append(take_s + (take_s + seconds + self._sync_s - take_s))
-        self._released.append(len(self.takes_s))
+    def release(self, seconds: Seconds, ends_update: Booleans) -> None:
+        """The last agreement releases steps; a rank takes one when it is there and it has ended the one before.
 
-    def count_queued(self) -> list[int]:
-        """Returns how many steps are in a rank's queue when each is taken, itself included."""
-        steps = np.arange(len(self.takes_s))
+        ``seconds`` has shape (lanes, steps).
+        """
+        for lanes_s, is_end in zip(seconds.T, ends_update.tolist(), strict=True):
+            take_s = np.maximum(self._free_s, self._agreed_s[-1])
+            computed_s = take_s + lanes_s
+            self.starts_s.append(compute_mean(self._free_s))
+            self.waits_s.append(float((take_s - self._free_s).mean()))
+            self._takes_s.append(take_s)
+            self._free_s = computed_s
+            self.slowest_s.append(compute_mean(computed_s))
+            self.ends_s.append(self.slowest_s[-1])
+            self._is_open = True
+            if is_end:
+                self.end_update()
+        self._released.append(len(self._takes_s))
+
+    def end_update(self) -> None:
+        """The ranks meet in the collective that ends the update, if they are inside one."""
+        if not self._is_open:
+            return
+        take_s, slowest_s = float(self._takes_s[-1].max()), float(self._free_s.max())
+        # As the world's sleep is computed: rounding may differ otherwise.
+        end_s = take_s + (slowest_s + self._sync_s - take_s)
+        self.slowest_s[-1], self.ends_s[-1] = slowest_s, end_s
+        self._free_s = np.full(self.lanes, end_s)
+        self.updates += 1
+        self._is_open = False
+
+    def count_queued(self, ranks: int) -> list[int]:
+        """Returns how many steps are in the ranks' queues when each is taken, itself included."""
+        if not self._takes_s:
+            return []
+        takes_s = np.stack(self._takes_s, axis=1)
+        steps = np.arange(takes_s.shape[1])
         # What waited for a step to be taken comes after it, even when it comes at once.
         seen = np.minimum(
-            np.searchsorted(self._agreed_s, self.takes_s, side="right"),
+            np.searchsorted(self._agreed_s, takes_s, side="right"),
             np.searchsorted(self._waited_for, steps, side="left"),
         )
-        ahead: list[int] = (np.array(self._released)[seen] - steps).tolist()
-        return [min(self._depth_steps, steps) for steps in ahead]
+        ahead = np.minimum(min(self._depth_steps, len(steps)), np.array(self._released)[seen] - steps)
+        queued: list[int] = (ahead.sum(axis=0) * ranks // self.lanes).tolist()
+        return queued
 
 
 class _Budgets:
@@ -132,6 +177,7 @@ def simulate_rounds(
     conditions: Conditions = STEADY,
     starts: Sequence[RoundStart] = (),
     budget_schedule: BudgetSchedule | None = None,
+    global_batch: GlobalBatch = EVERY_STEP,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
 ) -> tuple[list[StepRow], Totals]:
@@ -144,10 +190,16 @@ def simulate_rounds(
         Block(config, workload, costs, conditions, ranks, starts=starts, seen=seen)
         for ranks in _split_ranks(config, workload, block_samples)
     ]
-    clock = Clock(depth_steps=config.depth_steps, sync_s=costs.collective.compute_s(workload.ranks))
+    clock = Clock(
+        depth_steps=config.depth_steps,
+        sync_s=costs.collective.compute_s(workload.ranks),
+        lanes=1 if global_batch.goal is None else workload.ranks,
+    )
+    accumulation = Accumulation(global_batch)
     start = starts[0] if starts else RoundStart()
     round_, global_samples = start.round, start.global_samples
     rounds: list[Figures] = []
+    forming: Figures | None = None
     counted_s = collated_s = exchange_s = 0.0
     drawn = _ask(config, blocks, 0)
     budgets = _Budgets(config, budget_schedule, starts)
@@ -158,7 +210,9 @@ def simulate_rounds(
         latency_s = costs.network.compute_offer_s(workload.ranks)
         exchange_s += latency_s
         agreed_s = clock.agree(max(counted_s, read_s, collated_s), latency_s)
-        clock.release(rounds[-1].slowest_s.tolist() if rounds else ())
+        if forming is not None:
+            ends_update = accumulation.find_ends(forming.samples, forming.real)
+            clock.release(forming.ranks_s if clock.lanes > 1 else forming.slowest_s[None, :], ends_update)
         target = compute_round_target(config, agreement)
         if target == 0:
             break
@@ -167,20 +221,22 @@ def simulate_rounds(
         totals = list(accumulate(counts, initial=global_samples))[1:]
         steps = count_planned_steps(config, totals)
         global_samples = totals[steps - 1]
-        rounds.append(merge_figures([block.emit(steps) for block in blocks]))
+        forming = merge_figures([block.emit(steps) for block in blocks])
+        rounds.append(replace(forming, ranks_s=_FORGOTTEN))
         is_shared = config.shared_samples is not None
         latency_s = costs.network.compute_counts_s(
             workload.ranks, target, resources=len(config.limits), wants=workload.ranks if is_shared else 0
         )
         exchange_s += latency_s
         counted_s = agreed_s + latency_s
-        collated_s = counted_s + rounds[-1].collate_s
+        collated_s = counted_s + forming.collate_s
         asked_s = counted_s if is_shared else agreed_s
         budgets.plan(steps)
         read_s = asked_s + (max([block.read(asked_s, budgets.agreed_tokens) for block in blocks]) - asked_s)
         round_ += 1
         if on_progress is not None:
             on_progress(global_samples)
+    clock.end_update()
     rows = _build_rows(rounds, clock, first_round=start.round, ranks=workload.ranks)
     carried = sum(block.held_samples for block in blocks)
     if config.mode is Mode.JOIN and carried:
@@ -193,6 +249,7 @@ def simulate_rounds(
         samples_unique=int(ids.sum()),
         moved_places=sum(block.moved_places for block in blocks),
         rounds=len(rounds),
+        updates=clock.updates,
         exchange_s=exchange_s,
     )
 
@@ -222,12 +279,12 @@ def _split_ranks(config: Config, workload: Workload, block_samples: int) -> list
 
 def _build_rows(rounds: Sequence[Figures], clock: Clock, *, first_round: int, ranks: int) -> list[StepRow]:
     rows: list[StepRow] = []
-    queued = clock.count_queued()
+    queued = clock.count_queued(ranks)
     for round_, figures in enumerate(rounds, first_round):
         for place in range(len(figures.samples)):
             step = len(rows)
             start_s, end_s = clock.starts_s[step], clock.ends_s[step]
-            data_wait_s = ranks * (clock.takes_s[step] - start_s)
+            data_wait_s = ranks * clock.waits_s[step]
             compute_s = float(figures.compute_s[place])
             rows.append(
                 StepRow(
@@ -242,7 +299,7 @@ def _build_rows(rounds: Sequence[Figures], clock: Clock, *, first_round: int, ra
                     idle_ranks=int(figures.idle[place]),
                     oversize_groups=int(figures.oversize[place]),
                     over_budget_groups=int(figures.over_budget[place]),
-                    queued_steps=ranks * queued[step],
+                    queued_steps=queued[step],
                     data_wait_s=data_wait_s,
                     compute_s=compute_s,
                     sync_wait_s=max(0.0, ranks * (clock.slowest_s[step] - start_s) - data_wait_s - compute_s),

@@ -48,7 +48,8 @@ class Stage:
         self._random = random.Random(seed)
         self.acted: set[Fault] = set()
         """The faults that have happened."""
-        self._fault_s: float | None = None
+        self.fault_s: float | None = None
+        """When the first of them has; None without any."""
         self._finished_s = 0.0
 
     def stretch(self, seconds: float) -> float:
@@ -59,21 +60,21 @@ class Stage:
     def note_fault(self, fault: Fault) -> None:
         """``fault`` acts now."""
         self.acted.add(fault)
-        self._fault_s = self.env.now if self._fault_s is None else self._fault_s
+        self.fault_s = self.env.now if self.fault_s is None else self.fault_s
 
     def note_finish(self) -> None:
-        """A rank's loader has ended."""
+        """A rank's loader has ended, or its trainer gives up."""
         self._finished_s = self.env.now
 
     @property
     def abort_s(self) -> float | None:
-        """Seconds from the first fault to the moment the last surviving rank's loader has ended; None without a fault.
+        """Seconds from the first fault to the moment the last surviving rank has ended; None without a fault.
 
-        0 when all loaders had ended before it.
+        That is when its loader has, or its trainer, where that waits for a rank that is gone. 0 when all had ended before.
         """
-        return None if self._fault_s is None else max(0.0, self._finished_s - self._fault_s)
+        return None if self.fault_s is None else max(0.0, self._finished_s - self.fault_s)
 
     @property
     def ended_s(self) -> float:
-        """When the last surviving rank's loader had ended, after a fault; 0 without one."""
-        return 0.0 if self._fault_s is None else self._finished_s
+        """When the last surviving rank had ended, after a fault; 0 without one."""
+        return 0.0 if self.fault_s is None else self._finished_s

@@ -3,86 +3,123 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import simpy
 
-from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import InvariantError
 from odb_ref.core.events import ConsumerStopped, PeerLost, StepTaken, Urged
+from odb_ref.core.types import Step
 from odb_sim.engine.batches import Batches
 from odb_sim.engine.exchange import Process
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
+from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import Fault, FaultKind
+from odb_sim.inputs.costs import Seconds
 
 _TAKEN: Final = StepTaken()
 
 
-@dataclass(frozen=True, slots=True)
-class _Computing:
-    """A step's seconds, summed over ranks; and when each of them, and the slowest, is ready for the collective."""
+class _Step:
+    """A step that some ranks have taken: a number for each of them, in turn."""
 
-    wait_s: float
-    compute_s: float
-    ready_s: list[float]
-    slowest_s: float
+    __slots__ = ("batches", "begun_s", "compute_s", "costs_s", "is_end", "queued_steps", "round", "taken_s", "takers")
+
+    def __init__(self, batches: Batches, costs_s: list[float], round_: int, *, is_end: bool) -> None:
+        self.batches = batches
+        self.costs_s = costs_s
+        """What each rank would take to compute its batch, were it as fast as the cost model says."""
+        self.round = round_
+        self.is_end = is_end
+        """True when it ends an update."""
+        self.queued_steps = 0
+        self.takers: list[int] = []
+        self.begun_s: list[float] = []
+        """When each taker wanted it; then, when it had it, and how long it computes it."""
+        self.taken_s: list[float] = []
+        self.compute_s: list[float] = []
+
+    @property
+    def ready_s(self) -> Seconds:
+        """When each taker has computed it."""
+        ready_s: Seconds = np.array(self.taken_s) + np.array(self.compute_s)
+        return ready_s
 
 
 class Trainers:
-    """The training processes of all ranks, in step: each takes a batch, computes, and waits for all in a collective."""
+    """The training processes of all ranks, an update at a time: each takes a batch, computes it, and takes the next; after the
+    last of the update it waits for all in a collective.
+    """
 
     __slots__ = (
+        "_accumulation",
+        "_busy",
         "_departed",
+        "_free_s",
         "_leaving",
+        "_next",
         "_on_progress",
-        "_queued_steps",
+        "_open",
         "_ranks",
-        "_round",
         "_slowness",
         "_stage",
-        "_taken_s",
-        "_takers",
-        "_taking_slowness",
+        "_taken",
         "_waiting",
         "_wakened",
         "_waking",
+        "updates",
     )
 
-    def __init__(self, stage: Stage, ranks: Sequence[Rank], on_progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        ranks: Sequence[Rank],
+        on_progress: Callable[[int], None] | None,
+        global_batch: GlobalBatch = EVERY_STEP,
+    ) -> None:
+        count = stage.workload.ranks
         self._stage = stage
         self._ranks = ranks
         self._on_progress = on_progress
+        self._accumulation = Accumulation(global_batch)
         self._slowness = dict(stage.conditions.slow_ranks)
         self._leaving = [fault for fault in stage.conditions.faults if fault.kind in (FaultKind.STOP, FaultKind.KILL)]
         self._departed: set[int] = set()
-        """Ranks whose trainer is gone: no step can end any more."""
+        """Ranks whose trainer is gone: no update can end any more."""
+        self._next = [stage.starts[0].planned_steps if stage.starts else 0] * count
+        """The step that each rank takes next."""
+        self._free_s = [0.0] * count
+        """When it has done the one before."""
         self._waiting: set[int] = set()
         """Ranks that want their next step and do not have it."""
+        self._busy = 0
+        """Ranks that compute a step, and another step of the update is to follow."""
         self._wakened: list[int] = []
         self._waking: simpy.Event | None = None
-        self._queued_steps = 0
-        self._round = 0
-        """That of the step taken last."""
-        self._takers: list[int] = []
-        """The ranks that have taken the step, in turn."""
-        self._taken_s: list[float] = []
-        """When each of them has."""
-        self._taking_slowness: list[float] = []
-        """How many times as long as others each of their processors takes for it."""
+        self._open: dict[int, _Step] = {}
+        """Steps that some ranks have taken and others have not, by number."""
+        self._taken: _Step | None = None
+        """The last step that all have taken, until it is recorded."""
+        self.updates = 0
+        """Updates that have ended."""
 
-    @property
-    def _layout(self) -> Layout:
-        return self._ranks[0].machine.config.layout
+    def find_obstacle(self) -> Fault | None:
+        """Returns the fault for which a step that some rank has is never ended; None where every step is."""
+        is_left = bool(self._open) or any(rank.queue for rank in self._ranks)
+        return next((fault for fault in self._leaving if is_left and fault in self._stage.acted), None)
 
     def notice(self, rank: int) -> None:
         """A step was delivered to ``rank``, or its epoch is over."""
         if rank in self._waiting:
-            self._wakened.append(rank)
-            if self._waking is not None and not self._waking.triggered:
-                self._waking.succeed()
+            self._wake(rank)
+
+    def _wake(self, rank: int) -> None:
+        self._wakened.append(rank)
+        if self._waking is not None and not self._waking.triggered:
+            self._waking.succeed()
 
     def train(self) -> Process:
         """Yields the SimPy process of all trainers; ends when no rank has a step left.
@@ -90,56 +127,64 @@ class Trainers:
         Raises: InvariantError when ranks differ in the step they take (ALIGN).
         """
         env, sync_s = self._stage.env, self._stage.costs.collective.compute_s(len(self._ranks))
-        first = self._stage.starts[0].planned_steps if self._stage.starts else 0
         while True:
-            start_s, number = env.now, first + len(self._stage.recorder.rows)
-            self._depart(number)
-            self._waiting = set(range(len(self._ranks))) - self._departed
-            self._wakened = sorted(self._waiting)
-            self._queued_steps = 0
-            self._takers, self._taken_s, self._taking_slowness = [], [], []
-            leavers = yield from self._take_all(number)
-            if not self._takers:
+            self._want(range(len(self._ranks)))
+            leavers = yield from self._take_all()
+            last, self._taken = self._taken, None
+            if self._departed:  # whoever has taken a step waits in the collective for one that has left
+                if last is not None:
+                    self._record_inner(last)
                 return
-            batches = self._stage.shelf.take(number)
-            computing = self._compute(batches, start_s)
-            if self._departed:
-                return  # whoever has taken the step waits in its collective for one that has left
-            if leavers:
-                taker = self._takers[0]
+            if leavers and self._open:
+                number = min(self._open)
+                taker = self._open[number].takers[0]
                 raise InvariantError("ALIGN", f"step {number}: rank {taker} takes it, rank {leavers[0]} has left")
-            yield env.timeout(computing.slowest_s + sync_s - env.now)
-            self._end_step(batches, computing, start_s)
+            if last is None:
+                return
+            slowest_s = float(last.ready_s.max())
+            yield env.timeout(slowest_s + sync_s - env.now)
+            self._record(last, slowest_s, env.now)
+            if (timeline := self._stage.timeline) is not None:
+                for rank, ready_s in zip(last.takers, last.ready_s.tolist(), strict=True):
+                    timeline.add(rank, "trainer", "wait for ranks", ready_s, slowest_s)
+                    timeline.add(rank, "trainer", "collective", slowest_s, env.now)
+            self._free_s = [env.now] * len(self._ranks)
+            self.updates += 1
 
-    def _take_all(self, number: int) -> Generator[simpy.Event, object, list[int]]:
-        """Has every rank take its step when it has it; returns the ranks whose epoch is over instead."""
+    def _take_all(self) -> Generator[simpy.Event, object, list[int]]:
+        """Has every rank take each step of an update when it has it; returns the ranks whose epoch is over instead."""
         leavers: list[int] = []
-        while self._waiting:
+        while self._waiting or self._busy:
             wakened, self._wakened = self._wakened, []
             for rank in wakened:
-                if rank not in self._waiting or self._take(rank, number):
+                if rank not in self._waiting or self._take(rank):
                     continue
                 if self._ranks[rank].outcome is not None:
                     self._waiting.discard(rank)
                     leavers.append(rank)
-            if self._waiting and not self._wakened:
+            if (self._waiting or self._busy) and not self._wakened:
                 self._waking = self._stage.env.event()
                 yield self._waking
         return leavers
 
-    def _depart(self, number: int) -> None:
-        """Those leave who leave before step ``number``; the others learn of it."""
-        stage = self._stage
+    def _want(self, ranks: Sequence[int]) -> None:
+        """``ranks`` want their next step, but for those that leave before it; the others learn of these."""
         for fault in self._leaving:
-            if fault.at != number:
-                continue
-            stage.note_fault(fault)
-            self._departed.add(fault.rank)
-            if fault.kind is FaultKind.KILL:
-                self._ranks[fault.rank].is_gone = True
-            else:
-                self._ranks[fault.rank].handle(ConsumerStopped())
-            stage.env.process(self._spread(fault))
+            if fault.rank in ranks and fault.at == self._next[fault.rank]:
+                self._depart(fault)
+        wanting = [rank for rank in ranks if rank not in self._departed]
+        self._waiting.update(wanting)
+        self._wakened += wanting
+
+    def _depart(self, fault: Fault) -> None:
+        stage = self._stage
+        stage.note_fault(fault)
+        self._departed.add(fault.rank)
+        if fault.kind is FaultKind.KILL:
+            self._ranks[fault.rank].is_gone = True
+        else:
+            self._ranks[fault.rank].handle(ConsumerStopped())
+        stage.env.process(self._spread(fault))
 
     def _spread(self, fault: Fault) -> Process:
         """Spreads the news of a stop within a message; of a rank that is gone, when the deadline has passed.
@@ -158,59 +203,94 @@ class Trainers:
                 if fault.kind is FaultKind.KILL:
                     rank.handle(PeerLost(fault.rank, fault.cause))
                 rank.handle(ConsumerStopped())
+        if self.find_obstacle() is not None and all(
+            rank.outcome is None or rank.outcome.kind is OutcomeKind.COMPLETE for rank in others
+        ):
+            self._give_up()
 
-    def _take(self, rank: int, number: int) -> bool:
-        """``rank`` takes its step now; False when it is not there."""
-        stage, taker = self._stage, self._ranks[rank]
+    def _give_up(self) -> None:
+        """The trainers that wait in a collective for one that has left are told so."""
+        stage, now_s = self._stage, self._stage.env.now
+        stage.note_finish()
+        if stage.timeline is None:
+            return
+        for step in self._open.values():
+            for rank, ready_s in zip(step.takers, step.ready_s.tolist(), strict=True):
+                if rank not in self._departed:
+                    stage.timeline.add(rank, "trainer", "wait for ranks", ready_s, now_s)
+
+    def _take(self, rank: int) -> bool:
+        """``rank`` takes its next step now; False when it is not there."""
+        stage, taker, number, now_s = self._stage, self._ranks[rank], self._next[rank], self._stage.env.now
         queue = taker.queue
-        if not queue:
-            return False
-        self._queued_steps += len(queue)
-        step = queue.popleft()
-        if step.number != number:
-            raise InvariantError("ALIGN", f"rank {rank} takes step {step.number}, the others step {number}")
+        if not queue or (self._departed and taker.outcome is not None):
+            return False  # nothing is there, or the rank has been told that another has left
+        queued = len(queue)
+        delivered = queue.popleft()
+        if delivered.number != number:
+            raise InvariantError("ALIGN", f"rank {rank} takes step {delivered.number}, the others step {number}")
+        step = self._open.get(number) or self._begin(delivered)
         self._waiting.discard(rank)
-        self._takers.append(rank)
-        self._taken_s.append(stage.env.now)
-        self._taking_slowness.append(stage.stretch(self._slowness.get(rank, 1.0)))
-        self._round = step.round
+        self._next[rank] += 1
+        seconds = step.costs_s[rank] * stage.stretch(self._slowness.get(rank, 1.0))
+        step.queued_steps += queued
+        step.takers.append(rank)
+        step.begun_s.append(self._free_s[rank])
+        step.taken_s.append(now_s)
+        step.compute_s.append(seconds)
+        if stage.timeline is not None:
+            stage.timeline.add(rank, "trainer", "wait for data", self._free_s[rank], now_s)
+            stage.timeline.add(
+                rank, "trainer", "compute" if step.batches.samples[rank] else "idle", now_s, now_s + seconds
+            )
+        self._free_s[rank] = now_s + seconds
+        if len(step.takers) == len(self._ranks):
+            del self._open[number]
+            if self._taken is not None:
+                self._record_inner(self._taken)
+            self._taken = step
+        if not step.is_end:
+            self._busy += 1
+            stage.env.process(self._go_on(rank))
         taker.handle(_TAKEN)
         return True
 
-    def _compute(self, batches: Batches, start_s: float) -> _Computing:
-        """Returns how long the ranks that have taken the step compute it."""
-        taken_s = np.array(self._taken_s)
-        costs_s = self._stage.costs.compute_layout_s(self._layout, batches.padded, batches.longest, batches.pairs)
-        compute_s = costs_s[self._takers] * np.array(self._taking_slowness)
-        ready_s = taken_s + compute_s
-        if (timeline := self._stage.timeline) is not None:
-            for rank, begin_s, end_s in zip(self._takers, self._taken_s, ready_s.tolist(), strict=True):
-                timeline.add(rank, "trainer", "wait for data", start_s, begin_s)
-                timeline.add(rank, "trainer", "compute" if batches.samples[rank] else "idle", begin_s, end_s)
-        return _Computing(
-            wait_s=float((taken_s - start_s).sum()),
-            compute_s=float(compute_s.sum()),
-            ready_s=ready_s.tolist(),
-            slowest_s=float(ready_s.max(initial=start_s)),
-        )
+    def _begin(self, delivered: Step) -> _Step:
+        """Returns the step that a rank is the first to take."""
+        batches = self._stage.shelf.take(delivered.number)
+        layout = self._ranks[0].machine.config.layout
+        costs_s = self._stage.costs.compute_layout_s(layout, batches.padded, batches.longest, batches.pairs)
+        (is_end,) = self._accumulation.find_ends(batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True))
+        step = self._open[delivered.number] = _Step(batches, costs_s.tolist(), delivered.round, is_end=bool(is_end))
+        return step
 
-    def _end_step(self, batches: Batches, computing: _Computing, start_s: float) -> None:
-        stage, slowest_s, end_s = self._stage, computing.slowest_s, self._stage.env.now
-        takers = self._takers
+    def _go_on(self, rank: int) -> Process:
+        """``rank`` computes a step, and wants the next one of the update."""
+        yield self._stage.env.timeout(self._free_s[rank] - self._stage.env.now)
+        self._busy -= 1
+        self._want([rank])
+        self._wake(rank)
+
+    def _record_inner(self, step: _Step) -> None:
+        """All ranks have done a step inside an update, after which nobody waits for others."""
+        done_s = compute_mean(step.ready_s)
+        self._record(step, done_s, done_s)
+
+    def _record(self, step: _Step, slowest_s: float, end_s: float) -> None:
+        """All ranks have done the step at ``slowest_s``, and their collective has ended."""
+        stage, takers = self._stage, len(step.takers)
+        start_s, compute_s = compute_mean(np.array(step.begun_s)), float(np.sum(step.compute_s))
+        data_wait_s = float((np.array(step.taken_s) - np.array(step.begun_s)).sum())
         stage.recorder.end_step(
-            batches,
-            round_=self._round,
+            step.batches,
+            round_=step.round,
             start_s=start_s,
             end_s=end_s,
-            queued_steps=self._queued_steps,
-            data_wait_s=computing.wait_s,
-            compute_s=computing.compute_s,
-            sync_wait_s=max(0.0, len(takers) * (slowest_s - start_s) - computing.wait_s - computing.compute_s),
-            collective_s=len(takers) * (end_s - slowest_s),
+            queued_steps=step.queued_steps,
+            data_wait_s=data_wait_s,
+            compute_s=compute_s,
+            sync_wait_s=max(0.0, takers * (slowest_s - start_s) - data_wait_s - compute_s),
+            collective_s=takers * (end_s - slowest_s),
         )
-        if stage.timeline is not None:
-            for rank, ready_s in zip(takers, computing.ready_s, strict=True):
-                stage.timeline.add(rank, "trainer", "wait for ranks", ready_s, slowest_s)
-                stage.timeline.add(rank, "trainer", "collective", slowest_s, end_s)
         if self._on_progress is not None:
             self._on_progress(stage.recorder.samples_emitted)

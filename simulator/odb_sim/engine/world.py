@@ -6,7 +6,7 @@ Each rank has a `Machine`. Its effects become SimPy processes: a read or a colla
 and ends in the event that answers it; posts meet in the `Exchange`; delivered steps lie in the rank's bounded queue.
 Trainers take one step after the other, and each step ends in a collective of all ranks.
 
-Because of that collective all trainers are in the same step, so one SimPy process drives them all: it lets every rank
+Because of that collective all trainers are in the same update, so one SimPy process drives them all: it lets every rank
 that has its step take it, wakes for those whose step comes later, and sleeps until the slowest is done. A queue that a
 take makes room in, an offer that follows, a release: all happen at the time they would with a process for each rank, with
 one event for a step in place of three for each rank and step. That is what makes thousands of ranks affordable; where
@@ -41,13 +41,14 @@ from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.trainers import Trainers
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.rules import get_instance
 from odb_sim.inputs.workload import Workload
 
 TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float], None]
-"""Rank, event, effects, simulated seconds; `odb_ref.trace.format.TraceWriter.record` fits."""
+"""Rank, event, effects, simulated seconds; `odb_ref.trace.writing.TraceWriter.record` fits."""
 
 
 class World:
@@ -64,6 +65,7 @@ class World:
         starts: Sequence[RoundStart] = (),
         full_reads: Sequence[Mapping[int, int]] = (),
         budget_schedule: BudgetSchedule | None = None,
+        global_batch: GlobalBatch = EVERY_STEP,
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
         on_progress: Callable[[int], None] | None = None,
@@ -93,7 +95,7 @@ class World:
             stretch=self.stage.stretch if conditions.jitter else None,
         )
         self.ranks: list[Rank] = []
-        self.trainers = Trainers(self.stage, self.ranks, on_progress)
+        self.trainers = Trainers(self.stage, self.ranks, on_progress, global_batch)
         observe = None
         if observer is not None:
             timed = observer
@@ -118,6 +120,7 @@ class World:
             self.stage.env.process(self.trainers.train())
             self.stage.env.run()
         self.recorder.rounds = self.exchange.count_rounds
+        self.recorder.updates = self.trainers.updates
         self.recorder.exchange_s = self.exchange.seconds
         survivors = [rank for rank in self.ranks if not rank.is_gone]
         if not survivors:
@@ -132,6 +135,9 @@ class World:
         if len(outcomes) > 1:
             raise InvariantError("ALIGN", f"the ranks ended differently: {sorted(map(str, outcomes))}")
         (outcome,) = (outcome for outcome in outcomes if outcome is not None)
+        # Where the loaders had nothing left to do, or ended in order, it is the trainers that cannot go on.
+        if outcome.kind is OutcomeKind.COMPLETE and (fault := self.trainers.find_obstacle()) is not None:
+            return fault.outcome
         return outcome
 
     def _notice(self, rank: int) -> None:

@@ -20,8 +20,8 @@ class Bounds(Terms):
 
     With ``limits``, a sample uses 0 to 2 of each further resource. ``failures``, ``stops`` and ``losses`` bound how
     many reads or collations fail, how many consumers leave early and how many processes are killed. A read is
-    answered whole, or sample by sample with ``is_single_reads``. ``lost_loaders`` bounds how many processes that hold
-    a machine are lost, to be replaced by a stand-in (R7.6). The source says that it has ended with its last sample
+    answered whole, or sample by sample with ``is_single_reads``. ``lost_loaders`` bounds how many processes that read
+    and collate are lost, each at any moment; its rank fails. The source says that it has ended with its last sample
     when ``is_eager_end`` is true, else when asked for more than it has. A rank is urged at any moment after another's
     consumer has left, or with ``is_urged_freely`` at any moment, for nothing. A consumer leaves between two steps, or
     with ``is_left_inside`` also in the middle of one, whose collective then has no end. With ``is_inline`` a rank
@@ -32,6 +32,7 @@ class Bounds(Terms):
     Rank r comes to accept the token budgets ``accepted[r]``, one after the other, each at any moment; ranks beyond accept what
     there is. A ``budget_schedule`` holds on all ranks: pairs of planned steps and the tokens accepted from there on.
     With ``is_shared`` all ranks draw from one order, which holds the samples of rank 0, then those of rank 1, and so on.
+    With updates (R16) samples whose ids, counted over all ranks, are ``bad`` are set aside.
 
     Raises: UsageError when a value makes no sense.
     """
@@ -58,6 +59,7 @@ class Bounds(Terms):
     is_shared: bool = field(default=False, metadata={"absent": False})
     accepted: tuple[tuple[int, ...], ...] = field(default=(), metadata={"absent": ()})
     budget_schedule: tuple[tuple[int, int], ...] = field(default=(), metadata={"absent": ()})
+    bad: tuple[int, ...] = field(default=(), metadata={"absent": ()})
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -74,6 +76,8 @@ class Bounds(Terms):
             raise UsageError(
                 f"accepted holds budgets of at least 1 for each of {self.ranks} ranks, got {self.accepted}"
             )
+        if self.bad and self.update_samples is None:
+            raise UsageError("bad samples are set aside in updates only: their places say which they are")
         self.make_schedule()
         self.compute_config(0)
 

@@ -23,6 +23,7 @@ from odb_ref.core.state import Phase
 from odb_ref.core.types import ZERO_COUNTS, Group, Mode, Step, StepCounts, compute_counts
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Rank
+from odb_sim.explore.updates import check_steps_of_updates, check_whole_updates
 from odb_sim.explore.violation import Violation
 
 _Budgets = tuple[tuple[int, int], ...]
@@ -89,9 +90,6 @@ class RankChecks:
         Raises: Violation.
         """
         state = rank.state
-        if rank.is_cut:
-            self._check_handed_out(config, rank)
-            return
         steps = (*rank.taken, *rank.queue, *state.outbox, *state.plan)
         if rank.queue != state.queue:
             raise Violation("FREE", f"rank {config.rank}: the queue is not what was delivered")
@@ -106,26 +104,22 @@ class RankChecks:
         for number, step in enumerate(steps):
             if step.number != number:
                 raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
-            # A stand-in adds nothing to the counts of a round that is never released (R7.6).
-            self._check_step(config, rank, step, has_counts=not self.bounds.lost_loaders or step not in state.plan)
-        self._check_age(config, rank, steps)
+            self._check_step(config, rank, step)
+        if config.update_samples is None:
+            self._check_age(config, rank, steps)
+        else:
+            check_steps_of_updates(config, rank, steps)
         self._check_fewest(config, rank)
         self._check_offer(config, rank)
         self._check_order(config, rank, steps)
 
-    def _check_handed_out(self, config: Config, rank: Rank) -> None:
-        for number, step in enumerate((*rank.taken, *rank.queue)):
-            if step.number != number:
-                raise Violation("ALIGN", f"rank {config.rank}: step {number} is numbered {step.number}")
-            self._check_step(config, rank, step)
-
-    def _check_step(self, config: Config, rank: Rank, step: Step, *, has_counts: bool = True) -> None:
+    def _check_step(self, config: Config, rank: Rank, step: Step) -> None:
         budgets = rank.get_budgets(step.round)
         known = self.steps.setdefault((config.rank, step.number, budgets), step)
         if known.group != step.group:
             raise Violation("REPLAY", f"rank {config.rank} step {step.number} depends on the schedule: {_name(step)}")
         told = step.round, step.global_counts
-        agreed = self.rounds.setdefault((step.number, budgets), told) if has_counts else told
+        agreed = self.rounds.setdefault((step.number, budgets), told)
         if agreed != told:
             detail = f"round {step.round}, {step.global_counts}, elsewhere round {agreed[0]}, {agreed[1]}"
             raise Violation("ALIGN", f"rank {config.rank} step {step.number}: {detail}")
@@ -182,7 +176,8 @@ class RankChecks:
         budget, _ = _compute_bounds(config, rank.get_budgets(rank.state.round))
         tokens = [_compute_tokens(config, [sample.length for sample in group]) for group in groups]
         to_emit = len(groups) - (len(groups) > 1 and 2 * min(tokens) < budget)
-        if post.offer.groups_min != (NONE if rank.state.is_ended else to_emit):
+        is_all = rank.state.is_ended or config.update_samples is not None
+        if post.offer.groups_min != (NONE if is_all else to_emit):
             detail = f"offers to emit {post.offer.groups_min} groups, of {tokens} tokens under {budget}"
             raise Violation("FEWEST", f"rank {config.rank}: {detail}")
 
@@ -358,15 +353,16 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     if any(rank.is_gone for rank in ranks):
         return
     planned = [
-        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.outbox) for sample in step.group)
+        sorted(sample.position for step in (*rank.taken, *rank.queue, *rank.state.outbox) for sample in step.group)
         for rank in ranks
     ]
-    inputs = [len(rank.drawn) for rank in ranks] if bounds.is_shared else list(map(len, bounds.lengths))
+    is_drawn = bounds.is_shared or bounds.update_samples is not None
+    inputs = [len(rank.drawn) for rank in ranks] if is_drawn else list(map(len, bounds.lengths))
     whole = [positions == list(range(size)) for positions, size in zip(planned, inputs, strict=True)]
     if bounds.mode is Mode.JOIN and not all(whole):
         late = whole.index(False)
         raise Violation("COVER", f"rank {late} has {inputs[late]} samples and emits {planned[late]}")
-    if bounds.is_shared:
+    if is_drawn:
         _check_drawn(bounds, ranks)
     if any(rank.is_left for rank in ranks):
         return
@@ -376,14 +372,17 @@ def _check_complete(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     if taken[0] != ranks[0].state.planned_steps:
         raise Violation("COVER", f"the consumers take {taken[0]} steps of {ranks[0].state.planned_steps}")
     _check_counts(bounds, ranks)
-    if bounds.mode is Mode.QUOTA:
+    if bounds.update_samples is not None:
+        check_whole_updates(bounds, ranks)
+    elif bounds.mode is Mode.QUOTA:
         _check_quota(bounds, ranks, any(whole))
 
 
 def _check_drawn(bounds: Bounds, ranks: Sequence[Rank]) -> None:
-    """No place of the common order is drawn twice, and in join mode each is drawn."""
+    """No place of the common order is drawn twice, and in join mode each is drawn, but for what is set aside."""
     drawn = sorted(sample.id for rank in ranks for sample in rank.drawn)
-    if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != list(range(bounds.total_samples))):
+    good = sorted(set(range(bounds.total_samples)) - set(bounds.bad))
+    if len(set(drawn)) < len(drawn) or (bounds.mode is Mode.JOIN and drawn != good):
         raise Violation("DEAL", f"of {bounds.total_samples} places the ranks draw {drawn}")
 
 

@@ -44,15 +44,10 @@ from odb_ref.core.offer import Offer, reduce_offers
 from odb_ref.core.resume import RoundStart, resume
 from odb_ref.core.rounds import Transition, count_fitting
 from odb_ref.core.state import Phase, State
-from odb_ref.core.summary import compute_summary, make_stand_in
 from odb_ref.core.types import Group, Sample
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Act, Rank
 from odb_sim.explore.violation import Violation, name_property
-
-
-def _stand_in(state: State) -> State:
-    return make_stand_in(compute_summary(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,6 @@ class Core:
     transition: Callable[[Config, State, Event], Transition] = machine.transition
     check: Callable[[Config, State, State], None] = check_transition
     reduce: Callable[[Sequence[Offer]], Offer] = reduce_offers
-    stand_in: Callable[[State], State] = _stand_in
     acceptance: type[Acceptance] = Acceptance
 
 
@@ -109,7 +103,7 @@ class RankDriver:
                 )
             case Act.ANSWER:
                 after = self._handle(replace(rank, post=None), _require_answer(answer))
-                if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT and not rank.is_cut:
+                if rank.state.phase is Phase.OFFER and after.state.phase is Phase.COUNT:
                     after = replace(after, windows=(*rank.windows, rank.state.read_samples))
                     after = replace(after, budgets=self._note_budget(rank, answer))
                 return after
@@ -132,9 +126,10 @@ class RankDriver:
             case Act.ABANDON:
                 return self._handle(replace(rank, is_left=True, is_inside=True), ConsumerStopped())
             case Act.LOSE_LOADER:
-                return replace(rank, is_cut=True, reading=0)
-            case Act.STAND_IN:
-                return self._replace(rank)
+                cause = f"the loader of rank {self.config.rank} is gone"
+                is_late = rank.state.phase in (Phase.OFFER, Phase.DRAIN)
+                rank = replace(rank, is_loader_lost=True, is_late=is_late, causes=(*rank.causes, cause))
+                return self._handle(replace(rank, reading=0, collating=None), LocalFailed(cause))
             case Act.ACCEPT:
                 told = replace(rank, coming=rank.coming[1:])
                 return self._accept(told, rank.acceptance.tell(rank.coming[0]))
@@ -161,24 +156,23 @@ class RankDriver:
         agreed = min(self.config.budget_tokens, answer.agreement.budget_min)
         return rank.budgets if agreed == before else (*rank.budgets, (rank.state.round + 1, agreed))
 
-    def _replace(self, rank: Rank) -> Rank:
-        """Returns the rank with a stand-in, which has handled what its machine has not."""
-        cause = f"the loader of rank {self.config.rank} is gone"
-        after = replace(
-            rank,
-            state=self.core.stand_in(rank.state),
-            collating=None,
-            causes=(*rank.causes, cause),
-            is_replaced=True,
-            unanswered=(),
-            held=(*rank.state.outbox, *rank.state.plan),
-            is_late=rank.state.phase in (Phase.OFFER, Phase.DRAIN),
-        )
-        for event in order_events(cause, rank.unanswered):
-            after = self._handle(after, event)
-        return after
+    def _read_places(self, rank: Rank) -> tuple[Rank, SamplesRead]:
+        """Answers with what lies at the places asked for; where some are set aside, the last part says so. Spec: R16.5."""
+        rest = rank.drawn[rank.state.read_samples :]
+        samples = rest[:1] if self.bounds.is_single_reads else rest
+        is_last = len(samples) == len(rest)
+        is_short = is_last and len(samples) < rank.reading
+        beyond = rank.read_end - len(self.shard)
+        is_over = is_last and (beyond > 0 or (beyond == 0 and self.bounds.is_eager_end))
+        is_ended = is_short if self.bounds.is_shared else is_over
+        left = 0 if is_last else rank.reading - len(samples)
+        is_full = is_short and not is_ended
+        is_exhausted = is_ended and not self.bounds.is_shared
+        return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(samples, is_ended, is_full)
 
     def _read(self, rank: Rank) -> tuple[Rank, SamplesRead]:
+        if self.config.update_samples is not None:
+            return self._read_places(rank)
         start = rank.state.read_samples
         asked = min(1, rank.reading) if self.bounds.is_single_reads else rank.reading
         shard = rank.drawn if self.bounds.is_shared else self.shard
@@ -197,8 +191,6 @@ class RankDriver:
         return replace(rank, reading=left, is_exhausted=is_exhausted), SamplesRead(fitting, is_ended, is_full)
 
     def _handle(self, rank: Rank, event: Event) -> Rank:
-        if rank.is_cut and not rank.is_replaced:
-            return replace(rank, unanswered=(*rank.unanswered, event))
         try:
             state, effects = self.core.transition(self.config, rank.state, event)
             self.core.check(self.config, rank.state, state)
@@ -207,7 +199,7 @@ class RankDriver:
                 name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}"
             ) from error
         rank = replace(rank, state=state)
-        if isinstance(event, Counted) and not rank.is_replaced:
+        if isinstance(event, Counted):
             # Before the effects: what the schedule says of the round that begins now is in its offer.
             rank = self._accept(rank, rank.acceptance.ask(state.planned_steps, state.agreed_tokens))
         return self._perform(rank, effects)
@@ -219,15 +211,15 @@ class RankDriver:
 
     def _perform_one(self, rank: Rank, effect: Effect) -> Rank:
         match effect:
-            case Read() | Collate() if rank.is_replaced:
-                return rank
             case Read():
                 self._require(not rank.reading, "FREE", "a Read while another is open")
                 self._require(not rank.is_exhausted, "TERM", "a Read after the source has ended")
-                return replace(rank, reading=effect.count, drawn=rank.drawn + self._draw(rank, effect))
+                asked = 0 if rank.is_loader_lost else effect.count
+                end = 0 if effect.first is None else effect.first + effect.count
+                return replace(rank, reading=asked, drawn=rank.drawn + self._draw(rank, effect), read_end=end)
             case Collate():
                 self._require(rank.collating is None, "FREE", "a Collate while another is open")
-                return replace(rank, collating=effect.round)
+                return replace(rank, collating=None if rank.is_loader_lost else effect.round)
             case PostOffer(offer):
                 self._check_offer(rank, offer)
                 return self._post(rank, effect)
@@ -236,14 +228,7 @@ class RankDriver:
             case Deliver():
                 self._require(len(rank.queue) < self.config.depth_steps, "FREE", "a Deliver into a full queue")
                 self._require(rank.finish is None, "STOP", "a Deliver after Finish")
-                step = effect.step
-                if rank.is_replaced:
-                    held = [item for item in rank.held if item.number == step.number]
-                    self._require(
-                        bool(held), "RELEASE", f"step {step.number} is delivered, and it holds no batch of it"
-                    )
-                    step = held[0]
-                return replace(rank, queue=(*rank.queue, step))
+                return replace(rank, queue=(*rank.queue, effect.step))
             case Finish():
                 self._require(rank.finish is None, "FREE", "a second Finish")
                 return replace(rank, finish=effect)
@@ -251,15 +236,18 @@ class RankDriver:
                 assert_never(effect)
 
     def _draw(self, rank: Rank, effect: Read) -> tuple[Sample, ...]:
-        self._require((effect.first is not None) == self.bounds.is_shared, "DEAL", f"{effect} of another order")
+        is_named = self.bounds.is_shared or self.config.update_samples is not None
+        self._require((effect.first is not None) == is_named, "DEAL", f"{effect} of another order")
         samples = () if effect.first is None else self.shard[effect.first : effect.first + effect.count]
-        self._require(effect.first is None or len(samples) == effect.count, "DEAL", f"{effect} leaves the common order")
-        return tuple(replace(sample, position=i) for i, sample in enumerate(samples, len(rank.drawn)))
+        is_there = not self.bounds.is_shared or len(samples) == effect.count
+        self._require(is_there, "DEAL", f"{effect} leaves the common order")
+        good = [sample for sample in samples if sample.id not in self.bounds.bad]
+        return tuple(replace(sample, position=i) for i, sample in enumerate(good, len(rank.drawn)))
 
     def _check_offer(self, rank: Rank, offer: Offer) -> None:
         """Checks that the rank offers the budget that it has come to accept, or less if the schedule says less. Spec: R15.2."""
         state = rank.state
-        if rank.is_replaced or state.failure or state.is_stopped:
+        if state.failure or state.is_stopped:
             return  # the agreement ends the epoch, whatever it says of a next round
         given = self.bounds.get_accepted(self.config.rank)
         told = given[: len(given) - len(rank.coming)][-1:]
@@ -276,11 +264,6 @@ class RankDriver:
     def _require(self, holds: bool, property_: str, detail: str) -> None:
         if not holds:
             raise Violation(property_, f"rank {self.config.rank}: {detail}")
-
-
-def order_events(cause: str, unanswered: tuple[Event, ...]) -> tuple[Event, ...]:
-    """Returns what a stand-in handles first, in order. Spec: R7.6."""
-    return (LocalFailed(cause), *unanswered)
 
 
 def _require_answer(answer: Answer | None) -> Answer:

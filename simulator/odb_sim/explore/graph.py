@@ -30,7 +30,7 @@ def describe_rank(rank: Rank) -> str:
         ("left", rank.is_left),
         ("urged", rank.is_urged),
         ("gone", rank.is_gone),
-        ("cut", rank.is_cut),
+        ("loaderless", rank.is_loader_lost),
     )
     words += [word for word, holds in flags if holds]
     words += [str(rank.finish.outcome.kind)] if rank.finish is not None else []

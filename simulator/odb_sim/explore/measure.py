@@ -27,13 +27,13 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
 
     - 5 (n + 1 - round) + 4 in FILL, 3 in OFFER, 1 in COUNT or REPORT; 0 when ending: in each round every rank that holds
       samples emits one, so no rank passes round n + 1; with shared shards n is S, and 6 a round, for a read begins with it;
+      with updates of them (R16) n is the number of their portions, where that is more;
     - S - taken steps: each step holds at least one sample on some rank;
     - samples not read (of all, with shared shards), and 1 while the source has not said that it has ended;
     - 1 while a read, and 1 while a collation is under way;
     - 1 each while the consumer has not left, and while the rank has not been urged, has not lost a peer, is not gone;
     - 1 for each budget that the rank will still come to accept;
-    - where loader processes may be lost: 3 while its own is not; then 1 until a stand-in goes on, which reads nothing, and 1
-      while an exchange has not answered.
+    - 1 while its loader process is not lost, where one may be.
 
     `compute_bound` is its value at the start. Spec: TERM.
     """
@@ -41,9 +41,9 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
     total = bounds.total_samples
     weight = _PHASE_WEIGHT[state.phase]
     return (
-        (_count_a_round(bounds) * (bounds.longest_shard + 1 - state.round) + weight if weight else 0)
+        (_count_a_round(bounds) * (_count_rounds(bounds, config) - state.round) + weight if weight else 0)
         + (total - len(rank.taken))
-        + (0 if rank.is_replaced else _count_readable(bounds, config.rank) - state.read_samples)
+        + (_count_readable(bounds, config.rank) - state.read_samples)
         + (not state.is_ended)
         + (rank.reading > 0)
         + (rank.collating is not None)
@@ -52,8 +52,15 @@ def compute_measure(bounds: Bounds, config: Config, rank: Rank) -> int:
         + (not rank.is_lost)
         + (not rank.is_gone)
         + len(rank.coming)
-        + (_compute_loader_weight(rank) if bounds.lost_loaders else 0)
+        + (bounds.lost_loaders > 0 and not rank.is_loader_lost)
     )
+
+
+def _count_rounds(bounds: Bounds, config: Config) -> int:
+    if bounds.update_samples is None or not bounds.is_shared:
+        return bounds.longest_shard + 1
+    updates = -(-bounds.total_samples // bounds.update_samples)
+    return max(bounds.longest_shard, updates * config.update_portions) + 1
 
 
 def _count_a_round(bounds: Bounds) -> int:
@@ -64,21 +71,20 @@ def _count_readable(bounds: Bounds, rank: int) -> int:
     return bounds.total_samples if bounds.is_shared else len(bounds.lengths[rank])
 
 
-def _compute_loader_weight(rank: Rank) -> int:
-    if not rank.is_cut:
-        return 3
-    return 0 if rank.is_replaced else 1 + (rank.post is not None)
-
-
 def compute_bound(bounds: Bounds) -> int:
     """Returns a bound on the transitions of any world: W (5 n + S + 15) + S for W ranks, n samples at most on one, S in all.
 
-    3 W more where loader processes may be lost; with shared shards W (8 S + 16); 1 more for each budget that a rank comes to
+    W more where loader processes may be lost; with shared shards W (8 S + 16); 1 more for each budget that a rank comes to
     accept.
 
     Spec: TERM.
     """
     a_round = _count_a_round(bounds)
-    each = a_round * (bounds.longest_shard + 1) + bounds.total_samples + 10 + (3 if bounds.lost_loaders else 0)
+    each = (
+        a_round * _count_rounds(bounds, bounds.compute_config(0))
+        + bounds.total_samples
+        + 10
+        + (bounds.lost_loaders > 0)
+    )
     own = (_count_readable(bounds, rank) + len(bounds.get_accepted(rank)) for rank in range(bounds.ranks))
     return bounds.ranks * each + sum(own)

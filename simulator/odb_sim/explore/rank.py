@@ -8,7 +8,6 @@ from typing import Final
 
 from odb_ref.core.batching.budgets import Acceptance
 from odb_ref.core.effects import Finish, OutcomeKind, Post
-from odb_ref.core.events import Agreed, Event, PeerLost
 from odb_ref.core.offer import NONE
 from odb_ref.core.state import State
 from odb_ref.core.types import Sample, Step
@@ -33,10 +32,8 @@ class Act(IntEnum):
     ABANDON = 10
     """The consumer leaves in the middle of the step it has taken last."""
     LOSE_LOADER = 11
-    """The process that holds the machine is gone, and the trainer's end has not noticed."""
-    STAND_IN = 12
-    """It has, and a stand-in goes on."""
-    ACCEPT = 13
+    """The process that reads and collates is gone, and the rank fails."""
+    ACCEPT = 12
     """The rank accepts the next of the budgets that it comes to accept."""
 
 
@@ -66,7 +63,9 @@ class Rank:
     taken: tuple[Step, ...] = ()
     """History: what the consumer has got."""
     drawn: tuple[Sample, ...] = ()
-    """History, with shared shards: what the rank has asked for of the common order."""
+    """History, with shared shards: what the rank has asked for of the common order. With updates: of its own source too."""
+    read_end: int = 0
+    """With updates: the place behind the last that the rank has asked for."""
     windows: tuple[int, ...] = ()
     """History: how many samples had been read at the end of each window."""
     finish: Finish | None = None
@@ -80,33 +79,16 @@ class Rank:
     is_lost: bool = False
     """The rank has learnt that a peer's process is gone."""
     is_gone: bool = False
-    # A lost loader process (R7.6).
-    is_cut: bool = False
-    """The process that held the machine is gone."""
-    is_replaced: bool = False
-    """A stand-in goes on."""
-    unanswered: tuple[Event, ...] = ()
-    """What the trainer's end has sent to a machine that is gone."""
-    held: tuple[Step, ...] = ()
-    """The steps that were planned and not delivered at the loss: the stand-in knows their numbers only."""
+    is_loader_lost: bool = False
+    """The process that reads and collates is gone: what it was asked for, and will be, does not come."""
     is_late: bool = False
-    """The loss came after an offer, whose agreement may end the epoch first, or after the last agreement."""
+    """It was lost after an offer, whose agreement may end the epoch first, or after the last agreement."""
 
     @property
     def has_step(self) -> bool:
         """True when the consumer would get a step at once."""
         limit = self.finish.step_limit if self.finish is not None else None
-        if any(isinstance(event, Agreed | PeerLost) for event in self.unanswered):
-            return False  # it may lower the step limit
         return bool(self.queue) and (limit is None or self.queue[0].number < limit)
-
-    @property
-    def outbox(self) -> tuple[Step, ...]:
-        """The released steps that are not delivered, with what they hold."""
-        if not self.is_replaced:
-            return self.state.outbox
-        numbers = {step.number for step in self.state.outbox}
-        return tuple(step for step in self.held if step.number in numbers)
 
     @property
     def entered_steps(self) -> int:
@@ -132,14 +114,10 @@ def compute_acts(rank: Rank) -> tuple[Act, ...]:
         if rank.reading:
             acts += [Act.READ, Act.FAIL_READ]
         if rank.collating is not None:
-            # The batches may be on their way when the process that made them is gone.
-            acts += [Act.COLLATE] if rank.is_cut else [Act.COLLATE, Act.FAIL_COLLATE]
-        if not rank.is_cut:
+            acts += [Act.COLLATE, Act.FAIL_COLLATE]
+        if not rank.is_loader_lost:
             acts.append(Act.LOSE_LOADER)
-        elif not rank.is_replaced:
-            acts.append(Act.STAND_IN)
-        # A driver drops what comes after `PeerLost`, also when the machine has not heard of it.
-        if rank.post is not None and not (rank.is_cut and rank.is_lost):
+        if rank.post is not None:
             acts.append(Act.ANSWER)
         if not rank.is_urged:
             acts.append(Act.URGE)
@@ -187,8 +165,6 @@ def forget(rank: Rank) -> Rank:
         windows=(),
         drawn=rank.drawn if is_complete else (),
         queue=rank.queue if is_complete or rank.has_step else (),
-        held=rank.held if is_complete else (),
         is_urged=True,
         is_lost=True,
-        unanswered=(),
     )

@@ -52,6 +52,7 @@ def encode_scenario(scenario: Scenario) -> dict[str, Json]:
             **{item.name: getattr(bounds, item.name) for item in fields(Bounds)},
             "lengths": [list(shard) for shard in bounds.lengths],
             "limits": list(bounds.limits),
+            "bad": list(bounds.bad),
             "layout": str(bounds.layout),
             "cost": bounds.cost.name,
             "mode": str(bounds.mode),

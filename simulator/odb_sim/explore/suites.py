@@ -91,6 +91,40 @@ SMALL: Final[dict[str, Bounds]] = {
     "shared shards, packed, lost loaders": Bounds(
         lengths=compute_lengths((4, 2), _MIXED), is_shared=True, layout=Layout.PACKED, stops=1, lost_loaders=1
     ),
+    "updates": Bounds(lengths=compute_lengths((5, 4), _MIXED), update_samples=4, failures=1, stops=1),
+    "updates of three ranks": Bounds(lengths=compute_lengths((2, 2, 1), _MIXED), update_samples=4, losses=1),
+    "updates, uneven sources, bad samples": Bounds(
+        lengths=compute_lengths((6, 2), _MIXED),
+        update_samples=4,
+        bad=(2, 3, 6),
+        is_single_reads=True,
+        is_eager_end=True,
+        failures=1,
+        stops=1,
+    ),
+    "an update of bad samples": Bounds(
+        lengths=compute_lengths((6, 5), _MIXED), update_samples=4, bad=(2, 3, 8, 9), layout=Layout.PACKED, stops=1
+    ),
+    "updates, quota": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED), update_samples=4, mode=Mode.QUOTA, failures=1, stops=1
+    ),
+    "updates, budgets lowered and raised": Bounds(
+        lengths=compute_lengths((5, 3), _MIXED), update_samples=6, accepted=((2,), (3,)), stops=1
+    ),
+    "updates dealt by load": Bounds(
+        lengths=compute_lengths((5, 4), _MIXED), is_shared=True, update_samples=4, failures=1, stops=1, losses=1
+    ),
+    "updates dealt by load, bad samples": Bounds(
+        lengths=compute_lengths((6, 4), _MIXED),
+        is_shared=True,
+        update_samples=4,
+        bad=(1, 4, 5, 6, 7, 9),
+        is_single_reads=True,
+        stops=1,
+    ),
+    "updates dealt by load, small queues": Bounds(
+        lengths=compute_lengths((8, 4), _SINGLE), budget_tokens=1, is_shared=True, update_samples=8, stops=1
+    ),
     "ramp": Bounds(lengths=compute_lengths((5, 4), _MIXED), window_samples=4, ramp_rounds=2, failures=1, stops=1),
     "reads in parts": Bounds(
         lengths=compute_lengths((3, 2), _MIXED), is_single_reads=True, is_eager_end=True, failures=1, stops=1

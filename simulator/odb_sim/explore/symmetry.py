@@ -43,9 +43,10 @@ def find_alike(bounds: Bounds) -> tuple[tuple[int, ...], ...]:
     """Returns the sets of ranks that may change places, each of two or more: equal samples, configurations and queues.
 
     None where several ranks may be at fault in the same way, since an outcome then names the lowest of them, nor where rank 0
-    has another configuration, with which all others are compared, nor where ranks draw in the order of their numbers.
+    has another configuration, with which all others are compared, nor where ranks draw in the order of their numbers, or an
+    update has more places of one than of another.
     """
-    if bounds.is_shared:
+    if bounds.is_shared or bounds.update_samples is not None:
         return ()
     if bounds.failures + bounds.lost_loaders > 1 or bounds.stops > 1 or bounds.losses > 1 or bounds.odd_rank == 0:
         return ()

@@ -8,8 +8,7 @@
 - Where a rank reads and collates by its consumer's thread (``Bounds.is_inline``), neither goes on while that is in a step,
   unless the rank is urged, nor once it has left.
 - A rank comes to accept another token budget at any moment, as often as the bounds say.
-- A process that holds only a rank's machine is lost at any moment. What happens to the rank from then on waits for its
-  stand-in, which comes at any moment after.
+- A process that only reads and collates for a rank is lost at any moment: the rank has failed, and nothing it asks for comes.
 
 A world is a short tuple of small integers. They name what `Space` has met before: the states of ranks and of the exchange.
 The real core runs once for each different state of a rank and each event; a world then costs a few look-ups.
@@ -82,7 +81,6 @@ _STOP: Final = int(Act.STOP)
 _DIE: Final = int(Act.DIE)
 _ABANDON: Final = int(Act.ABANDON)
 _LOSE_LOADER: Final = int(Act.LOSE_LOADER)
-_STAND_IN: Final = int(Act.STAND_IN)
 _ACCEPT: Final = int(Act.ACCEPT)
 _FAILURES: Final = (int(Act.FAIL_READ), int(Act.FAIL_COLLATE))
 _WORK: Final = frozenset((_READ, _COLLATE, *_FAILURES))
@@ -185,7 +183,7 @@ class Space:
                 elif act == _LOSE_LOADER:
                     if shared.lost_loaders == bounds.lost_loaders:
                         continue
-                elif act in (_STAND_IN, _ACCEPT):
+                elif act == _ACCEPT:
                     pass
                 elif shared.failures == bounds.failures:
                     continue
@@ -284,7 +282,7 @@ class Space:
         """
         for code in codes:
             i, act = divmod(code, ACTS)
-            if act < _URGE or act in (_LOSE, _STAND_IN) or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
+            if act < _URGE or act == _LOSE or (act == _URGE and self._shared[world[0]].left & ~(1 << i)):
                 return False
         return True
 

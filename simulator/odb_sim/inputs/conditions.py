@@ -11,7 +11,11 @@ from enum import StrEnum
 from math import isfinite
 from typing import Final
 
+from odb_ref.core.effects import Outcome, OutcomeKind
 from odb_ref.core.errors import UsageError
+
+LARGEST_FACTOR: Final = 1_000_000
+"""Nothing that takes part in a job is slower than so many times the others."""
 
 
 class FaultKind(StrEnum):
@@ -40,6 +44,14 @@ class Fault:
         """What a report says of it."""
         return f"{self.kind} fault at {self.at}"
 
+    @property
+    def outcome(self) -> Outcome:
+        """How an epoch ends that it breaks off: as the machine says it, where the machine hears of it in time."""
+        if self.kind is FaultKind.STOP:
+            return Outcome(OutcomeKind.STOPPED, self.rank, f"its consumer left after {self.at} steps")
+        kind = OutcomeKind.LOST if self.kind is FaultKind.KILL else OutcomeKind.FAILED
+        return Outcome(kind, self.rank, self.cause)
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.rank}:{self.at}"
 
@@ -67,8 +79,10 @@ class Conditions:
         if not isfinite(self.deadline_s) or self.deadline_s < 0:
             raise UsageError(f"deadline_s must be a number of at least 0, got {self.deadline_s}")
         for rank, factor in (*self.slow_ranks, *self.slow_loaders):
-            if not isfinite(factor) or factor <= 0:
-                raise UsageError(f"rank {rank} slower by {factor}: a factor is a number above 0")
+            if not 0 < factor <= LARGEST_FACTOR:
+                raise UsageError(
+                    f"rank {rank} slower by {factor}: a factor lies above 0, and is {LARGEST_FACTOR:,} at most"
+                )
         for what, pairs in (("computes", self.slow_ranks), ("loads", self.slow_loaders)):
             factors: dict[int, float] = {}
             for rank, factor in pairs:

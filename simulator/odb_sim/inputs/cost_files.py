@@ -29,6 +29,7 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.costs import Costs
+from odb_sim.inputs.files import write_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "odb-costs"
 VERSION: Final = 2
-LARGEST_S: Final = 86_400.0
-"""No single cost is more than a day."""
 
 _LARGE_BATCH: Final = np.array([1 << 20])
 _SECTIONS: Final = tuple(item.name for item in fields(Costs))
@@ -122,8 +121,6 @@ def _convert(source: _Source, path: Path_, default: object, value: object) -> ob
             raise source.refuse(path, f"is {value!r:.40}, expected a whole number")
         case float() if type(value) not in (int, float):
             raise source.refuse(path, f"is {value!r:.40}, expected a number")
-        case float() if path[-1].endswith("_s") and isinstance(value, int | float) and value > LARGEST_S:
-            raise source.refuse(path, f"is {value}: more than a day")
         case tuple():
             if not isinstance(value, list):
                 raise source.refuse(path, f"is {value!r:.40}, expected a list")
@@ -164,4 +161,4 @@ def write_costs(path: str | Path, costs: Costs, fit: Mapping[str, object] | None
     data = encode_costs(costs)
     if fit is not None:
         data["fit"] = dict(fit)
-    Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    write_json(path, data)

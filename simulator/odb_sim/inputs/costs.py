@@ -21,8 +21,12 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import WIRE_SIZE
 
 Seconds = NDArray[np.float64]
+Squares = NDArray[np.int64] | NDArray[np.float64]
+"""Squares of lengths, summed: of long rows more than 64 bits hold."""
 Number = TypeVar("Number", float, NDArray[np.float64])
 """One quantity, or many at once: the same formula prices both."""
+LARGEST_S: Final = 86_400.0
+"""No single cost is more than a day."""
 _INTEGER_BYTES = 8
 _COUNT_INTEGERS = 3  # samples, tokens, supervised tokens
 _REPORT_BYTES = 1024
@@ -49,6 +53,8 @@ class Algorithm(StrEnum):
 def _check_not_negative(model: object, name: str, value: float) -> None:
     if not isfinite(value) or value < 0:
         raise UsageError(f"{type(model).__name__}.{name} must be a number of at least 0, got {value}")
+    if value > LARGEST_S:
+        raise UsageError(f"{type(model).__name__}.{name} is {value}: more than a day")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,7 @@ class GpuCost:
         """Returns the seconds for batches of so many padded tokens, whose longest sample has ``longest``."""
         return self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest)
 
-    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
+    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
         """Returns the seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding
         included.
         """
@@ -136,8 +142,10 @@ class StepTable:
         for number, row in enumerate(rows, 1):
             match row:
                 case (int() | float() as tokens, int() | float() as seconds) if isfinite(tokens) and isfinite(seconds):
-                    if tokens <= previous or seconds < 0:
-                        raise UsageError(f"StepTable.rows: row {number} is {row}; tokens rise, seconds are at least 0")
+                    if tokens <= previous or not 0 <= seconds <= LARGEST_S:
+                        raise UsageError(
+                            f"StepTable.rows: row {number} is {row}; tokens rise, seconds lie in 0 to a day"
+                        )
                     previous = tokens
                 case _:
                     raise UsageError(f"StepTable.rows: row {number} is {row!r:.60}, expected tokens and seconds")
@@ -261,7 +269,7 @@ class Costs:
         return self.compute_steps_s(padded_tokens, padded_tokens)
 
     def compute_layout_s(
-        self, layout: Layout, tokens: NDArray[np.int64], longest: NDArray[np.int64], pairs: NDArray[np.int64]
+        self, layout: Layout, tokens: NDArray[np.int64], longest: NDArray[np.int64], pairs: Squares
     ) -> Seconds:
         """Returns the seconds for many batches of a layout; ``pairs`` sums the squared lengths of their samples, which attend
         to themselves only where they are packed.
@@ -270,7 +278,7 @@ class Costs:
             return self.compute_steps_s(tokens, pairs)
         return self.compute_batches_s(tokens, longest)
 
-    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: NDArray[np.int64]) -> Seconds:
+    def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
         """Returns the seconds for many batches at once; ``row_pairs`` as in `GpuCost.compute_steps_s`."""
         if not self.step_table.rows:
             return self.gpu.compute_steps_s(padded_tokens, row_pairs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ TOTAL_COLUMN: Final = "total_tokens"
 SUPERVISED_COLUMN: Final = "supervised_tokens"
 _SUFFIX: Final = ".csv.gz"
 _LARGEST_LENGTH: Final = 2**31 - 1
+_WHOLE: Final = re.compile(r"\s*[+-]?[0-9]{1,100}\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def load_lengths(source: str, further: Sequence[str] = ()) -> Lengths:
             return _parse_csv(
                 io.TextIOWrapper(gzip.GzipFile(fileobj=packed), encoding="utf-8"), source, source, further
             )
+    if source == "-":
+        raise UsageError("-: lengths are not read from standard input; of a file of that name, say ./-")
     path = Path(source)
     if not path.exists():
         names = list_bundled_names()
@@ -136,10 +140,9 @@ def _parse_row(row: list[str], columns: list[int], header: list[str], where: str
     if len(row) != len(header):
         raise UsageError(f"{where}: {len(row)} values, the header has {len(header)} columns")
     for column in columns:
-        try:
-            value = int(row[column])
-        except ValueError:
-            raise UsageError(f"{where}: {header[column]} is {row[column]!r:.40}, not a whole number") from None
+        if not _WHOLE.fullmatch(row[column]):  # int() takes more: 1_000, say, and digits of other scripts
+            raise UsageError(f"{where}: {header[column]} is {row[column]!r:.40}, not a whole number")
+        value = int(row[column])
         if value > _LARGEST_LENGTH:
             raise UsageError(f"{where}: {header[column]} is {value:.3e}, the largest length is {_LARGEST_LENGTH}")
         values.append(value)

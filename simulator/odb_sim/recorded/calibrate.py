@@ -90,10 +90,9 @@ def calibrate(
     The first ``warm_up_steps`` steps of every run count for nothing, neither in the fit nor in its error: allocators and
     kernels get ready in them.
 
-    A trace does not say how many worker processes a rank had: with ``workers`` left at 1 the numbers describe the loader
-    as a whole. With 0 the thread that trains read and collated when it asked for a step: that is part of the time of a step,
-    and the spans of reading and collating, which wait for it, say nothing. Nor does a trace say how the ranks exchanged:
-    ``transport`` does.
+    ``workers`` is how many worker processes a rank had: with 1 the numbers describe the loader as a whole. With 0 the thread
+    that trains read and collated when it asked for a step: that is part of the time of a step, and the spans of reading and
+    collating, which wait for it, say nothing. A trace does not say how the ranks exchanged: ``transport`` does.
 
     Raises: UsageError when a run has no times, or too few steps whose data was there in time, or all of one size (a table).
     """

@@ -10,7 +10,7 @@ with their error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -124,8 +124,13 @@ def _build_shared_workload(recorded: RecordedRun, total: int) -> Workload:
     )
 
 
-def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
-    """Returns the simulation of ``recorded``.
+def _set_workers(costs: Costs, workers: int | None) -> Costs:
+    """Returns ``costs`` with the job's workers; where it has none, what the thread that trains reads is part of its steps."""
+    return replace(costs, loader=replace(costs.loader, workers=workers)) if workers else costs
+
+
+def build_run(recorded: RecordedRun, costs: Costs | None = None, workers: int | None = None) -> Run:
+    """Returns the simulation of ``recorded``, with so many ``workers`` of each rank, or as many as the trace says.
 
     Raises: UsageError when its rule does not ship or nothing was read.
     """
@@ -140,7 +145,7 @@ def build_run(recorded: RecordedRun, costs: Costs | None = None) -> Run:
         budget_tokens=config.budget_tokens,
         window_samples=config.window_samples,
         depth_steps=config.depth_steps,
-        costs=costs or Costs(),
+        costs=_set_workers(costs or Costs(), recorded.workers if workers is None else workers),
         sharding=Sharding.EVEN if config.shared_samples is None else Sharding.SHARED,
         order_seed=config.order_seed,
         starts=recorded.starts,
@@ -154,13 +159,14 @@ def replay(
     recorded: RecordedRun,
     *,
     costs: Costs | None = None,
+    workers: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Replay:
-    """Simulates ``recorded`` and compares. ``costs`` prices the prediction of times; they change no decision.
+    """Simulates ``recorded`` and compares. ``costs`` and ``workers`` price the prediction of times; they change no decision.
 
     Raises: UsageError when the run cannot be replayed, InvariantError when the simulation breaks a property.
     """
-    what = build_run(recorded, costs)
+    what = build_run(recorded, costs, workers)
     simulated = [_Simulated() for _ in recorded.ranks]
 
     def observe(rank: int, event: Event | Resumed | None, effects: Sequence[Effect], time_s: float) -> None:

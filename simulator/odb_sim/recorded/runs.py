@@ -112,6 +112,8 @@ class RecordedRun:
     driver: str
     config: Config
     ranks: tuple[RankRecord, ...]
+    workers: int | None = None
+    """Processes that read on each rank, 0 where the thread that trains does; None where the trace does not say."""
 
     @property
     def has_times(self) -> bool:
@@ -167,6 +169,19 @@ class RecordedRun:
         return self.paths[0] + (f" and {len(self.paths) - 1} more" if self.paths[1:] else "")
 
 
+def find_workers(runs: Sequence[RecordedRun]) -> int:
+    """Returns how many workers every rank of ``runs`` had; 1 where the traces do not say.
+
+    Raises: UsageError when runs differ.
+    """
+    said = {run.workers: run.name for run in runs}
+    if len(said) > 1:
+        shown = ", ".join(f"{name} with {workers}" for workers, name in said.items())
+        raise UsageError(f"the runs had different numbers of workers ({shown}): say --workers, or calibrate them apart")
+    (workers,) = said
+    return 1 if workers is None else workers
+
+
 def load_runs(paths: Sequence[str | Path], *, depth_steps: int | None = None) -> list[RecordedRun]:
     """Returns the runs that the trace files hold, in the order given; files of one job may each hold some of its ranks.
 
@@ -200,7 +215,9 @@ def _load_run(job: Sequence[Stream], depth_steps: int | None) -> RecordedRun:
         config = decode_config(header.config, rank=0, depth_steps=depth)
     except UsageError as error:
         raise UsageError(f"{paths[0]}:1: {error}") from error
-    return RecordedRun(paths, header.driver, config, tuple(readers[rank].record for rank in sorted(readers)))
+    return RecordedRun(
+        paths, header.driver, config, tuple(readers[rank].record for rank in sorted(readers)), header.workers
+    )
 
 
 class _Reader:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.reports.page import COLOURS, Report, make_figure
+from odb_sim.studies.cells import Answer, Point
 from odb_sim.studies.runs import has_window
-from odb_sim.studies.sweep import Answer, Point
 from odb_sim.studies.tune import Tuning, compute_host_tokens
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ HEADER: Final = [
     "window",
     "depth",
     "steps",
+    "samples an update",
     "efficiency",
     "excess",
     "padding",
@@ -68,6 +69,7 @@ def build_row(answer: Answer) -> list[str]:
         f"{point.window_samples:,}" if has_window(point.policy) else "-",
         f"{point.depth_steps:,}",
         f"{summary.steps:,}",
+        f"{summary.samples_per_update:,.0f}",
         f"{summary.efficiency:.3f}",
         f"{summary.excess:.3f}",
         f"{summary.padding_ratio:.3f}",
@@ -174,6 +176,8 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
     report.add_text(TUNE_NOTE)
     for reason in tuning.reasons:
         report.add_text(reason)
+    for line in describe_beside(tuning):
+        report.add_text(line)
     report.add_heading("What a window buys and costs")
     figure, axes = make_figure(11.0, 3.6, columns=3)
     windows = tuning.windows
@@ -206,6 +210,7 @@ TUNE_HEADER: Final = [
     "window",
     "budget",
     "depth",
+    "ramp",
     "tokens/s",
     "of best",
     "efficiency",
@@ -214,6 +219,14 @@ TUNE_HEADER: Final = [
     "steps",
     "host k",
 ]
+
+
+def describe_beside(tuning: Tuning) -> list[str]:
+    """Returns what each choice of the user's would bring at the recommendation, a line each."""
+    return [
+        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s. Needs: {item.needs}."
+        for item in tuning.beside
+    ]
 
 
 def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
@@ -225,6 +238,7 @@ def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
         f"{point.window_samples:,}",
         f"{point.budget_tokens:,}",
         f"{point.depth_steps:,}",
+        f"{point.ramp_rounds}",
         f"{answer.rate:,.0f}",
         f"{answer.rate / tuning.best.rate:.2%}",
         f"{summary.efficiency:.3f}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.errors import UsageError
+from odb_sim.inputs.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +105,7 @@ class Report:
             + "\n".join(self._parts)
             + "</body></html>\n"
         )
-        path.write_text(page, encoding="utf-8")
+        write_text(path, page)
 
 
 def _make_cell(text: str) -> str:

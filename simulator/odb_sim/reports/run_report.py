@@ -11,6 +11,7 @@ import numpy as np
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary
 from odb_sim.engine.timeline import TRACKS, Span, Timeline
+from odb_sim.inputs.conditions import Fault
 from odb_sim.reports.page import COLOURS, Report, make_figure
 from odb_sim.studies.comparison import Compared
 from odb_sim.studies.runs import Result, describe_window
@@ -35,6 +36,11 @@ SPAN_COLOURS: Final = {
     "collective": "#e0b040",
 }
 """What a span is drawn in, in the order of the legend."""
+FAULT_COLOUR: Final = "#b00020"
+_STEPS_BEFORE: Final = 8
+_AFTER: Final = 0.5
+"""So much of the time before a fault is shown after it, and at least the next."""
+_LEAST_AFTER_S: Final = 0.5
 _MARKERS: Final = {"odb": "D", "paper": "o", "peer": "o", "standard": "s", "hfg": "s", "balanced": "s"}
 """Circles form groups online, squares have fixed batches; the others, triangles, know all lengths."""
 _KEY_FIGURES: Final = (
@@ -59,13 +65,14 @@ _KEY_FIGURES: Final = (
 )
 
 
-def choose_ranks(ranks: int) -> frozenset[int]:
-    """Returns the ranks whose timelines the page of a run shows: the first, the last, and two between."""
-    return frozenset(rank * (ranks - 1) // (_SHOWN_RANKS - 1) for rank in range(_SHOWN_RANKS))
+def choose_ranks(ranks: int, faults: Sequence[Fault] = ()) -> frozenset[int]:
+    """Returns the ranks whose timelines the page of a run shows: those with a fault, the first, the last, and two between."""
+    chosen = {rank * (ranks - 1) // (_SHOWN_RANKS - 1) for rank in range(_SHOWN_RANKS)}
+    return frozenset(chosen | {fault.rank for fault in faults})
 
 
-def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
-    """One page of a run: its figures, how they went over the epoch, and the first ranks' timelines.
+def write_run_report(path: Path, result: Result, timeline: Timeline, faults: Sequence[Fault] = ()) -> None:
+    """One page of a run: its figures, how they went over the epoch, the timelines of some ranks, and its fault.
 
     Raises: UsageError when matplotlib is missing.
     """
@@ -82,6 +89,18 @@ def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
     )
     figures = summary.to_json()
     report.add_table(["figure", "value"], [[key, _show(figures[key])] for key in _KEY_FIGURES])
+    spans = timeline.list_spans(choose_ranks(summary.ranks, faults))
+    if summary.fault_s is not None:
+        report.add_heading("The fault")
+        report.add_text(_describe_fault(summary))
+        begin_s = rows[-_STEPS_BEFORE:][0].start_s if rows else 0.0
+        end_s = summary.fault_s + max(_AFTER * (summary.fault_s - begin_s), _LEAST_AFTER_S)
+        report.add_figure(
+            _plot_timeline(
+                _cut(spans, begin_s, end_s), (begin_s, end_s), fault=(summary.fault_s, summary.outcome_rank)
+            ),
+            "The last steps before it, and what comes after: the line is the moment at which it acts.",
+        )
     if rows:
         report.add_heading("Over the epoch")
         report.add_figure(_plot_quality(rows, summary), _describe_stretches(rows) + " Efficiency 1 is the limit.")
@@ -91,17 +110,31 @@ def write_run_report(path: Path, result: Result, timeline: Timeline) -> None:
             "the loader's. Right: steps in a rank's queue when it takes one, that one included.",
         )
         report.add_heading("Timelines")
-        spans = timeline.list_spans(choose_ranks(summary.ranks))
         middle_s = rows[len(rows) // 2].start_s
         for title, begin_s in (("The start", 0.0), ("The middle", middle_s)):
             first = next(i for i, row in enumerate(rows) if row.end_s > begin_s)
             end_s = rows[min(first + _SHOWN_STEPS, len(rows)) - 1].end_s
             report.add_figure(
-                _plot_timeline([span for span in spans if span[4] > begin_s and span[3] < end_s], (begin_s, end_s)),
+                _plot_timeline(_cut(spans, begin_s, end_s), (begin_s, end_s)),
                 f"{title}: {min(_SHOWN_STEPS, len(rows) - first)} steps of a few ranks. What readers, collators and the "
                 "exchange do costs nothing unless a trainer waits for data.",
             )
     report.write(path)
+
+
+def _describe_fault(summary: Summary) -> str:
+    """Returns which rank it befalls, when and why, and what comes of it."""
+    who = "No rank" if summary.outcome_rank is None else f"Rank {summary.outcome_rank}"
+    return (
+        f"{who}, {summary.fault_s or 0.0:,.3f} s into the epoch, after {summary.steps:,} steps: "
+        f"{summary.outcome_cause or 'no effect'}. The epoch ends {summary.outcome}: {summary.samples_emitted:,} of "
+        f"{summary.samples_total:,} samples are trained on, and the last of the other ranks has ended "
+        f"{summary.abort_s or 0.0:,.3f} s later."
+    )
+
+
+def _cut(spans: Sequence[Span], begin_s: float, end_s: float) -> list[Span]:
+    return [span for span in spans if span[4] > begin_s and span[3] < end_s]
 
 
 def _show(value: str | int | float | None) -> str:
@@ -165,7 +198,9 @@ def _plot_waits(rows: Sequence[StepRow], summary: Summary) -> Figure:
     return figure
 
 
-def _plot_timeline(spans: Sequence[Span], limits_s: tuple[float, float]) -> Figure:
+def _plot_timeline(
+    spans: Sequence[Span], limits_s: tuple[float, float], *, fault: tuple[float, int | None] | None = None
+) -> Figure:
     ranks = sorted({span[0] for span in spans})
     tracks = [track for track in reversed(TRACKS) if any(span[1] == track for span in spans)]
     figure, (axis,) = make_figure(11.0, 0.5 + 0.22 * len(ranks) * (len(tracks) + 1))
@@ -187,6 +222,12 @@ def _plot_timeline(spans: Sequence[Span], limits_s: tuple[float, float]) -> Figu
                 linewidth=0.4 if own[0][1] == "trainer" else 1.0,
                 label=name,
             )
+    if fault is not None:
+        moment_s, struck = fault
+        axis.axvline(moment_s, color=FAULT_COLOUR, linewidth=1.2)
+        if struck in ranks and struck is not None:
+            heights = [lanes[struck, tracks[-1]]]
+            axis.plot([moment_s], heights, "X", markersize=9, color=FAULT_COLOUR, label=f"rank {struck}: the fault")
     axis.set_yticks(list(lanes.values()), [_label_lane(rank, track, tracks) for rank, track in lanes], fontsize=8)
     axis.tick_params(axis="y", length=0)
     axis.invert_yaxis()

@@ -9,18 +9,20 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Final, ParamSpec, TypeVar
 
 from odb_ref.core.errors import UsageError
-from odb_sim.studies.sweep import make_executor
+from odb_sim.studies.processes import make_executor
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 ADDRESSES: Final = "dask://HOST:PORT, ray://HOST:PORT or ray://local"
 _CONNECT_S: Final = 10
+_CLOSE_S: Final = 2
 
 
 @contextmanager
@@ -53,10 +55,13 @@ def _open_dask(place: str) -> Iterator[Executor]:
         client = distributed.Client(f"tcp://{place}", timeout=_CONNECT_S)
     except (OSError, ValueError) as error:
         raise _complain(f"dask://{place}", error) from error
-    with client:
-        executor: Executor = client.get_executor()
-        with executor:
-            yield executor
+    executor: Executor = client.get_executor()
+    try:
+        yield executor
+    finally:
+        # Not waited for: what is under way when this is broken off would take its time.
+        executor.shutdown(wait=False)
+        client.close(timeout=_CLOSE_S)
 
 
 @contextmanager
@@ -83,8 +88,12 @@ class _RayExecutor(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Returns a future of a task of the cluster."""
-        future: Future[T] = self._ray.remote(fn).remote(*args, **kwargs).future()
+        future: Future[T] = self._ray.remote(_call).remote(partial(fn, *args, **kwargs)).future()
         return future
+
+
+def _call(task: Callable[[], T]) -> T:
+    return task()
 
 
 def _import(module: str, extra: str) -> ModuleType:

@@ -1,23 +1,39 @@
-"""Every policy on the same samples, memory limit and costs; for one trace of lengths or for many."""
+"""Every policy on the same samples, memory limit and costs; for one trace of lengths or for many.
+
+A policy whose steps hold more samples makes fewer optimizer updates of an epoch. So every policy is simulated twice: with an
+update for each of its steps, and with steps accumulated to one global batch, the same for all. The second is the ratio that
+compares like with like; it is what `Compared.compute_speedup` gives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
 from typing import Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.baselines.plans import compute_batch_size
 from odb_sim.engine.cautions import Caution
 from odb_sim.engine.metrics import Summary
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.lengths import Lengths
+from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells, split_failed
+from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import Run, run
+from odb_sim.studies.settings import list_costly
+from odb_sim.studies.sweep import simulate_run
 
 REFERENCE: Final = "standard"
 FIXED_BATCH: Final = 4
 """Samples of the fixed batch whose memory is the limit, where none is given."""
 LEAST_WINDOW: Final = 256
 GROUPS_PER_WINDOW: Final = 16
+_MOST_TRIES: Final = 6
+_ALMOST: Final = 1.02
+"""Steps that hold so many times the global batch, in the mean, are let be."""
 
 
 def choose_budget(lengths: Lengths, batch_size: int = FIXED_BATCH) -> int:
@@ -48,6 +64,9 @@ class Compared:
 
     what: Run
     summaries: tuple[Summary, ...]
+    """Of each policy, with an update for each of its steps."""
+    accumulated: tuple[Summary, ...]
+    """Of each policy, at one global batch."""
     cautions: tuple[Caution, ...] = ()
 
     @property
@@ -56,40 +75,144 @@ class Compared:
         return self.what.batch_size or compute_batch_size(self.what.workload, self.what.budget_tokens)
 
     @property
+    def global_batch(self) -> GlobalBatch:
+        """What an update holds in the accumulated runs."""
+        return self.what.global_batch
+
+    @property
     def reference(self) -> Summary:
         """What speed-ups are over: `standard` where it is among the policies, else the first."""
         return next((summary for summary in self.summaries if summary.policy == REFERENCE), self.summaries[0])
 
+    def find_accumulated(self, summary: Summary) -> Summary:
+        """Returns the same policy at one global batch."""
+        return self.accumulated[self.summaries.index(summary)]
+
     def compute_speedup(self, summary: Summary) -> float:
-        """Returns the samples per second over those of the reference; 0 when that has none."""
-        rate = self.reference.samples_per_s
-        return summary.samples_per_s / rate if rate else 0.0
+        """Returns the samples per second over those of the reference, both at one global batch; 0 when that has none."""
+        return _divide(self.find_accumulated(summary), self.find_accumulated(self.reference))
+
+    def compute_own_speedup(self, summary: Summary) -> float:
+        """Returns the same with an update for each step, whatever it holds."""
+        return _divide(summary, self.reference)
 
     def to_json(self) -> list[dict[str, str | int | float | None]]:
         """Returns all figures: an object for each policy."""
-        return [summary.to_json() | {"speedup": self.compute_speedup(summary)} for summary in self.summaries]
+        return [
+            own.to_json()
+            | {
+                "global_batch": one.global_batch,
+                "global_tokens": one.global_tokens,
+                "speedup": self.compute_speedup(own),
+                "own_speedup": self.compute_own_speedup(own),
+                "accumulated_samples_per_s": one.samples_per_s,
+                "accumulated_samples_per_update": one.samples_per_update,
+                "accumulated_tokens_per_update": one.tokens_per_update,
+                "accumulated_token_budget": one.token_budget,
+            }
+            for own, one in zip(self.summaries, self.accumulated, strict=True)
+        ]
+
+
+def _divide(summary: Summary, reference: Summary) -> float:
+    rate = reference.samples_per_s
+    return summary.samples_per_s / rate if rate else 0.0
 
 
 def compare(
-    runs: Sequence[Run], policies: Sequence[str], on_progress: Callable[[int], None] | None = None
-) -> list[Compared]:
-    """Simulates each run with every policy. ``on_progress`` hears how many samples of all are done.
+    runs: Sequence[Run],
+    policies: Sequence[str],
+    executor: Executor | None = None,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    store: Store | None = None,
+) -> tuple[list[Compared], list[Failed]]:
+    """Simulates each run with every policy, twice; what has failed twice is left out, and returned beside. ``on_done`` hears
+    how many simulations are done.
 
-    Raises: UsageError when a policy does not exist, before any is run; InvariantError when a property does not hold.
+    A run without a global batch gets the largest that a policy has by itself, so that none has to give up anything for it.
+
+    Raises: UsageError when a policy does not exist, before any is run, or a global batch leaves a rank without a sample;
+    InvariantError when a property does not hold.
     """
-    todo = [[replace(what, policy=policy) for policy in policies] for what in runs]
-    compared, done = [], 0
-    for what, ones in zip(runs, todo, strict=True):
-        summaries = []
-        cautions: list[Caution] = []
-        for one in ones:
-            report = None if on_progress is None else _shift(on_progress, done)
-            result = run(one, on_progress=report)
-            summaries.append(result.summary)
-            cautions += [Caution(caution.about, f"{what.workload.name}: {caution.text}") for caution in result.cautions]
-            done += what.workload.samples_total
-        compared.append(Compared(what, tuple(summaries), tuple(cautions)))
-    return compared
+    executor = executor or Local()
+    every = [replace(what, policy=policy) for what in runs for policy in policies]
+    for one in every:
+        _check_ranks(one)
+    cells = [_make_cell(replace(one, global_batch=EVERY_STEP), _simulate_own) for one in every]
+    own = run_cells(cells, executor, store=store, on_done=on_done)
+    before = len(cells)
+    report = None if on_done is None else _shift(on_done, before)
+    fitted = []
+    for number, what in enumerate(runs):
+        found, _ = split_failed(own[number * len(policies) : (number + 1) * len(policies)])
+        most = max(answer.summary.samples_per_update for answer in found)
+        fitted.append(replace(what, global_batch=GlobalBatch(samples=ceil(max(1.0, most)))))
+    at = [what if what.global_batch.goal is not None else fitted[number] for number, what in enumerate(runs)]
+    todo = [replace(what, policy=policy) for what in at for policy in policies]
+    accumulated = run_cells([_make_cell(one, _simulate_fitted) for one in todo], executor, store=store, on_done=report)
+    compared = []
+    for number, what in enumerate(at):
+        part = slice(number * len(policies), (number + 1) * len(policies))
+        pairs = [
+            (first, second)
+            for first, second in zip(own[part], accumulated[part], strict=True)
+            if isinstance(first, Answer) and isinstance(second, Answer)
+        ]
+        if not pairs:
+            raise UsageError(f"{what.workload.name}: every policy has failed")
+        cautions = [
+            Caution(caution.about, f"{what.workload.name}: {caution.text}")
+            for first, _ in pairs
+            for caution in first.cautions
+        ]
+        summaries = tuple(first.summary for first, _ in pairs)
+        compared.append(Compared(what, summaries, tuple(second.summary for _, second in pairs), tuple(cautions)))
+    return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, Failed)]
+
+
+def _make_cell(what: Run, simulate: Callable[[Run, Point], Answer]) -> Cell:
+    workload = what.workload
+    point = Point(
+        policy=what.policy,
+        ranks=workload.ranks,
+        budget_tokens=what.budget_tokens,
+        window_samples=what.window_samples,
+        depth_steps=what.depth_steps,
+    )
+    arrays = [workload.ids, workload.tokens, workload.supervised_tokens, workload.resources, workload.offsets]
+    return Cell(point, compute_key(arrays, simulate.__name__, what), partial(simulate, what, point))
+
+
+def _check_ranks(what: Run) -> None:
+    """Raises: UsageError when a global batch is less than a sample for each rank."""
+    goal, ranks = what.global_batch.samples, what.workload.ranks
+    if goal is not None and goal < ranks:
+        raise UsageError(f"a global batch of {goal:,} samples leaves some of {ranks:,} ranks without one")
+
+
+def _simulate_own(what: Run, point: Point) -> Answer:
+    """Returns the answer of a run, with what its settings cost."""
+    answer = simulate_run(what, point)
+    costly = [replace(caution, text=f"{what.policy}, {caution.text}") for caution in list_costly(what, answer.summary)]
+    return replace(answer, cautions=(*answer.cautions, *costly))
+
+
+def _simulate_fitted(what: Run, point: Point) -> Answer:
+    """Returns the answer of a run whose steps hold no more than its global batch in the mean: with smaller batches where they
+    would.
+    """
+    goal, is_tokens = what.global_batch.goal, what.global_batch.tokens is not None
+    for _ in range(_MOST_TRIES):
+        own = run(replace(what, global_batch=EVERY_STEP)).summary
+        held = own.tokens_per_update if is_tokens else own.samples_per_update
+        if goal is None or held <= _ALMOST * goal or own.batch_size == 1:
+            break
+        if own.batch_size is not None:
+            what = replace(what, batch_size=max(1, int(own.batch_size * goal / held)))
+        else:
+            what = replace(what, budget_tokens=max(1, int(what.budget_tokens * goal / held)))
+    return simulate_run(what, point)
 
 
 def _shift(on_progress: Callable[[int], None], before: int) -> Callable[[int], None]:

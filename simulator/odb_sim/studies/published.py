@@ -81,6 +81,8 @@ class Prediction:
 
     inputs: Inputs
     samples_per_s: dict[str, float]
+    samples_per_update: dict[str, float]
+    """Over all ranks: every step is an update."""
     batch_size: int
     """Samples in a fixed batch."""
     mean_tokens: float
@@ -231,7 +233,7 @@ def predict(inputs: Inputs) -> Prediction:
     gpu = GpuCost(fixed_s=inputs.fixed_s, per_token_s=inputs.per_token_s, per_token2_s=inputs.per_token2_s)
     costs = replace(Costs(), gpu=gpu, collective=NO_COLLECTIVE)
     standard = run(_build_standard(inputs, workload, costs)).summary
-    speeds = {STANDARD: standard.samples_per_s}
+    speeds, updates = {STANDARD: standard.samples_per_s}, {STANDARD: standard.samples_per_update}
     for policy in POLICIES:
         what = Run(
             workload=workload,
@@ -240,9 +242,10 @@ def predict(inputs: Inputs) -> Prediction:
             window_samples=inputs.window_samples,
             costs=costs,
         )
-        speeds[policy] = run(what).summary.samples_per_s
+        summary = run(what).summary
+        speeds[policy], updates[policy] = summary.samples_per_s, summary.samples_per_update
     mean = float(lengths.tokens.mean())
-    return Prediction(inputs, speeds, standard.batch_size or 0, mean, float(lengths.tokens.std()) / mean)
+    return Prediction(inputs, speeds, updates, standard.batch_size or 0, mean, float(lengths.tokens.std()) / mean)
 
 
 def _build_standard(inputs: Inputs, workload: Workload, costs: Costs) -> Run:

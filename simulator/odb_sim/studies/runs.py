@@ -6,8 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
+from odb_ref.arrays.twins import HUGE
+from odb_ref.arrays.windows import fits_twins
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
@@ -15,6 +19,9 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
+from odb_ref.core.types import Mode
+from odb_ref.trace.origin import Origin, OwnedLot, make_lot
+from odb_ref.trace.writing import TraceWriter
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
@@ -22,7 +29,7 @@ from odb_sim.engine.cautions import Caution, list_cautions
 from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
-from odb_sim.engine.windows import fits_twins
+from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.engine.world import TimedObserver, World
 from odb_sim.inputs.conditions import STEADY, Conditions, Fault
 from odb_sim.inputs.costs import Costs
@@ -77,6 +84,8 @@ class Run(Terms):
     budget_tokens: int
     batch_size: int | None = None
     """Samples of a fixed batch; None: as many of the longest as fit the budget."""
+    global_batch: GlobalBatch = EVERY_STEP
+    """What an optimizer update holds: steps are accumulated to it."""
     window_samples: int = 256
     depth_steps: int = DEPTH_STEPS
     sharding: Sharding = Sharding.EVEN
@@ -126,17 +135,29 @@ class Run(Terms):
             return "jitter"
         if self.full_reads:
             return "windows bounded in bytes"
+        if self.update_samples is not None:
+            return "updates of a fixed number of samples"
         places = {(start.round, start.planned_steps, start.global_samples, len(start.marks)) for start in self.starts}
         if len(places) > 1:
             return "ranks that go on from different rounds"
         if self.workload.resources.shape[1] != len(self.limits) or not fits_twins(self.workload.tokens):
             return "samples that the machine refuses"
+        dearest = self.cost.of_tokens(int(self.workload.tokens.max()))
+        if dearest * min(self.window_samples, self.workload.samples_total) > HUGE:
+            return "costs of so many digits"
         return ""
 
     @property
     def is_protocol(self) -> bool:
         """True when the protocol core runs; False for a baseline."""
         return self.rule is not None or is_rule(self.policy)
+
+    @property
+    def expected_samples(self) -> int:
+        """Samples that an epoch trains on if it is complete, at least; in quota mode that is not known before."""
+        if self.mode is not Mode.JOIN:
+            return 0
+        return self.workload.samples_total - sum(start.read_samples - len(start.carried) for start in self.starts)
 
     def build_config(self) -> Config:
         """Returns the configuration of rank 0.
@@ -147,7 +168,9 @@ class Run(Terms):
             rank=0,
             world_size=self.workload.ranks,
             budget_tokens=self.budget_tokens,
-            window_samples=self.window_samples,
+            window_samples=self.window_samples
+            if self.update_samples is None
+            else max(1, self.update_samples // self.workload.ranks),
             depth_steps=self.depth_steps,
             rule=self.rule or load_policy_rule(self.policy if is_rule(self.policy) else "odb"),
             order_seed=self.seed if self.order_seed is None else self.order_seed,
@@ -155,6 +178,20 @@ class Run(Terms):
         )
         shared_samples = self.workload.samples_total if self.sharding is Sharding.SHARED else None
         return replace(self.apply(config), shared_samples=shared_samples)
+
+    def open_trace(self, path: str | Path) -> TraceWriter:
+        """Opens a trace of the run, which says how many samples there are. Spec: R9.6."""
+        workload, is_shared = self.workload, self.sharding is Sharding.SHARED
+        offsets = [0, workload.samples_total] if is_shared else workload.offsets.tolist()
+        lots = [make_lot(workload.ids[begin:end].tolist()) for begin, end in pairwise(offsets)]
+        inputs = tuple(OwnedLot(rank=None if is_shared else rank, lot=lot) for rank, lot in enumerate(lots))
+        return TraceWriter(
+            path,
+            self.build_config(),
+            driver="simulator",
+            workers=self.costs.loader.workers,
+            origin=Origin(inputs=inputs),
+        )
 
 
 PLANNED_LAYOUT: Final = {"packing": Layout.PACKED}
@@ -203,8 +240,10 @@ def run(
     Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot do it.
     """
     begin_s = time.perf_counter()
+    if what.is_protocol and what.update_samples is not None:  # whatever else it is compared at
+        what = replace(what, global_batch=GlobalBatch(samples=what.update_samples))
     batch_size: int | None = None
-    outcome, abort_s, ended_s, policy, driver = COMPLETE, None, 0.0, what.policy, "plan"
+    outcome, fault_s, abort_s, ended_s, policy, driver = COMPLETE, None, None, 0.0, what.policy, "plan"
     missed: tuple[Fault, ...] = ()
     if what.is_protocol:
         config = what.build_config()
@@ -218,6 +257,7 @@ def run(
             conditions=what.conditions,
             starts=what.starts,
             budget_schedule=what.budget_schedule,
+            global_batch=what.global_batch,
             on_progress=on_progress,
         )
     elif driver == Driver.EVENTS:
@@ -230,13 +270,14 @@ def run(
             starts=what.starts,
             full_reads=what.full_reads,
             budget_schedule=what.budget_schedule,
+            global_batch=what.global_batch,
             observer=observer,
             timeline=timeline,
             on_progress=on_progress,
         )
         outcome = world.run()
         rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
-        ended_s = world.stage.ended_s
+        fault_s, ended_s = world.stage.fault_s, world.stage.ended_s
         missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
     else:
         if what.policy in FIXED_SIZE:
@@ -250,6 +291,7 @@ def run(
             seed=what.seed,
             mode=what.mode,
             quota_samples=what.quota_samples,
+            global_batch=what.global_batch,
             timeline=timeline,
             on_progress=on_progress,
         )
@@ -268,6 +310,8 @@ def run(
         token_budget=what.budget_tokens,
         batch_size=batch_size,
         quota=what.quota_samples,
+        global_batch=what.global_batch.samples,
+        global_tokens=what.global_batch.tokens,
         seed=what.seed,
         samples_total=what.workload.samples_total,
     )
@@ -277,7 +321,9 @@ def run(
         totals,
         wall_time_s=wall_time_s,
         driver=driver,
+        expected_samples=what.expected_samples,
         outcome=outcome,
+        fault_s=fault_s,
         abort_s=abort_s,
         ended_s=ended_s,
     )

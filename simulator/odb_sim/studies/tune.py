@@ -1,4 +1,4 @@
-"""Finds token budget, window and depth: the cheapest setting whose throughput is within a tolerance of the best.
+"""Finds token budget, window, depth and ramp: the cheapest setting whose epoch is within a tolerance of the fastest.
 
 What the settings cost
 ----------------------
@@ -8,24 +8,22 @@ single sample longer than that travels alone, so no setting makes it fit.
 **Window** and **depth** cost host memory. Before a round is released a rank holds, at most, the window being filled, the
 window before it, collated, and what is released of the one before that, collated as well; then ``depth`` batches in the
 queue. With K samples of mean length L, padding ratio p and budget B these are ``K L + 2 K L / (1 - p) + D B`` tokens: an
-upper estimate. A larger window also delays the first step, and a larger budget makes fewer optimizer steps of an epoch;
-both are shown, since no throughput says what they are worth.
+upper estimate. The **ramp** costs nothing: the first windows of an epoch are smaller by it, so that the first step comes
+sooner, and are grouped worse.
 
 What it judges by
 -----------------
-The steady state of a long run: every simulation draws as many samples as it takes for its windows to come up `WINDOWS` times
-and for `STEPS` steps, and the ends of the epoch are left out. So a setting is not chosen for how the last window of a short
-sample happens to end. Where the epoch asked about holds few windows its ends do count: then every setting tried is simulated
-over that epoch too, and the answer says what it comes to there.
-
-Another draw moves a throughput by some tenths of a percent, so half of the tolerance is kept back for that.
+The epoch asked about, ends and all: its tokens a second, in simulations of that very epoch. Of an epoch of more than
+`LARGEST_JUDGED` samples, one of so many is judged, drawn from the same lengths.
 
 How it searches
 ---------------
-Coarse to fine, one dimension at a time: windows at full budget, in steps of four, then between the smallest that is good
-enough and the next smaller; then every budget at that window, and every depth. Of everything tried, the setting with the least
-host memory within the tolerance is taken, and its next smaller neighbour in each dimension is tried until none is good
-enough. So the answer is deterministic, and no single step down from it is within the tolerance.
+Every second window with every budget first, since these two go together; from the best of them, one dimension at a time, every
+value, until none is faster. Of everything tried, the setting with the least host memory within half of the tolerance is taken,
+and its next smaller neighbours are tried until none is good enough: the other half is for what the search may have missed.
+
+What else would be faster needs a choice of the user's, since it changes the batches, their order or what the model must know:
+packed rows, shared shards, the fullest first. Each is simulated at the recommendation, and shown beside it.
 """
 
 from __future__ import annotations
@@ -33,29 +31,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import count as count_from
+from itertools import product
 from typing import Final
 
-import numpy as np
-
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.config import RAMP_ROUNDS
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.sweep import Answer, Grid, Point, Study, run_grid
+from odb_sim.studies.cells import Answer, Failed, Point, Store, split_failed
+from odb_sim.studies.sweep import Grid, Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
-WINDOWS: Final = 16
-"""Windows of a rank in a simulation, at least."""
-STEPS: Final = 400
-"""Steps of a simulation, at least, or about."""
-SHORT_WINDOWS: Final = 16
-"""An epoch of fewer windows a rank is short: its ends show."""
+LARGEST_JUDGED: Final = 1_000_000
 _KEPT_BACK: Final = 0.5
-"""This share of the tolerance is for what another draw would say."""
-DEPTHS: Final = (1, 2, 4, 8, 16)
+"""This share of the tolerance is for what the search may have missed."""
+DEPTHS: Final = (2, 4, 8, 16)
+"""Not 1: the simulator hands a step over in no time, a real queue does not."""
+RAMPS: Final = tuple(range(RAMP_ROUNDS + 2))
 START_DEPTH: Final = 8
-_FEW: Final = 8
-"""So few values are all tried: a budget may group a data set better than a larger one does."""
-_COARSE: Final = 4
-"""A coarse step is this many fine ones: windows and budgets differ by 1.33 or 1.5 in a fine step, by 4 in a coarse one."""
+_GAIN: Final = 1e-3
+"""A pass that gains less ends the search."""
+
+Dimensions = dict[str, tuple[int, ...]]
+DIMENSIONS: Final = {
+    "window": "window_samples",
+    "token budget": "budget_tokens",
+    "depth": "depth_steps",
+    "ramp": "ramp_rounds",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +92,36 @@ class Question:
         """Samples of the epoch asked about."""
         return len(self.study.lengths) if self.study.samples is None else self.study.samples
 
-    def choose_samples(self, point: Point) -> int | None:
-        """Returns how many samples to draw to see the steady state of ``point``; None where uneven shards leave none to see."""
-        if self.study.sharding is Sharding.UNEVEN:
-            return None
-        groups = STEPS * point.budget_tokens / float(self.study.lengths.tokens.mean())
-        return point.ranks * max(WINDOWS * point.window_samples, int(groups))
+    @property
+    def shard_samples(self) -> int:
+        """Those of a rank."""
+        return -(-self.epoch_samples // self.ranks)
+
+    @property
+    def judged_samples(self) -> int | None:
+        """How many samples are drawn for each simulation; None: the epoch's own."""
+        return LARGEST_JUDGED if self.epoch_samples > LARGEST_JUDGED else None
+
+    def build_dimensions(self) -> Dimensions:
+        """Returns every value that is tried of each setting, ascending."""
+        return {
+            "window_samples": tuple(compute_ladder(min(self.window_max, self.shard_samples), 8)),
+            "budget_tokens": tuple(compute_budget_ladder(self.memory_tokens)),
+            "depth_steps": DEPTHS,
+            "ramp_rounds": RAMPS,
+        }
+
+    def build_point(self) -> Point:
+        """Returns where the search begins."""
+        return Point(
+            policy=self.policy,
+            ranks=self.ranks,
+            budget_tokens=self.memory_tokens,
+            window_samples=self.build_dimensions()["window_samples"][-1],
+            depth_steps=START_DEPTH,
+            ramp_rounds=self.study.terms.ramp_rounds,
+            samples=self.judged_samples,
+        )
 
     def build_grid(self, points: Sequence[Point]) -> Grid:
         """Returns the simulations of ``points``.
@@ -103,6 +132,15 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What needs a choice of the user's: its options, what the choice is, and the recommendation with it."""
+
+    options: str
+    needs: str
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """The answer: what to set, and everything that was tried."""
 
@@ -110,19 +148,16 @@ class Tuning:
     best: Answer
     """The highest throughput of all that were tried."""
     windows: tuple[Answer, ...]
-    """The trade-off over windows, at the recommended budget and depth; ascending. The next two likewise."""
+    """The trade-off over windows, at the recommended other settings; ascending. The next three likewise."""
     budgets: tuple[Answer, ...]
     depths: tuple[Answer, ...]
+    ramps: tuple[Answer, ...]
     tried: tuple[Answer, ...]
     reasons: tuple[str, ...]
     """Why each setting, a sentence each."""
+    beside: tuple[Beside, ...]
+    failed: tuple[Failed, ...]
     samples_over_memory: int
-    windows_held: float
-    """How many windows of the recommendation a rank's share of the epoch holds."""
-    epoch: Answer
-    """The recommendation over the epoch asked about, ends and all."""
-    best_epoch: Answer | None
-    """The best of those tried over that epoch; None where it is long."""
     cautions: tuple[str, ...]
 
 
@@ -149,57 +184,54 @@ def compute_budget_ladder(memory_tokens: int) -> list[int]:
     return sorted({max(1, memory_tokens * eighths // 8) for eighths in range(2, 9)})
 
 
-def tune(question: Question, executor: Executor, on_done: Callable[[int], None] | None = None) -> Tuning:
+def tune(
+    question: Question,
+    executor: Executor,
+    on_done: Callable[[int], None] | None = None,
+    *,
+    store: Store | None = None,
+) -> Tuning:
     """Returns the cheapest setting within the tolerance, and the curves it was chosen from. ``on_done`` hears of each
     simulation.
 
     Raises: UsageError when the question makes no sense.
     """
-    return _Search(question, executor, on_done).run()
+    return _Search(question, executor, on_done, store).run()
 
 
 class _Search:
     """What was tried, and what is tried next."""
 
-    def __init__(self, question: Question, executor: Executor, on_done: Callable[[int], None] | None) -> None:
+    def __init__(
+        self, question: Question, executor: Executor, on_done: Callable[[int], None] | None, store: Store | None
+    ) -> None:
         self._question = question
         self._executor = executor
         self._on_done = on_done
+        self._count = count_from(1)
+        self._store = store
         self._answers: dict[Point, Answer] = {}
-        self._shard = shard = -(-question.epoch_samples // question.ranks)
-        self._ladders: dict[str, list[int]] = {
-            "window_samples": compute_ladder(min(question.window_max, shard), 8),
-            "budget_tokens": compute_budget_ladder(question.memory_tokens),
-            "depth_steps": list(DEPTHS),
-        }
+        self._failed: dict[Point, Failed] = {}
+        self._dimensions = question.build_dimensions()
 
     def run(self) -> Tuning:
-        window = self._ladders["window_samples"][-1]
-        point = Point(
-            policy=self._question.policy,
-            ranks=self._question.ranks,
-            budget_tokens=self._question.memory_tokens,
-            window_samples=window,
-            depth_steps=START_DEPTH,
-        )
-        for dimension in ("window_samples", "budget_tokens", "depth_steps"):
-            point = self._narrow(point, dimension)
-        chosen = self._descend()
-        return self._conclude(chosen)
+        self._begin()
+        self._climb()
+        return self._conclude(self._descend())
 
-    def _try(self, points: Sequence[Point]) -> list[Answer]:
-        new = [point for point in dict.fromkeys(points) if point not in self._answers]
+    def _try(self, points: Sequence[Point]) -> None:
+        """Simulates those of ``points`` that have not been."""
+        known = self._answers.keys() | self._failed.keys()
+        new = [point for point in dict.fromkeys(points) if point not in known]
         if new:
-            drawn = [replace(point, samples=self._question.choose_samples(point)) for point in new]
-            answers = self._run(drawn)
-            self._answers |= {point: replace(answer, point=point) for point, answer in zip(new, answers, strict=True)}
-        return [self._answers[point] for point in points]
+            found, failed = split_failed(self._run(self._question.build_grid(new)))
+            self._answers |= {answer.point: answer for answer in found}
+            self._failed |= {item.point: item for item in failed}
 
-    def _run(self, points: Sequence[Point]) -> list[Answer]:
-        """Returns the answers of simulations that follow those of all that were tried."""
-        before, report = len(self._answers), self._on_done
-        count = None if report is None else (lambda done: report(before + done))
-        return run_grid(self._question.build_grid(points), self._executor, count)
+    def _run(self, grid: Grid) -> list[Answer | Failed]:
+        report = self._on_done
+        heard = None if report is None else (lambda _: report(next(self._count)))
+        return run_grid(grid, self._executor, heard, store=self._store)
 
     def _get_best(self) -> Answer:
         return max(self._answers.values(), key=lambda answer: answer.rate)
@@ -207,114 +239,104 @@ class _Search:
     def _is_good(self, answer: Answer) -> bool:
         return answer.rate >= self._get_best().rate * (1 - _KEPT_BACK * self._question.tolerance)
 
-    def _narrow(self, point: Point, dimension: str) -> Point:
-        """Returns the smallest good value of one dimension: coarse steps from the top, then halving the gap below it."""
-        ladder = self._ladders[dimension]
-        coarse = _list_coarse_steps(ladder)
-        answers = self._try(self._list_coarse(point, dimension))
-        good = next((at for at, answer in enumerate(answers) if self._is_good(answer)), len(coarse) - 1)
-        high = coarse[good]
-        low = coarse[good - 1] if good else high
-        while high - low > 1:
-            middle = (low + high) // 2
-            (answer,) = self._try([_change(point, dimension, ladder[middle])])
-            low, high = (low, middle) if self._is_good(answer) else (middle, high)
-        return _change(point, dimension, ladder[high])
+    def _begin(self) -> None:
+        """Tries every second window with every budget."""
+        start, windows = self._question.build_point(), self._dimensions["window_samples"][::-2]
+        pairs = product(windows, self._dimensions["budget_tokens"])
+        self._try([start, *(replace(start, window_samples=window, budget_tokens=budget) for window, budget in pairs)])
+
+    def _climb(self) -> None:
+        """Tries every value of each dimension at the best so far, until that is fastest."""
+        before = 0.0
+        while (rate := self._get_best().rate) > before * (1 + _GAIN):
+            before = rate
+            for dimension in ("ramp_rounds", "window_samples", "depth_steps", "budget_tokens"):
+                self._try(self._list_line(self._get_best().point, dimension))
 
     def _descend(self) -> Answer:
         """Returns the cheapest good setting tried, once no single step down from it is good and its curves are complete."""
         while True:
             chosen = min(filter(self._is_good, self._answers.values()), key=_rank_cost)
-            tried = len(self._answers)
-            self._try(self._list_neighbours(chosen.point))
-            for dimension in self._ladders:
-                self._try(self._list_coarse(chosen.point, dimension))
-            if len(self._answers) == tried:
+            tried = len(self._answers) + len(self._failed)
+            self._try([point for name in self._dimensions for point in self._list_line(chosen.point, name)])
+            if len(self._answers) + len(self._failed) == tried:
                 return chosen
 
-    def _list_coarse(self, point: Point, dimension: str) -> list[Point]:
-        ladder = self._ladders[dimension]
-        return [_change(point, dimension, ladder[index]) for index in _list_coarse_steps(ladder)]
-
-    def _list_neighbours(self, point: Point) -> list[Point]:
-        neighbours = []
-        for dimension, ladder in self._ladders.items():
-            index = int(np.searchsorted(ladder, getattr(point, dimension)))
-            if index > 0:
-                neighbours.append(_change(point, dimension, ladder[index - 1]))
-        return neighbours
+    def _list_line(self, point: Point, dimension: str) -> list[Point]:
+        return [_change(point, dimension, value) for value in self._dimensions[dimension]]
 
     def _conclude(self, chosen: Answer) -> Tuning:
         question = self._question
         lengths = question.study.build_workload(question.ranks).tokens
-        point = chosen.point
-        curves = {dimension: self._get_curve(point, dimension) for dimension in self._ladders}
-        windows_held = self._shard / point.window_samples
-        epochs = self._simulate_epochs(point, is_short=windows_held < SHORT_WINDOWS)
-        best_epoch = max(epochs, key=lambda answer: answer.summary.tokens_per_s)
+        curves = {name: self._get_curve(chosen.point, name) for name in self._dimensions}
         return Tuning(
             recommended=chosen,
             best=self._get_best(),
             windows=curves["window_samples"],
             budgets=curves["budget_tokens"],
             depths=curves["depth_steps"],
+            ramps=curves["ramp_rounds"],
             tried=tuple(self._answers.values()),
             reasons=self._explain(chosen, curves),
+            beside=self._look_beside(chosen.point),
+            failed=tuple(self._failed.values()),
             samples_over_memory=int((lengths > question.memory_tokens).sum()),
-            windows_held=windows_held,
-            epoch=epochs[0],
-            best_epoch=best_epoch if len(epochs) > 1 else None,
-            cautions=self._list_cautions(chosen, epochs[0], best_epoch, windows_held),
+            cautions=self._list_cautions(),
         )
 
-    def _simulate_epochs(self, chosen: Point, *, is_short: bool) -> list[Answer]:
-        """Returns the epoch as it was asked about: with the recommendation, and where it is short with all that was tried."""
-        points = dict.fromkeys([chosen, *(self._answers if is_short else ())])
-        return self._run(list(points))
+    def _look_beside(self, point: Point) -> tuple[Beside, ...]:
+        """Returns the recommendation with each choice that is the user's to make, fastest first."""
+        study, found = self._question.study, []
+        terms = study.terms
+        others: list[tuple[str, str, Study]] = []
+        packed = replace(study, terms=replace(terms, layout=Layout.PACKED)) if terms.layout is Layout.PADDED else None
+        shared = replace(study, sharding=Sharding.SHARED) if study.sharding is not Sharding.SHARED else None
+        if packed is not None:
+            needs = "attention that keeps the samples of a row apart"
+            others.append(("--layout packed", needs, packed))
+        if shared is not None:
+            others.append(("--shards shared", "one sampler order for all ranks", shared))
+        if packed is not None and shared is not None:
+            both = replace(packed, sharding=Sharding.SHARED)
+            others.append(("--layout packed --shards shared", "both", both))
+        if terms.order is not StepOrder.FULLEST:
+            fullest = replace(study, terms=replace(terms, order=StepOrder.FULLEST))
+            others.append(
+                ("--order fullest", "long and short samples need not be mixed over the steps of a round", fullest)
+            )
+        for options, needs, other in others:
+            (answer,) = self._run(Grid(study=other, points=(point,)))
+            if isinstance(answer, Answer):
+                found.append(Beside(options, needs, answer))
+        return tuple(sorted(found, key=lambda item: -item.answer.rate))
 
-    def _list_cautions(self, chosen: Answer, epoch: Answer, best: Answer, windows_held: float) -> tuple[str, ...]:
+    def _list_cautions(self) -> tuple[str, ...]:
         question, found = self._question, []
-        if windows_held < SHORT_WINDOWS:
-            point, ahead = best.point, best.summary.tokens_per_s / epoch.summary.tokens_per_s - 1
-            slower = 1 - epoch.summary.tokens_per_s / chosen.rate
-            text = (
-                f"an epoch of {question.epoch_samples:,} samples is short: it holds {windows_held:.1f} windows of "
-                f"{chosen.point.window_samples:,} a rank, and its ends make it {slower:.1%} "
-                f"slower ({epoch.summary.tokens_per_s:,.0f} tokens/s) than the steady state that is judged here"
-            )
-            if ahead > question.tolerance:
-                text += (
-                    f"; over such an epoch budget {point.budget_tokens:,}, window {point.window_samples:,}, depth "
-                    f"{point.depth_steps} is {ahead:.1%} faster"
-                )
-            found.append(text)
-        largest = self._ladders["window_samples"][-1]
-        if largest == self._shard < question.window_max:
+        largest = self._dimensions["window_samples"][-1]
+        if largest == question.shard_samples < question.window_max:
             found.append(
-                f"no window above the {self._shard:,} samples of a rank was tried: for a longer data set, give its "
-                "--samples"
+                f"no window above the {largest:,} samples of a rank was tried: for a longer data set, give its --samples"
             )
+        if question.judged_samples is not None:
+            found.append(f"an epoch of {LARGEST_JUDGED:,} samples was judged in place of {question.epoch_samples:,}")
+        if self._failed:
+            found.append(f"{len(self._failed)} simulations failed, the first: {next(iter(self._failed.values()))}")
         return tuple(found)
 
     def _get_curve(self, point: Point, dimension: str) -> tuple[Answer, ...]:
         """Returns the answers that differ from ``point`` in one dimension at most, ascending."""
-        line = [
-            answer
-            for other, answer in self._answers.items()
-            if _change(other, dimension, getattr(point, dimension)) == point
-        ]
-        return tuple(sorted(line, key=lambda answer: int(getattr(answer.point, dimension))))
+        line = [self._answers.get(other) for other in self._list_line(point, dimension)]
+        return tuple(answer for answer in line if answer is not None)
 
     def _explain(self, chosen: Answer, curves: dict[str, tuple[Answer, ...]]) -> tuple[str, ...]:
         best, question = self._get_best(), self._question
         share = chosen.rate / best.rate
         memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
         reasons = [
-            f"{share:.2%} of the best throughput tried ({best.rate:,.0f} tokens/s at budget "
-            f"{best.point.budget_tokens:,}, window {best.point.window_samples:,}, depth {best.point.depth_steps}), "
+            f"{share:.2%} of the best throughput tried ({best.rate:,.0f} tokens/s at {describe_point(best.point)}), "
             f"with {memory:.0%} of its host memory; the tolerance is {question.tolerance:.2%}, half of it kept back"
         ]
-        for name, dimension in _NAMES.items():
+        for name, dimension in DIMENSIONS.items():
             value = getattr(chosen.point, dimension)
             smaller = [answer for answer in curves[dimension] if getattr(answer.point, dimension) < value]
             if not smaller:
@@ -328,13 +350,12 @@ class _Search:
         return tuple(reasons)
 
 
-_NAMES: Final = {"window": "window_samples", "token budget": "budget_tokens", "depth": "depth_steps"}
-
-
-def _list_coarse_steps(ladder: Sequence[int]) -> list[int]:
-    if len(ladder) <= _FEW:
-        return list(range(len(ladder)))
-    return sorted({*range(len(ladder) - 1, -1, -_COARSE), 0})
+def describe_point(point: Point) -> str:
+    """Returns what is tuned of a setting."""
+    return (
+        f"budget {point.budget_tokens:,}, window {point.window_samples:,}, depth {point.depth_steps}, ramp "
+        f"{point.ramp_rounds}"
+    )
 
 
 def _change(point: Point, dimension: str, value: int) -> Point:
@@ -343,10 +364,13 @@ def _change(point: Point, dimension: str, value: int) -> Point:
             return replace(point, window_samples=value)
         case "budget_tokens":
             return replace(point, budget_tokens=value)
+        case "ramp_rounds":
+            return replace(point, ramp_rounds=value)
         case _:
             return replace(point, depth_steps=value)
 
 
-def _rank_cost(answer: Answer) -> tuple[int, int, int, int]:
+def _rank_cost(answer: Answer) -> tuple[float, ...]:
+    """Returns what sorts the cheapest first, and of settings that cost the same the fastest."""
     point = answer.point
-    return compute_host_tokens(answer), point.window_samples, point.budget_tokens, point.depth_steps
+    return compute_host_tokens(answer), point.window_samples, point.budget_tokens, point.depth_steps, -answer.rate

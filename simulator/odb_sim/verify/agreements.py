@@ -29,6 +29,7 @@ def make_agreement(
     due_max: int,
     round_: int,
     fingerprint: int = 1,
+    budget_min: int = NONE,
 ) -> Offer:
     """Returns an agreement on a round that goes on: nobody has failed or stopped, and every rank is ready."""
     return Offer(
@@ -45,6 +46,7 @@ def make_agreement(
         groups_min=groups_min,
         groups_max=groups_max,
         due_max=due_max,
+        budget_min=budget_min,
     )
 
 
@@ -60,6 +62,7 @@ def is_possible(agreement: Offer) -> bool:
         and 0 <= agreement.samples_min <= agreement.samples_max
         and 0 <= agreement.due_max <= agreement.groups_max
         and agreement.round_min >= 0
+        and agreement.budget_min >= 1
     )
 
 
@@ -70,8 +73,9 @@ def iterate_grid() -> Iterator[Offer]:
             for samples_min in range(samples_max + 1):
                 for groups_min in (*range(1, groups_max + 1), NONE):
                     for due_max in range(groups_max + 1):
-                        for round_ in (0, _TYPICAL_ROUND):
+                        for round_, budget_min in ((0, NONE), (_TYPICAL_ROUND, NONE), (_TYPICAL_ROUND, 1)):
                             yield make_agreement(
+                                budget_min=budget_min,
                                 samples_min=samples_min,
                                 samples_max=samples_max,
                                 groups_min=groups_min,
@@ -128,6 +132,7 @@ def iterate_large(count: int, seed: int) -> Iterator[Offer]:
             due_max=between(0, groups_max),
             round_=draw.choice((0, 1, 2, draw.randint(3, 100), draw.randint(100, 10**6), LARGEST_ROUND)),
             fingerprint=draw.getrandbits(56),
+            budget_min=draw.choice((NONE, draw.randint(1, 64), draw.randint(1, 2 ** draw.randint(1, 40)))),
         )
 
 
@@ -138,7 +143,15 @@ def iterate_around(constants: Sequence[int], seed: int) -> Iterator[Offer]:
         for value in sorted(
             {constant - 1, constant, constant + 1, 2 * constant, 3 * constant, 1 << min(max(constant, 0), 40)}
         ):
-            for name in ("round_max", "samples_max", "samples_min", "groups_max", "groups_min", "due_max"):
+            for name in (
+                "round_max",
+                "samples_max",
+                "samples_min",
+                "groups_max",
+                "groups_min",
+                "due_max",
+                "budget_min",
+            ):
                 for agreement in iterate_large(_AROUND, draw.getrandbits(32)):
                     changed = _fit(agreement, name, value)
                     if is_possible(changed):
@@ -163,6 +176,6 @@ def _fit(agreement: Offer, name: str, value: int) -> Offer:
 
 def describe_agreement(agreement: Offer) -> str:
     """Returns what of an agreement a rule may go by, in one line."""
-    shown = ("round_min", "samples_min", "samples_max", "groups_min", "groups_max", "due_max")
+    shown = ("round_min", "samples_min", "samples_max", "groups_min", "groups_max", "due_max", "budget_min")
     values = {item.name: getattr(agreement, item.name) for item in fields(Offer) if item.name in shown}
     return ", ".join(f"{name}={'NONE' if value == NONE else value}" for name, value in values.items())

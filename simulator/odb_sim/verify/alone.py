@@ -10,6 +10,7 @@ from typing import Final
 from odb_ref.core.batching.rules import RULES, compute_bounds
 from odb_ref.core.offer import Offer
 from odb_sim.verify.agreements import is_possible
+from odb_sim.verify.guard import OUTSIDE
 from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
 
 Ask = Callable[[Sequence[Offer]], Sequence[Answer]]
@@ -40,7 +41,8 @@ def check_bounds(ask: Ask, agreements: Sequence[Offer], answers: Sequence[Answer
             is_slow = isinstance(answer, str) and answer.startswith(("does not answer", "ends its process, with"))
             small = agreement if is_slow else _shrink(ask, agreement)
             again = None if is_slow else _describe_breach(small, *ask([small]))
-            return Refutation(BOUNDS, again or detail, small)
+            is_outside = isinstance(answer, str) and answer.startswith(OUTSIDE)
+            return Refutation(PURE if is_outside else BOUNDS, again or detail, small)
     return None
 
 
@@ -58,7 +60,7 @@ def _describe_breach(agreement: Offer, answer: Answer) -> str | None:
 
 def _shrink(ask: Ask, agreement: Offer) -> Offer:
     """Returns the agreement with each number as low as the breach allows, one after the other, until nothing changes."""
-    numbers = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max")
+    numbers = ("samples_max", "groups_max", "samples_min", "groups_min", "due_max", "round_max", "budget_min")
     while True:
         before = agreement
         for name in numbers:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from odb_ref.core.batching.rules import RULES
 from odb_sim.explore.scenario import write_scenario
-from odb_sim.verify.stages import Stage, explore_small_worlds, run_random_worlds
+from odb_sim.verify.stages import Stage, explore_small_worlds, run_large_worlds, run_random_worlds
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,6 +21,8 @@ def main(arguments: Sequence[str]) -> int:
     stage: Stage
     if name == "exploration":
         stage = explore_small_worlds(None, "", limit_s)
+    elif name == "large":
+        stage = run_large_worlds([RULES[key] for key in sorted(RULES)], seed, limit_s=limit_s)
     else:
         stage = run_random_worlds([RULES[key] for key in sorted(RULES)], "", seed, limit_s=limit_s)
     findings = []
@@ -39,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     payload = {
         "covered": stage.covered,
         "ranges": stage.ranges,
-        "is_whole": bool(stage.properties),
+        "properties": list(stage.properties),
+        "skipped": stage.skipped,
         "findings": findings,
     }
     path.write_text(json.dumps(payload), encoding="utf-8")

@@ -67,6 +67,8 @@ class RuleProcess:
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
+        self.unvaried: list[str] = []
+        """Parameters of which `find_variant` knows no other value, or had no time to try one."""
         self.description = self._start()
 
     def _start(self) -> Description:
@@ -157,10 +159,12 @@ class RuleProcess:
             found = json.loads(self._read_line(30 * self._limit_s))
         except _GoneError:
             self._restart()
+            self.unvaried = ["all"]
             return None
-        if found is None:
+        self.unvaried = found["unvaried"]
+        if found["variant"] is None:
             return None
-        parameter, value, wire, ours, theirs = found
+        parameter, value, wire, ours, theirs = found["variant"]
         return Variant(parameter=parameter, value=value, agreement=Offer.from_wire(wire), ours=ours, theirs=theirs)
 
     def _send(self, kind: str, wires: Sequence[Sequence[int]]) -> None:

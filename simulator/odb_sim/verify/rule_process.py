@@ -28,13 +28,15 @@ from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import Offer
 from odb_sim.inputs.rules import OWN, describe_error, load_rule
+from odb_sim.verify.guard import OUTSIDE, Guard, OutsideError
+from odb_sim.verify.variants import iterate_others
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
 Json = None | bool | int | str | Sequence["Json"] | dict[str, "Json"]
-CLOCK_SHIFT_S: Final = 100_003.7
-"""How much later it is in the process of each rank than in that of the rank before."""
+CLOCK_SHIFT_S: Final = 34_500_803.7
+"""How much later it is in the process of each rank than in that of the rank before: another hour, day, month and year."""
 _MOST_BYTES: Final = 8 * 2**30
 _BALLAST: Final[list[bytes]] = []
 """What lies in memory before the rule is loaded, more on each rank: its objects then have other addresses."""
@@ -57,9 +59,29 @@ def _shift_clocks(seconds: float) -> None:
         setattr(time, name, lambda original=original: original() + seconds)
         in_ns: Callable[[], int] = getattr(time, f"{name}_ns")
         setattr(time, f"{name}_ns", lambda in_ns=in_ns: in_ns() + int(seconds * 1e9))
+    of_clock, of_clock_ns = time.clock_gettime, time.clock_gettime_ns
+    time.clock_gettime = lambda clock: of_clock(clock) + seconds
+    time.clock_gettime_ns = lambda clock: of_clock_ns(clock) + int(seconds * 1e9)
+    now = time.time
+    for name in ("localtime", "gmtime", "ctime"):
+        tell: Callable[[float], object] = getattr(time, name)
+        setattr(time, name, lambda at=None, tell=tell: tell(now() if at is None else at))
+    write, local = time.strftime, time.localtime
+    setattr(time, "strftime", lambda form, at=None: write(form, local() if at is None else at))  # noqa: B010
     shift = datetime.timedelta(seconds=seconds)
+    today = datetime.date.today
+
+    class ShiftedDate(datetime.date):
+        @classmethod
+        def today(cls) -> ShiftedDate:
+            now = today() + shift
+            return cls(now.year, now.month, now.day)
 
     class Shifted(datetime.datetime):
+        @classmethod
+        def today(cls) -> Shifted:
+            return cls.now()
+
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> Shifted:
             return super().now(tz) + shift
@@ -69,6 +91,7 @@ def _shift_clocks(seconds: float) -> None:
             return super().now() + shift
 
     datetime.datetime = Shifted  # type: ignore[misc]
+    datetime.date = ShiftedDate  # type: ignore[misc]
 
 
 def _be_rank(rank: int) -> None:
@@ -77,6 +100,7 @@ def _be_rank(rank: int) -> None:
     socket.gethostname = lambda: name
     system = os.uname()
     os.uname = lambda: os.uname_result((system[0], name, *system[2:]))
+    os.cpu_count = lambda: rank + 1
     _shift_clocks(CLOCK_SHIFT_S * rank)
     _BALLAST.extend(bytes(17 * i % 401) for i in range(1_009 * rank))
 
@@ -116,6 +140,7 @@ class Server:
         self._limit_s = limit_s
         self._answers = answers
         self._clock = time.monotonic
+        self._guard = Guard(name)
         self.rule = load_rule(name)
         module = sys.modules.get(type(self.rule).__module__)
         path = getattr(module, "__file__", None) if OWN in name else None
@@ -156,7 +181,11 @@ class Server:
         if is_traced:
             sys.settrace(self._lines.trace)
         try:
-            target: object = rule.compute_target(agreement)
+            with self._guard:
+                target: object = rule.compute_target(agreement)
+            self._guard.raise_noted()
+        except OutsideError as error:
+            return f"{OUTSIDE}{error}"
         except _TooLongError:
             self._slow += 1
             return f"does not answer within {self._limit_s:g} s"
@@ -178,41 +207,59 @@ class Server:
         return self._lines.list_missed()
 
     def compare_variants(self, wires: Sequence[Sequence[int]]) -> Json:
-        """Returns what carries this rule's name and answers otherwise: the same class with one parameter changed."""
+        """Returns what carries this rule's name and answers otherwise, the same class with one parameter changed, and of which
+        parameters no other value is known.
+        """
         agreements = [Offer.from_wire(wire) for wire in wires]
-        for parameter, value, variant in self._make_variants():
+        ours = [self._ask_one(self.rule, agreement) for agreement in agreements]
+        unvaried: list[str] = []
+        for parameter, value, variant in self._make_variants(unvaried):
             if variant.name != self.rule.name:
                 continue
-            for agreement in agreements:
-                ours, theirs = (self._ask_one(rule, agreement) for rule in (self.rule, variant))
-                if ours != theirs:
-                    return [parameter, value, agreement.to_wire(), str(ours), str(theirs)]
-        return None
+            for agreement, one in zip(agreements, ours, strict=True):
+                other = self._ask_one(variant, agreement)
+                if one != other:
+                    return {"variant": [parameter, value, agreement.to_wire(), str(one), str(other)], "unvaried": []}
+        return {"variant": None, "unvaried": unvaried}
 
-    def _make_variants(self) -> Iterator[tuple[str, str, TargetRule]]:
+    def _make_variants(self, unvaried: list[str]) -> Iterator[tuple[str, str, TargetRule]]:
+        """Yields the rule with one parameter changed; adds those to ``unvaried`` of which no other value is known."""
         kind = type(self.rule)
         try:
             parameters = inspect.signature(kind).parameters
         except (TypeError, ValueError):
             return
+        words = self._list_words()
+        given = {name: getattr(self.rule, name) for name in parameters if hasattr(self.rule, name)}
         for name, parameter in parameters.items():
-            default = getattr(self.rule, name, parameter.default)
-            if name == "name" or not isinstance(default, bool | int | float):
+            if name == "name" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            others: tuple[object, ...] = (not default,)
-            if not isinstance(default, bool):
-                others = (default + 1, default * 2 + 1, default - 1, default / 2)
-                others = tuple(type(default)(other) for other in others if isinstance(other, int | float))
-            for other in others:
-                if other == default:
-                    continue
-                try:
-                    variant: object = kind(**{name: other})
-                    is_rule = isinstance(variant, TargetRule)
-                except Exception:
-                    continue  # Not a value that the rule takes.
-                if is_rule:
-                    yield name, repr(other), variant  # type: ignore[misc]
+            has_made = False
+            for other in iterate_others(given.get(name, parameter.default), words):
+                variant = _make(kind, {**given, name: other}) or _make(kind, {name: other})
+                if variant is not None:
+                    has_made = True
+                    yield name, repr(other), variant
+            if not has_made:
+                unvaried.append(name)
+
+    def _list_words(self) -> list[str]:
+        """Returns the texts in the rule's file: what a parameter that is a text may be meant to be."""
+        if self._lines.path is None:
+            return []
+        tree = ast.parse(Path(self._lines.path).read_text(encoding="utf-8"))
+        return sorted(
+            {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        )
+
+
+def _make(kind: type, values: dict[str, object]) -> TargetRule | None:
+    """Returns the rule with these parameters; None where it does not take them."""
+    try:
+        made: object = kind(**values)
+        return made if isinstance(made, TargetRule) else None
+    except Exception:
+        return None
 
 
 @contextmanager

@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from odb_ref.core.batching.cost import TOKENS, get_cost
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import TargetRule
+from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.errors import OdbError
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Status, check_traces
-from odb_ref.trace.format import TraceWriter
 from odb_sim.explore.sampling import SHRINK_S, Sampled, make_random_bounds, run_random_schedule, shrink
 from odb_sim.explore.scenario import Scenario, compute_scenario
 from odb_sim.explore.search import explore
@@ -26,7 +29,7 @@ from odb_sim.explore.suites import SMALL
 from odb_sim.explore.violation import name_property
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.runs import Run, run
+from odb_sim.studies.runs import Driver, Run, run
 
 OF_THE_RULE: Final = ("RULE-BOUNDS", "RULE-PURE", "RULE-NAME")
 OF_THE_WORLD: Final = (
@@ -40,6 +43,9 @@ WORLDS: Final = 150
 TRACES: Final = ("azure_llm_2023_conv", "gsm8k", "mm_mix_real")
 RANKS: Final = 8
 SAMPLES: Final = 1_500
+_UNLIMITED: Final = 1e9
+LARGE_WORLDS: Final = 40
+LARGE_RANKS: Final = 48
 MOST_STATES: Final = 60_000
 """Of one exploration. A right rule reaches fewer; one that remembers makes ever new ones."""
 
@@ -58,7 +64,7 @@ class Finding:
 class Stage:
     """One stage: what it covered, which properties it speaks of, and what it found.
 
-    ``ranges`` says in full what it looked at; ``skipped`` why it did not, and then it speaks of nothing.
+    ``ranges`` says in full what it looked at; ``skipped`` why it did not look at all of it, and then it speaks of nothing.
     """
 
     name: str
@@ -70,7 +76,7 @@ class Stage:
     skipped: str = ""
 
 
-def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = 1e9) -> Stage:
+def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = _UNLIMITED) -> Stage:
     """Returns every interleaving of the small suite, with ``rule`` in each world, or, without one, the world's own."""
     began = time.perf_counter()
     states = 0
@@ -101,15 +107,14 @@ def explore_small_worlds(rule: TargetRule | None, name: str, limit_s: float = 1e
         f"{max(bounds.longest_shard for bounds in suite)} samples a rank and {max(b.window_samples for b in suite)} a window, "
         f"faults as in odb-ref explore --suite small; {states:,} states, at most {deepest} transitions deep"
     )
-    if skipped:
-        ranges += f"; not complete: {', '.join(skipped)}"
     return Stage(
         name="exploration",
         covered=f"{walked} worlds, {states:,} states",
         ranges=ranges,
-        properties=() if skipped else (OF_THE_RULE[0], *OF_THE_WORLD),
+        properties=(OF_THE_RULE[0], *OF_THE_WORLD),
         seconds=time.perf_counter() - began,
         findings=() if smallest is None else (smallest,),
+        skipped=f"not explored: {', '.join(skipped)}" if skipped else "",
     )
 
 
@@ -128,7 +133,7 @@ def _length(finding: Finding) -> int:
 
 
 def run_random_worlds(
-    rules: Sequence[TargetRule], name: str, seed: int, *, worlds: int = WORLDS, limit_s: float = 1e9
+    rules: Sequence[TargetRule], name: str, seed: int, *, worlds: int = WORLDS, limit_s: float = _UNLIMITED
 ) -> Stage:
     """Tries random worlds under random schedules, each with one of ``rules``; what is found is made small."""
     began = time.perf_counter()
@@ -138,6 +143,8 @@ def run_random_worlds(
             break
         draw = random.Random(seed * worlds + number)
         sampled.append(run_random_schedule(make_random_bounds(draw, lambda draw: draw.choice(rules)), draw))
+        if sampled[-1].counterexample is not None and limit_s < _UNLIMITED:
+            break  # enough to refute a core; of a rule's cases the smallest is looked for
     found = min((one for one in sampled if one.counterexample), key=lambda one: one.transitions, default=None)
     smallest: Finding | None = None
     if found is not None:
@@ -159,24 +166,35 @@ def run_random_worlds(
         properties=(OF_THE_RULE[0], *OF_THE_WORLD),
         seconds=time.perf_counter() - began,
         findings=() if smallest is None else (smallest,),
+        skipped="" if found or len(sampled) == worlds else f"time for {len(sampled)} worlds of {worlds} only",
     )
 
 
 def simulate_traces(rule: TargetRule, seed: int) -> Stage:
     """Tries real length traces, their protocol traces checked."""
+    told = f"runs of {', '.join(TRACES)} at {RANKS} ranks, {SAMPLES:,} samples"
+    return check_runs("simulation", list_runs(rule, seed), told)
+
+
+def check_runs(name: str, whats: Sequence[Run], told: str, limit_s: float = _UNLIMITED) -> Stage:
+    """Tries simulated runs, up to the first that is refuted; the checker of traces judges what the ranks did."""
     began = time.perf_counter()
     findings: list[Finding] = []
     judged: set[str] = set()
     steps = runs = rounds = 0
+    skipped = ""
     with tempfile.TemporaryDirectory() as folder:
-        for what in list_runs(rule, seed):
-            case = f"{what.workload.name} at {RANKS} ranks, {what.sharding} shards, {what.mode}"
+        for what in whats:
+            if time.perf_counter() - began > limit_s:
+                skipped = f"time for {runs} runs of {len(whats)} only"
+                break
+            case = _describe_run(what)
             path = Path(folder) / "trace.ndjson"
             try:
-                with TraceWriter(path, what.build_config(), driver="simulator") as writer:
+                with what.open_trace(path) as writer:
                     summary = run(what, observer=writer.record).summary
             except Exception as error:
-                # Ranks whose rule disagrees may break the simulation in any way.
+                # Ranks that disagree may break the simulation in any way.
                 property_ = name_property(error) if isinstance(error, OdbError) else "ALIGN"
                 detail = f"the simulation ends in {type(error).__name__}: {error}"
                 findings.append(Finding(property=property_, detail=detail, case=case))
@@ -185,13 +203,75 @@ def simulate_traces(rule: TargetRule, seed: int) -> Stage:
             (job,) = check_traces([path]).jobs
             judged |= {str(item.property) for item in job.properties if item.status is not Status.NOT_APPLICABLE}
             findings += [Finding(property=item.property, detail=str(item), case=case) for item in job.violations[:1]]
+            if findings:
+                break
     return Stage(
-        name="simulation",
+        name=name,
         covered=f"{runs} runs, {steps:,} steps",
-        ranges=f"{runs} simulated runs of {', '.join(TRACES)} at {RANKS} ranks, {SAMPLES:,} samples, at most {rounds} rounds",
-        properties=tuple(name for name in PROPERTIES if name in judged),
+        ranges=f"{runs} simulated {told}, at most {rounds} rounds",
+        properties=tuple(item for item in (*PROPERTIES, "SIZES", "ORDER", "DEAL", "UPDATE") if item in judged),
         seconds=time.perf_counter() - began,
         findings=tuple(findings),
+        skipped=skipped,
+    )
+
+
+def _describe_run(what: Run) -> str:
+    case = f"{what.workload.name} at {what.workload.ranks} ranks, {what.sharding} shards, {what.mode}"
+    case += f", windows of {what.window_samples}, budget {what.budget_tokens}"
+    return f"{case}, {what.layout}, {what.order}, {what.sizes} sizes, {what.cost.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Waves:
+    """A schedule of budgets that fall and come back, every third step."""
+
+    part: float
+
+    def __call__(self, steps: int, tokens: int) -> int:
+        """Returns what is accepted after so many steps."""
+        return max(1, int(tokens * self.part ** (steps % 3)))
+
+
+def run_large_worlds(rules: Sequence[TargetRule], seed: int, *, worlds: int = LARGE_WORLDS, limit_s: float) -> Stage:
+    """Tries simulated runs with large windows, many ranks, and all settings drawn; every other one with a real length trace."""
+    whats = [make_large_run(random.Random(f"{seed}/{number}"), rules) for number in range(worlds)]
+    told = f"runs with windows of up to {max(what.window_samples for what in whats):,} samples on up to {LARGE_RANKS} ranks"
+    return check_runs("large", whats, told, limit_s)
+
+
+def make_large_run(draw: random.Random, rules: Sequence[TargetRule]) -> Run:
+    """Returns a run in which a window makes up to some hundred groups, or up to 48 ranks take part."""
+    lengths = load_lengths(draw.choice(TRACES))
+    window = draw.choice((16, 64, 300, 1_000))
+    ranks = draw.choice((1, 2, 3, 5, 17, LARGE_RANKS)) if window < 300 else draw.choice((1, 2, 3))
+    samples = min(6_000, ranks * window * 4)
+    sharding = draw.choice((Sharding.EVEN, Sharding.UNEVEN, Sharding.SHARED))
+    layout = draw.choice((Layout.PADDED, Layout.PADDED, Layout.PACKED))
+    order = draw.choice((StepOrder.SHUFFLED, StepOrder.FULLEST, StepOrder.SAMPLER))
+    is_sized = layout is Layout.PADDED and order is not StepOrder.SAMPLER and draw.random() < 0.3
+    mean, budget = lengths.tokens.mean(), draw.choice((1.3, 3, 12, 400))
+    mode = draw.choice((Mode.JOIN, Mode.JOIN, Mode.QUOTA))
+    changes = draw.choice((None, None, draw.uniform(0.2, 0.9)))
+    return Run(
+        workload=build_workload(lengths, ranks=ranks, sharding=sharding, samples=samples, seed=draw.getrandbits(20)),
+        policy="odb",
+        rule=draw.choice(rules),
+        budget_tokens=max(1, int(budget * mean)),
+        window_samples=window,
+        depth_steps=draw.choice((1, 2, 7)),
+        max_age_rounds=draw.choice((1, 2, 5)),
+        ramp_rounds=draw.choice((0, 3)),
+        layout=layout,
+        order=order,
+        sizes=draw.choice((Sizes.EVEN, Sizes.THREES, Sizes.POWERS)) if is_sized else Sizes.ANY,
+        cost=draw.choice((TOKENS, get_cost(f"attention/{max(1, int(mean))}"))),
+        mode=mode,
+        quota_samples=samples // 2 if mode is Mode.QUOTA and draw.random() < 0.5 else None,
+        budget_schedule=None if changes is None else _Waves(changes),
+        sharding=sharding,
+        order_seed=draw.getrandbits(30),
+        driver=Driver.EVENTS,
     )
 
 

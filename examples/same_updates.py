@@ -1,0 +1,261 @@
+"""The same training run, twice: fixed batches with gradient accumulation, and micro-batches formed by length.
+
+    torchrun --standalone --nproc-per-node 2 examples/same_updates.py             # real text: Python's own docstrings
+    torchrun --standalone --nproc-per-node 2 examples/same_updates.py --double    # the weights agree to 1e-9 after each update
+
+Both have the same samples in each optimizer update. Prints loss, time and the greatest difference between the weights of both
+runs; ``--out`` draws the losses over updates, which lie on each other, and over time, which do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pkgutil
+import time
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset, DistributedSampler
+
+from odb_ref import ODBDataLoader
+
+LONGEST = 512
+MODULES = 60
+
+
+class Docstrings(Dataset):
+    """Bytes of real text of uneven length; the first tenth of each is a prompt, which carries no loss."""
+
+    def __init__(self) -> None:
+        names = sorted(
+            item.name for item in pkgutil.iter_modules() if not item.name.startswith(("_", "test", "idlelib"))
+        )
+        texts: list[str] = []
+        for name in [name for name in names if name in SAFE][:MODULES]:
+            module = import_module(name)
+            members = [module, *(getattr(module, key) for key in sorted(dir(module)))]
+            texts += [
+                doc for item in members if isinstance(doc := getattr(item, "__doc__", None), str) and len(doc) > 20
+            ]
+        self.texts = sorted(set(texts), key=lambda text: text[::-1])
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        ids = torch.tensor(list(self.texts[index].encode())[:LONGEST])
+        labels = ids.clone()
+        labels[: len(ids) // 10] = -100
+        return {"input_ids": ids, "labels": labels}
+
+
+SAFE = set(
+    [
+        "argparse",
+        "collections",
+        "csv",
+        "datetime",
+        "decimal",
+        "difflib",
+        "email",
+        "fractions",
+        "functools",
+        "heapq",
+        "inspect",
+        "io",
+        "itertools",
+        "json",
+        "logging",
+        "math",
+        "pathlib",
+        "pickle",
+        "random",
+        "re",
+        "shutil",
+        "socket",
+        "sqlite3",
+        "statistics",
+        "string",
+        "struct",
+        "subprocess",
+        "tarfile",
+        "tempfile",
+        "textwrap",
+        "threading",
+        "typing",
+        "zipfile",
+    ]
+)
+"""Modules that are safe to import."""
+
+
+def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    pad = nn.utils.rnn.pad_sequence
+    return {
+        "input_ids": pad([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
+    }
+
+
+class Order(DistributedSampler):
+    """The order of a DistributedSampler of one rank: that of all ranks together."""
+
+    def __init__(self, data: Dataset) -> None:
+        super().__init__(data, 1, 0, seed=1)
+
+
+@dataclass
+class Run:
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    weights: list[torch.Tensor] = field(default_factory=list)
+
+
+class Model(nn.Module):
+    """A small causal transformer over bytes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.embedding = nn.Embedding(256, width)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1]).to(self.head.weight.dtype)
+        return self.head(self.encoder(self.embedding(ids), mask=mask, is_causal=True))
+
+
+def compute_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The sum over the supervised tokens. Padding stands behind what is predicted from, so it changes nothing."""
+    logits, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:].flatten()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100, reduction="sum")
+
+
+class Trainer:
+    """One update after another, with the same optimizer and rate."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        model = Model(options.width)
+        self.model = DistributedDataParallel(model.double() if options.double else model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.run = Run()
+        self._began_s = time.monotonic()
+
+    def update(self, loss: float) -> None:
+        """Steps the optimizer, and notes the mean loss of the update's tokens."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = torch.tensor([loss], dtype=torch.float64)
+        dist.all_reduce(total)
+        self.run.losses.append(float(total) / dist.get_world_size())
+        self.run.seconds.append(time.monotonic() - self._began_s)
+        self.run.weights.append(torch.cat([p.detach().flatten().clone() for p in self.model.parameters()]))
+
+
+def train_fixed(data: Docstrings, options: argparse.Namespace) -> Run:
+    """Fixed batches: each rank accumulates its part of an update in batches of one size, weighed by the update's tokens."""
+    trainer, rank, world_size = Trainer(options), dist.get_rank(), dist.get_world_size()
+    order = Order(data)
+    for epoch in range(options.epochs):
+        order.set_epoch(epoch)
+        places = list(order)
+        for first in range(0, len(places), options.update_samples):
+            samples = [data[i] for i in places[first : first + options.update_samples][rank::world_size]]
+            count = torch.tensor([sum(int((sample["labels"][1:] != -100).sum()) for sample in samples)])
+            dist.all_reduce(count)
+            steps = -(-options.update_samples // world_size // options.batch)
+            groups = [samples[i * options.batch : (i + 1) * options.batch] for i in range(steps)]
+            total = 0.0
+            for number, group in enumerate(groups, 1):
+                trainer.model.require_backward_grad_sync = number == steps
+                # A rank that has fewer samples in the last update trains on one of its own again, with weight 0.
+                weight = world_size / int(count) if group else 0.0
+                loss = compute_loss(trainer.model, collate(group or [data[places[rank]]])) * weight
+                loss.backward()
+                total += float(loss.detach())
+            trainer.update(total)
+    return trainer.run
+
+
+def train_ours(data: Docstrings, options: argparse.Namespace) -> Run:
+    """The same updates: their samples in micro-batches formed by length, under the memory that the fixed ones take."""
+    trainer, total = Trainer(options), 0.0
+    loader = ODBDataLoader(
+        data,
+        token_budget=options.batch * LONGEST,
+        update_samples=options.update_samples,
+        sampler=Order(data),
+        shard="shared",
+        collate_fn=collate,
+        loss_reduction="sum",
+    )
+    with loader:
+        for _ in range(options.epochs):
+            for batch, info in loader.steps():
+                trainer.model.require_backward_grad_sync = info.is_update_end
+                loss = info.scale(compute_loss(trainer.model, batch))
+                loss.backward()
+                total += float(loss.detach())
+                if info.is_update_end:
+                    trainer.update(total)
+                    total = 0.0
+    return trainer.run
+
+
+def draw(fixed: Run, ours: Run, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), sharey=True)
+    for axes, name in ((left, "updates"), (right, "seconds")):
+        for run, label, style in ((fixed, "fixed batches", "-"), (ours, "formed by length", "--")):
+            axes.plot(
+                run.seconds if name == "seconds" else range(1, 1 + len(run.losses)), run.losses, style, label=label
+            )
+        axes.set_xlabel(name)
+    left.set_ylabel("loss (nats per byte)")
+    left.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--update-samples", type=int, default=64, help="of all ranks in an optimizer update (%(default)s)"
+    )
+    parser.add_argument("--batch", type=int, default=4, help="samples of a fixed batch: so many of the longest fit")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--double", action="store_true", help="float64: the weights are compared after every update")
+    parser.add_argument("--out", help="write the picture here (needs matplotlib)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    data = Docstrings()
+    fixed, ours = train_fixed(data, options), train_ours(data, options)
+    difference = max(float((a - b).abs().max()) for a, b in zip(fixed.weights, ours.weights, strict=True))
+    if dist.get_rank() == 0:
+        updates = f"{len(ours.losses)} updates of {options.update_samples} samples, on {dist.get_world_size()} ranks"
+        print(
+            f"{len(data)} texts, {updates}; the last loss: fixed {fixed.losses[-1]:.6f}, formed by length {ours.losses[-1]:.6f}"
+        )
+        print(f"weights differ by {difference:.1e} at most, over all updates")
+        print(
+            f"formed by length: {fixed.seconds[-1] / ours.seconds[-1]:.2f} times as fast as fixed batches of {options.batch}"
+        )
+        if options.out:
+            draw(fixed, ours, options.out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

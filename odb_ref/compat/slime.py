@@ -1,0 +1,91 @@
+"""slime's schedule of optimizer steps, planned by `odb_ref.plan`: ``build_dp_schedule`` of ``slime.utils.dp_schedule``.
+
+Change the import, and the budget is kept, micro-batches are balanced by what attention costs, and there are few of them. What
+differs on purpose: ``balance_data`` is always on, and a sample longer than the budget is refused unless ``oversize="alone"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Protocol
+
+from odb_ref.core.batching.cost import CostOfLength
+from odb_ref.core.errors import UsageError
+from odb_ref.plan import Oversize, attention, plan_all
+
+
+class Arguments(Protocol):
+    """What is used of slime's arguments."""
+
+    use_dynamic_batch_size: bool
+    max_tokens_per_gpu: int | None
+    micro_batch_size: int | None
+
+
+def build_dp_schedule(
+    args: Arguments,
+    train_parallel_config: Mapping[str, int],
+    total_lengths: Sequence[int],
+    *,
+    global_batch_size: int,
+    rollout_indices: Sequence[int],
+    cost: CostOfLength | None = None,
+    oversize: Oversize | str = Oversize.REFUSE,
+) -> tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]:
+    """Returns the samples of each rank; for each rank its micro-batches, as places in these; how many of them each optimizer
+    step has; and how many rollouts each step has.
+
+    ``cost`` is what is balanced, of the tokens (default: `odb_ref.plan.attention` of a hidden size of 4,096). Trailing rollouts
+    that fill no step are left out, unless ``args.allow_partial_train_step``.
+
+    Raises: UsageError when the terms cannot be met.
+    """
+    ranks = train_parallel_config["dp_size"]
+    stages = train_parallel_config["microbatch_group_size_per_vp_stage"]
+    is_interleaved = (train_parallel_config["vpp_size"] or 1) > 1
+    rollouts: dict[int, list[int]] = {}
+    for index, rollout in enumerate(rollout_indices):
+        rollouts.setdefault(rollout, []).append(index)
+    steps = _cut([*rollouts.values()], global_batch_size, has_last=getattr(args, "allow_partial_train_step", False))
+    partitions: list[list[int]] = [[] for _ in range(ranks)]
+    micro_batches: list[list[list[int]]] = [[] for _ in range(ranks)]
+    counts = []
+    for step in steps:
+        samples = [*chain.from_iterable(step)]
+        lengths = [total_lengths[index] for index in samples]
+        budget, limits = _find_bounds(args, train_parallel_config["cp_size"], lengths)
+        plan = plan_all(
+            lengths,
+            ranks=ranks,
+            budget=budget,
+            limits=limits,
+            cost=attention(hidden_size=4_096) if cost is None else cost,
+            multiple_of=stages if is_interleaved else 1,
+            oversize=oversize,
+            short="refuse",
+        )
+        counts.append(plan.count)
+        for rank, own in enumerate(plan.ranks):
+            for batch in own.micro_batches:
+                first = len(partitions[rank])
+                partitions[rank] += [samples[index] for index in batch]
+                micro_batches[rank].append([*range(first, len(partitions[rank]))])
+    return partitions, micro_batches, counts, [len(step) for step in steps]
+
+
+def _cut(rollouts: list[list[int]], size: int, *, has_last: bool) -> list[list[list[int]]]:
+    """Returns the rollouts of each optimizer step."""
+    if len(rollouts) < size:
+        raise UsageError(f"{len(rollouts)} rollouts do not fill a step of {size}")
+    steps = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
+    return steps if has_last or len(steps[-1]) == size else steps[:-1]
+
+
+def _find_bounds(args: Arguments, context_parallel: int, lengths: Sequence[int]) -> tuple[int, dict[str, int]]:
+    """Returns the most tokens of a micro-batch, and what else bounds it."""
+    if args.use_dynamic_batch_size:
+        if args.max_tokens_per_gpu is None:
+            raise UsageError("use_dynamic_batch_size needs max_tokens_per_gpu")
+        return args.max_tokens_per_gpu * context_parallel, {}
+    return max(sum(lengths), 1), {"samples": args.micro_batch_size or 1}

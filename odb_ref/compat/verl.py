@@ -1,0 +1,164 @@
+"""verl's micro-batches, planned by `odb_ref.plan`: functions of ``verl.utils.seqlen_balancing``, which other projects have too.
+
+Change the import, and what hung or exceeded the budget no longer does. What differs on purpose: a rank with fewer samples
+than micro-batches repeats its shortest, with an empty loss mask, and where one rank cannot plan all raise the same error.
+Neither verl nor tensordict is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final, Protocol, TypeVar
+
+import torch
+from torch import distributed
+
+from odb_ref.core.errors import UsageError
+from odb_ref.plan import plan_rank
+from odb_ref.torch.gathering import gather_integers
+
+LOSS_MASKS: Final = ("loss_mask", "response_mask")
+"""What is zero in a micro-batch that repeats a sample."""
+
+
+class TensorRows(Protocol):
+    """What is used of a ``TensorDict``: columns with a row for each sample."""
+
+    def __init__(self, source: Mapping[str, torch.Tensor], batch_size: int) -> None: ...
+    def __getitem__(self, key: str, /) -> torch.Tensor: ...
+    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Returns the columns."""
+
+
+class Proto(Protocol):
+    """What is used of a ``DataProto``."""
+
+    batch: TensorRows
+    non_tensor_batch: dict[str, torch.Tensor]
+    meta_info: dict[str, object]
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        non_tensors: Mapping[str, torch.Tensor],
+        meta_info: Mapping[str, object],
+    ) -> Proto:
+        """Returns one of these columns."""
+
+
+Rows = TypeVar("Rows", bound=TensorRows)
+Data = TypeVar("Data", bound=Proto)
+
+
+def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
+    batch: Rows,
+    max_token_len: int,
+    dp_group: distributed.ProcessGroup | None = None,
+    num_batches_divided_by: int | None = None,
+    same_micro_num_in_dp: bool = True,
+    min_num_micro_batch: int | None = None,
+    use_dynamic_bsz_balance: bool = True,
+    force_group_size: int = 1,
+) -> tuple[list[Rows], list[list[int]]]:
+    """Returns the micro-batches, and the indices of each one's samples; small ones at both ends.
+
+    ``use_dynamic_bsz_balance=False`` has the costliest first. Samples are counted as they are, without padding.
+
+    Raises: UsageError on every rank when one cannot plan. Spec: R13.11.
+    """
+    is_shared = distributed.is_initialized() and same_micro_num_in_dp and dp_group is not None
+    plan = plan_rank(
+        _iterate_lengths(batch),
+        exchange=partial(gather_integers, group=dp_group) if is_shared else None,
+        together=_iterate_groups(batch, force_group_size) if force_group_size != 1 else None,
+        budget=max_token_len,
+        cost=_compute_workload,
+        multiple_of=1 if num_batches_divided_by is None else num_batches_divided_by,
+        at_least=1 if min_num_micro_batch is None else min_num_micro_batch,
+        order="smallest_at_ends" if use_dynamic_bsz_balance else "costliest_first",
+    )
+    spare = [] if plan.spare is None else [plan.spare]
+    indices = [[*own] or spare for own in plan.micro_batches]
+    return [_select(batch, own, is_idle=is_idle) for own, is_idle in zip(indices, plan.is_idle, strict=True)], indices
+
+
+def prepare_dynamic_batch(  # noqa: PLR0917
+    data: Data,
+    max_token_len: int,
+    dp_group: distributed.ProcessGroup | None = None,
+    num_batches_divided_by: int | None = None,
+    same_micro_num_in_dp: bool = True,
+    min_num_micro_batch: int | None = None,
+    use_dynamic_bsz_balance: bool = True,
+) -> tuple[list[Proto], list[list[int]]]:
+    """Returns the same of a ``DataProto``: see `rearrange_micro_batches`."""
+    parts, indices = rearrange_micro_batches(
+        data.batch,
+        max_token_len,
+        dp_group,
+        num_batches_divided_by,
+        same_micro_num_in_dp,
+        min_num_micro_batch,
+        use_dynamic_bsz_balance,
+    )
+    found = []
+    for part, own in zip(parts, indices, strict=True):
+        others = {key: value[own] for key, value in data.non_tensor_batch.items()}
+        found.append(type(data).from_dict(dict(part.items()), others, meta_info=copy.deepcopy(data.meta_info)))
+    return found, indices
+
+
+def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Returns the rows of all micro-batches in the order of the samples; of a sample that was repeated, the first.
+
+    Raises: UsageError when there are not as many rows as indices.
+    """
+    flat = [*chain.from_iterable(batch_idx_list)]
+    if len(flat) != data.shape[0]:
+        raise UsageError(f"{len(flat)} indices, but {data.shape[0]} rows")
+    place_of: dict[int, int] = {}
+    for place, index in enumerate(flat):
+        place_of.setdefault(index, place)
+    return _take(data, [place_of[index] for index in sorted(place_of)])
+
+
+def _compute_workload(tokens: int) -> int:
+    """Returns what verl takes a sample to cost."""
+    return 24_576 * tokens + tokens**2
+
+
+def _iterate_lengths(batch: TensorRows) -> Iterator[int]:
+    """Iterates over the tokens of the samples: where `plan_rank` asks for them, so that all ranks hear what it raises."""
+    tokens = batch["input_ids"]
+    if tokens.is_nested:
+        yield from (len(row) for row in tokens.unbind())
+    else:
+        yield from map(int, batch["attention_mask"].sum(dim=1).tolist())
+
+
+def _iterate_groups(batch: TensorRows, size: int) -> Iterator[int]:
+    number = batch["input_ids"].shape[0]
+    if size < 1 or number % size:
+        raise UsageError(f"{number} samples cannot be grouped by {size}")
+    for index in range(number):
+        yield index // size
+
+
+def _select(batch: Rows, indices: list[int], *, is_idle: bool) -> Rows:
+    columns = {}
+    for key, value in batch.items():
+        columns[key] = _take(value, indices) if len(value.shape) else value  # else it is of the batch, not of a sample
+        if is_idle and key in LOSS_MASKS:
+            columns[key] = columns[key] * 0
+    return type(batch)(columns, len(indices))
+
+
+def _take(value: torch.Tensor, indices: list[int]) -> torch.Tensor:
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        rows = value.unbind()
+        return torch.nested.as_nested_tensor([rows[index] for index in indices], layout=torch.jagged)
+    return value[torch.tensor(indices, dtype=torch.long)]

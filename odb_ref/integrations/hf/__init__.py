@@ -1,0 +1,6 @@
+"""The Hugging Face Trainer on an `ODBDataLoader`: `ODBTrainer`, or `enable` for a Trainer that somebody else has made."""
+
+from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions
+from odb_ref.integrations.hf.trainer import ODBTrainer, enable
+
+__all__ = ["STEP_INFO", "ODBOptions", "ODBTrainer", "enable"]

@@ -1,0 +1,75 @@
+"""What the Trainer's loop is told of the loader between its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from odb_ref.integrations.hf.guard import SteppingTrainer
+
+
+class TrainerHooks(TrainerCallback):  # type: ignore[misc]
+    """Tells the Trainer's loop where the loader stands, and saves it."""
+
+    def __init__(self, trainer: SteppingTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Corrects the number of updates that the progress bar shows, where it is estimated."""
+        trainer = self._trainer
+        if args.max_steps > 0 or trainer.progress is None or trainer.trainer_updates is not None:
+            return
+        # An estimate until the last update of the last epoch is about to be made.
+        at_least = state.global_step + 2
+        done = trainer.compute_share()
+        total = trainer.progress.updates_per_epoch * args.num_train_epochs
+        if done:
+            total = state.global_step + (1 - done) * max(total, state.global_step)
+        state.max_steps = at_least - 1 if trainer.is_ending else max(round(total), at_least)
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
+                callback.training_bar.total = state.max_steps
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Says how far training is, and whether it is to evaluate, to save or to end."""
+        progress, updates = self._trainer.progress, self._trainer.trainer_updates
+        if updates is not None and (epoch := updates.compute_epoch()) is not None:
+            state.epoch = epoch
+        if progress is not None:
+            if updates is None:
+                state.epoch = progress.epochs
+            intervals = self._trainer.odb.intervals
+            control.should_evaluate |= intervals.is_evaluation_due(progress)
+            control.should_save |= intervals.is_save_due(progress)
+            limit = self._trainer.odb.max_samples
+            if (limit is not None and progress.samples >= limit) or (
+                updates is None and args.max_steps <= 0 and progress.epochs >= args.num_train_epochs
+            ):
+                state.max_steps = state.global_step
+                control.should_training_stop = True
+        if state.global_step >= state.max_steps and updates is None:
+            # Else the Trainer adds to its train_loss what one rank has of the last updates, and not what they are.
+            control.should_log = True
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: object,
+    ) -> None:
+        """Asks what token budget comes next."""
+        if metrics is not None:
+            self._trainer.note_metrics(metrics)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        """Saves the loader's state beside the checkpoint."""
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        self._trainer.write_loader_state(folder)

@@ -1,0 +1,141 @@
+"""Evaluation by the Trainer's own loop over an `ODBDataLoader`: each sample once, whatever the ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from odb_ref.integrations.hf.data import make_counting_options, take_share
+from odb_ref.integrations.hf.gathering import gather_rows
+from odb_ref.integrations.hf.steps import ODBOptions
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.from_dataloader import ADOPTED
+from odb_ref.torch.gathering import all_reduce
+
+Tensors = TypeVar("Tensors")
+
+_OF_TRAINING: Final = frozenset(
+    {"sampler", "shuffle", "shard", "seed", "generator", "mode", "quota", "loss_scaling", "trace", "idle_sample"}
+)
+"""What says how an epoch of training is read, and nothing of how samples are counted."""
+
+
+class EvaluationSteps:
+    """The steps of an evaluation as the Trainer iterates them, and what it asks of them."""
+
+    def __init__(self, loader: ODBDataLoader) -> None:
+        self.loader = loader
+        self.samples = 0
+        """Samples evaluated so far, on all ranks."""
+        self._info: StepInfo | None = None
+        self._loss = torch.zeros((), dtype=torch.float64)
+        self._supervised = 0
+
+    def __iter__(self) -> Iterator[object]:
+        for batch, info in self.loader.steps():
+            if not isinstance(batch, Mapping):
+                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
+            self._info = info
+            self.samples += info.global_samples
+            yield batch
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Adds the mean loss of the present batch."""
+        weight = self.info.local_supervised
+        if weight:
+            self._loss += loss.detach().double().cpu() * weight
+            self._supervised += weight
+
+    def compute_loss(self, device: torch.device) -> float | None:
+        """Returns the mean over the supervised tokens of all ranks, None where there are none; a collective of them all."""
+        totals = torch.stack([self._loss, torch.tensor(self._supervised, dtype=torch.float64)]).to(device)
+        loss, supervised = all_reduce(totals).tolist()
+        return loss / supervised if supervised else None
+
+    @property
+    def info(self) -> StepInfo:
+        """What belongs to the present batch."""
+        if self._info is None:
+            raise UsageError("no batch is being evaluated")
+        return self._info
+
+    def gather(self, tensors: Tensors) -> Tensors:
+        """Returns the rows of all ranks' batches, rank by rank, without those of idle ones: the Trainer's gather function."""
+        return gather_rows(tensors, info=self.info)
+
+
+class EvaluatingTrainer(Trainer):  # type: ignore[misc]
+    """The part of an `ODBTrainer` that evaluates, where `ODBOptions.evaluation` asks for it; else the Trainer's own does."""
+
+    odb: ODBOptions
+    _evaluation: EvaluationSteps | None = None
+
+    @property
+    def evaluated(self) -> StepInfo | None:
+        """What belongs to the batch of an `ODBDataLoader` that is being evaluated; None at other times."""
+        return None if self._evaluation is None else self._evaluation.info
+
+    def adopt_options(self, prepared: DataLoader[object]) -> dict[str, object]:
+        """Returns what a loader takes over from the one that the Trainer has made."""
+        options: dict[str, object] = {name: getattr(prepared, name) for name in ADOPTED}
+        options["pin_memory"] = prepared.pin_memory and self.args.device.type != "cpu"
+        is_packed = self.odb.loader.get("layout") == "packed"
+        return options | make_counting_options(self.model, self.data_collator, is_packed=is_packed)
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset[object] | None = None) -> object:
+        """Returns the steps of this rank, or the Trainer's own loader."""
+        prepared: DataLoader[object] = super().get_eval_dataloader(eval_dataset)
+        named = self.eval_dataset if eval_dataset is None else eval_dataset
+        return self._choose(prepared, self.eval_dataset[named] if isinstance(named, str) else named)
+
+    def get_test_dataloader(self, test_dataset: Dataset[object]) -> object:
+        """Returns the steps of this rank, or the Trainer's own loader."""
+        return self._choose(super().get_test_dataloader(test_dataset), test_dataset)
+
+    def _choose(self, prepared: DataLoader[object], dataset: object) -> object:
+        if self.odb.evaluation is None:
+            return prepared
+        if "loss" in self.args.include_for_metrics:
+            raise UsageError(
+                "include_for_metrics=['loss'] repeats a batch's loss for a fixed number of samples, and batches differ: "
+                "compute_metrics may compute it from the predictions"
+            )
+        options = {name: value for name, value in self.odb.loader.items() if name not in _OF_TRAINING}
+        options = {"token_budget": self.odb.token_budget} | self.adopt_options(prepared) | options
+        options |= self.odb.evaluation
+        read = take_share(
+            dataset if isinstance(dataset, IterableDataset) else prepared.dataset, self.args, options.get("shard")
+        )
+        return EvaluationSteps(ODBDataLoader(read, **options))  # type: ignore[arg-type]
+
+    def evaluation_loop(
+        self, dataloader: object, *args: object, metric_key_prefix: str = "eval", **kwargs: object
+    ) -> EvalLoopOutput:
+        """Evaluates as the Trainer does; the loss is the mean over all supervised tokens."""
+        if not isinstance(dataloader, EvaluationSteps):
+            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        self._evaluation, self.gather_function = dataloader, dataloader.gather
+        try:
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+            name = f"{metric_key_prefix}_loss"
+            if name in output.metrics and (loss := dataloader.compute_loss(self.args.device)) is not None:
+                output.metrics[name] = loss
+        finally:
+            self._evaluation, self.gather_function = None, self.accelerator.gather_for_metrics
+            dataloader.loader.close()
+        return output._replace(num_samples=dataloader.samples)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, object], *args: object, **kwargs: object
+    ) -> tuple[Tensor | None, object, object]:
+        """Returns what the Trainer does: the mean loss of a batch, and what the model says of its samples."""
+        result: tuple[Tensor | None, object, object] = super().prediction_step(model, inputs, *args, **kwargs)
+        if self._evaluation is not None and result[0] is not None:
+            self._evaluation.note_loss(result[0])
+        return result

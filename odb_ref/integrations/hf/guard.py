@@ -1,0 +1,206 @@
+"""The steps of an `ODBTrainer`: in halves where memory runs out, and under a budget that may change on the way.
+
+With `ODBOptions.survives_out_of_memory` a pass is still the Trainer's own ``training_step``, with its precision and its
+``compute_loss``; `WindowGuard` says on what, and averages gradients in DDP's place: see `odb_ref.torch.loop.guard`. What a
+``compute_loss`` gathers of all ranks for its metrics is then of one rank, since a pass may be repeated on one alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Final
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from odb_ref.integrations.hf.evaluation import EvaluatingTrainer
+from odb_ref.integrations.hf.gathering import gathering
+from odb_ref.integrations.hf.saving import STATE_STEM, SavedLoader
+from odb_ref.integrations.hf.steps import STEP_INFO, Inputs, TrainerSteps
+from odb_ref.integrations.hf.updates import TrainerUpdates, UpdateBatch
+from odb_ref.integrations.progress import Progress
+from odb_ref.torch import StepInfo, UsageError
+from odb_ref.torch.loop.guard import WindowGuard, is_sharded
+from odb_ref.torch.loop.splitting import split_batch
+
+_MEMORY: Final = "memory"
+_METRICS: Final = "metrics"
+
+
+class SteppingTrainer(EvaluatingTrainer):
+    """The part of an `ODBTrainer` that runs steps, and says what budget this rank accepts."""
+
+    step_info: StepInfo | None = None
+    """What belongs to the batch that was trained on last."""
+    progress: Progress | None = None
+    """How far training has come; None before it begins."""
+    takes_step_info = True
+    """False for a Trainer that takes `STEP_INFO` out of its inputs and scales the loss on its own."""
+    has_weighed = False
+    """Whether `odb_ref.integrations.hf.ODBTrainer.compute_loss` has weighed a loss in the pass that runs, or ran last."""
+    _steps: TrainerSteps | TrainerUpdates | None = None
+    _guard: WindowGuard[Inputs] | None = None
+    _accepted: dict[str, int]
+    """The budget that this rank accepts, by what has asked for it: the least holds."""
+
+    def training_step(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        """Returns the loss of a batch, or of all parts of an update, as the Trainer does: when its gradients are there."""
+        if isinstance(inputs, UpdateBatch):
+            return self._run_update(model, inputs, *args, **kwargs)
+        info = inputs.get(STEP_INFO)
+        if not isinstance(info, StepInfo):
+            return self._run_whole(model, inputs, *args, **kwargs)
+        if self.odb.survives_out_of_memory and self._guard is None:
+            self._guard = self._make_guard(model)
+        # The Trainer's token count is not passed to a guarded pass; `compute_loss` has no use for it.
+        loss = (
+            self._run_whole(model, inputs, *args, **kwargs)
+            if self._guard is None
+            else self._guard.backward(inputs, info)
+        )
+        self.step_info = info
+        if self.progress is not None:
+            self.progress.note_step(info)
+        return loss
+
+    def _run_update(self, model: nn.Module, update: UpdateBatch, *args: object, **kwargs: object) -> Tensor:
+        """Returns the sum of the weighed losses; the ranks' gradients are averaged with the last."""
+        loss = torch.zeros((), device=self.args.device)
+        for part in update.parts[:-1]:
+            with self.accelerator.no_sync(model=model):
+                loss += self.training_step(model, part, *args, **kwargs)
+        for part in update.parts[-1:]:
+            loss += self.training_step(model, part, *args, **kwargs)
+        return loss
+
+    def floating_point_ops(self, inputs: Inputs) -> int:
+        """Returns what the Trainer counts, for all parts of an update."""
+        if not isinstance(inputs, UpdateBatch):
+            flops: int = super().floating_point_ops(inputs)
+            return flops
+        return sum(map(self.floating_point_ops, inputs.parts))
+
+    def _track_num_input_tokens(self, inputs: Inputs) -> None:
+        for part in inputs.parts if isinstance(inputs, UpdateBatch) else (inputs,):
+            super()._track_num_input_tokens(part)
+
+    def _run_whole(self, model: nn.Module, inputs: Inputs, *args: object, **kwargs: object) -> Tensor:
+        self.has_weighed = not (self.takes_step_info and isinstance(inputs.get(STEP_INFO), StepInfo))
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if not self.has_weighed:
+            raise UsageError(
+                f"{type(self).__name__}.compute_loss does not call that of ODBTrainer, so losses are not weighed: call "
+                "super().compute_loss, or say takes_step_info = False in the class and return inputs.pop(STEP_INFO).scale(loss)"
+            )
+        return loss
+
+    def _run_pass(self, model: nn.Module, inputs: Inputs, info: StepInfo) -> Tensor:
+        part = copy.copy(inputs)  # what a compute_loss takes out must be there when the pass is repeated
+        part[STEP_INFO] = info
+        with gathering(self.accelerator, None):
+            return self._run_whole(model, part)
+
+    def _make_guard(self, model: nn.Module) -> WindowGuard[Inputs]:
+        return WindowGuard(
+            model,
+            self._run_pass,
+            loss_reduction=str(self.odb.loader.get("loss_reduction", "mean")),
+            split=self.odb.split or split_batch,
+            count=self.odb.count,
+            memory=self.odb.memory,
+            lower_budget=lambda tokens: self._accept(_MEMORY, tokens),
+        )
+
+    def check_guard(self) -> None:
+        """Looks, before training begins, whether a rank that runs out of memory can be helped, if it is to be.
+
+        Raises: UsageError that names what is in the way.
+        """
+        if self.odb.survives_out_of_memory and (why := self._find_obstacle()):
+            raise UsageError(f"ODBOptions(survives_out_of_memory=True): {why}")
+
+    def _find_obstacle(self) -> str:
+        strategy = self.accelerator.distributed_type
+        if strategy in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+            return (
+                f"not with {strategy.value}: its engine has collectives of its own in the backward pass and in the step, and "
+                "nobody can help a rank that fails between two of them"
+            )
+        if self.odb.memory is None and (strategy is DistributedType.FSDP or is_sharded(self.model)):
+            kind = "FSDP 2" if self.accelerator.is_fsdp2 else "FSDP"
+            return (
+                f"the model is sharded by {kind}, whose collectives stand inside the forward pass, and nobody can help a rank "
+                "that fails between two of them; with ODBOptions(memory=...), a MemoryFit, batches are made to fit beforehand"
+            )
+        if self.odb.loader.get("layout") == "packed" and (self.odb.split is None or self.odb.count is None):
+            return "a packed row cannot be halved (layout='packed') but by ODBOptions(split=, count=)"
+        if "lomo" in str(self.args.optim):
+            return f"the optimizer {self.args.optim!s} makes its update in the backward pass, which cannot be repeated"
+        return ""
+
+    # How far training is ------------------------------------------------------------------------------------------------
+
+    def compute_share(self) -> float:
+        """Returns how much of the training is done, where epochs or samples bound it: from 0 to 1, and 1 at its end."""
+        if self.progress is None:
+            return 0.0
+        shares: list[float] = [self.progress.epochs / self.args.num_train_epochs]
+        if self.odb.max_samples is not None:
+            shares.append(self.progress.samples / self.odb.max_samples)
+        return min(1.0, max(shares))
+
+    @property
+    def trainer_updates(self) -> TrainerUpdates | None:
+        """The updates of this training, where they hold a fixed number of samples."""
+        return self._steps if isinstance(self._steps, TrainerUpdates) else None
+
+    @property
+    def is_ending(self) -> bool:
+        """True when the Trainer holds the last batches of ``num_train_epochs``, a whole number."""
+        newest = None if self._steps is None else self._steps.newest
+        return newest is not None and newest.is_last and newest.epoch + 1 >= self.args.num_train_epochs
+
+    def write_loader_state(self, folder: Path) -> None:
+        """Saves this rank's place and the training's, after the last optimizer step, in a checkpoint's folder."""
+        if self._steps is not None and self.progress is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{STATE_STEM}{self.args.process_index}.json"
+            state: SavedLoader = {
+                "loader": self._steps.loader.state_dict(),
+                "progress": self.progress.state_dict(),
+                "accepted": self._accepted,
+            }
+            path.write_text(json.dumps(state))
+
+    # Budget --------------------------------------------------------------------------------------------------------------
+
+    def accept_budget(self, tokens: int) -> None:
+        """Says what this rank accepts as its token budget from now on; the least of all ranks' holds, from the same step on.
+
+        For callbacks of one's own, on any rank: see `ODBDataLoader.accept_budget`. A budget that was lowered for want of memory
+        is not raised by it. Spec: R15.2.
+
+        Raises: UsageError as that does.
+        """
+        self._accept(_METRICS, tokens)
+
+    @property
+    def accepted_budget(self) -> int:
+        """What `accept_budget` was told last; before that ``ODBOptions.token_budget``."""
+        return self._accepted.get(_METRICS, self.odb.token_budget)
+
+    def note_metrics(self, metrics: dict[str, float]) -> None:
+        """Asks `ODBOptions.budget_from_metrics` what to accept after an evaluation."""
+        if self.odb.budget_from_metrics is not None and self._steps is not None:
+            tokens = self.odb.budget_from_metrics(metrics, self.accepted_budget)
+            if tokens is not None:
+                self.accept_budget(tokens)
+
+    def _accept(self, by: str, tokens: int) -> None:
+        accepted = self._accepted | {by: tokens}
+        if self._steps is not None:
+            self._steps.loader.accept_budget(min(accepted.values()))
+        self._accepted = accepted

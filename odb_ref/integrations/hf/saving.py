@@ -1,0 +1,32 @@
+"""What a checkpoint holds of the loader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TypedDict
+
+from odb_ref.torch import UsageError
+
+STATE_STEM: Final = "odb_loader_"
+"""What the names of the loader's files in a checkpoint begin with."""
+
+
+class SavedLoader(TypedDict):
+    """What a checkpoint holds of each rank beside what the Trainer saves."""
+
+    loader: Mapping[str, object]
+    progress: Mapping[str, float]
+    accepted: Mapping[str, int]
+
+
+def read_states(folder: Path) -> list[SavedLoader]:
+    """Returns each rank's place, how far training had come, and the budgets it accepted."""
+    paths = sorted(folder.glob(f"{STATE_STEM}*.json"), key=lambda path: int(path.stem.removeprefix(STATE_STEM)))
+    states: list[SavedLoader] = [json.loads(path.read_text()) for path in paths]
+    if not states or any(set(state) != SavedLoader.__required_keys__ for state in states):
+        raise UsageError(
+            f"{folder} holds no state of an ODBTrainer's loader ({STATE_STEM}0.json, one file for each rank)"
+        )
+    return states

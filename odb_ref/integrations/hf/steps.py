@@ -1,0 +1,175 @@
+"""What `ODBTrainer` is told, and the train loader as the Trainer iterates it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal, Self
+
+from transformers import TrainingArguments
+
+from odb_ref.integrations.progress import Intervals
+from odb_ref.integrations.steps import read_windows
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.loop import MemoryFit
+
+Inputs = MutableMapping[str, object]
+
+STEP_INFO: Final = "odb_step_info"
+"""The key under which a batch carries its `StepInfo` from the loader to `ODBTrainer.compute_loss`, which takes it out."""
+
+_TAKEN: Final = {
+    "token_budget": "it stands beside this mapping",
+    "update_samples": "it stands beside this mapping",
+    "accumulation_steps": "TrainingArguments(gradient_accumulation_steps=...) says it",
+    "trainer_divides_loss": "ODBTrainer tells the Trainer not to divide, and dividing again would normalise twice",
+    "on_idle": "the Trainer needs a batch in every step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ODBOptions:
+    """How `ODBTrainer` forms batches. Workers, seed and order of the samples come from the TrainingArguments.
+
+    Raises: UsageError when an option is not the caller's to choose.
+    """
+
+    token_budget: int
+    update_samples: int | Literal["plain"] | None = "plain"
+    """How many samples of all ranks an optimizer update holds. ``"plain"``: those of the plain Trainer, as many as
+    ``per_device_train_batch_size``, ``gradient_accumulation_steps`` and the ranks say, and the very same. None: the free mode,
+    in which an update holds ``gradient_accumulation_steps`` full batches; the three options below are for it alone."""
+    updates_per_epoch: int | None = None
+    """About how many optimizer updates an epoch takes, for a schedule's units (``warmup_steps``) and for the progress bar;
+    never the length of training. Default: estimated from the lengths of some samples, which are read for it."""
+    max_samples: int | None = None
+    """Training ends with the update by which this many samples have been trained on, if not before."""
+    follows_samples: bool = True
+    """Whether the learning rate follows the share of the samples trained on, or the number of updates, of which there may be
+    more or fewer than were estimated."""
+    intervals: Intervals = field(default_factory=Intervals)
+    """After how many samples or tokens to evaluate and to save, beside what ``eval_strategy`` and ``save_strategy`` say."""
+    budget_from_metrics: Callable[[dict[str, float], int], int | None] | None = None
+    """``(metrics, current) -> token budget``: asked after each evaluation what budget to accept from then on, ``token_budget``
+    at most; None keeps the current one. The least of what the ranks say holds on all of them from the same step on, within
+    two windows. A budget by the step is the loader's ``budget_schedule``."""
+    survives_out_of_memory: bool = False
+    """Whether a batch that does not fit goes in halves, on its rank, with the same gradients on all ranks (see
+    `odb_ref.torch.loop.StepGuard`). Each failure is counted (``out_of_memory`` in the logs), and lowers the budget of all
+    ranks. For a model that is whole on each rank; a sharded one needs ``memory``."""
+    memory: MemoryFit | None = None
+    """What `odb_ref.torch.loop.fit_token_budget` has found: for FSDP, whose ranks try beforehand whether a batch fits."""
+    split: Callable[[Inputs, int], tuple[Inputs, Inputs]] | None = None
+    """``(batch, samples) -> (first half, second half)``, for ``survives_out_of_memory`` where samples are not the entries of
+    the first dimension. Preference pairs: `odb_ref.torch.loop.split_pairs`, which TRL's and LLaMA-Factory's are given."""
+    count: Callable[[Inputs], int] | None = None
+    """What the loss of a batch, or of a half, is a mean over, where its labels do not show it: `count_pairs` of the same."""
+    loader: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments of `ODBDataLoader`, such as ``window``, ``budget_schedule``, or ``causal_shift=False`` for a model that
+    does not shift its labels by a token (sequence to sequence, token classification)."""
+    evaluation: Mapping[str, object] | None = None
+    """Has `ODBDataLoader` read for ``evaluate`` and ``predict`` too, so that ranks may hold any numbers of samples; with these
+    arguments (``token_budget``, say) beside those of training that count samples. Default: the Trainer's own loader reads."""
+
+    def __post_init__(self) -> None:
+        for name in self.loader:
+            if name in _TAKEN:
+                raise UsageError(f"ODBOptions: {name} is not to be given: {_TAKEN[name]}")
+        if self.update_samples != "plain" and isinstance(self.update_samples, str):
+            raise UsageError(
+                f"ODBOptions: update_samples must be a number, 'plain' or None, got {self.update_samples!r}"
+            )
+        for name, value in (
+            ("update_samples", self.update_samples),
+            ("updates_per_epoch", self.updates_per_epoch),
+            ("max_samples", self.max_samples),
+        ):
+            if isinstance(value, int) and value < 1:
+                raise UsageError(f"ODBOptions: {name} must be at least 1, got {value}")
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, object]) -> Self:
+        """Returns the options that settings are: those of this class as such, the rest as arguments of `ODBDataLoader`.
+
+        ``intervals`` may be a mapping, as a file of settings has it. Raises: UsageError as the class.
+        """
+        own = {field.name for field in fields(cls)} - {"loader"}
+        options = {name: value for name, value in settings.items() if name in own}
+        if isinstance(intervals := options.get("intervals"), Mapping):
+            options["intervals"] = Intervals(**intervals)
+        loader = {name: value for name, value in settings.items() if name not in own}
+        return cls(loader=loader, **options)  # type: ignore[arg-type]
+
+
+def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
+    """Looks for arguments of the Trainer that fixed batches have a use for, and these do not.
+
+    Raises: UsageError that says what to set instead.
+    """
+    if args.n_gpu > 1:
+        raise UsageError("ODBTrainer does not run under DataParallel: start one process for each device (torchrun)")
+    if args.auto_find_batch_size:
+        raise UsageError("auto_find_batch_size has no batch size to find: lower ODBOptions.token_budget instead")
+    if not is_free:
+        return  # what orders or drops samples for fixed batches does so here
+    if args.dataloader_drop_last:
+        warnings.warn(
+            "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
+            "where the first rank runs dry: ODBOptions(loader={'mode': 'quota'})",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    if args.train_sampling_strategy not in ("random", "sequential"):
+        raise UsageError(
+            f"train_sampling_strategy={args.train_sampling_strategy!r} orders samples for fixed batches: "
+            "use 'random' or 'sequential'"
+        )
+
+
+def check_engine(config: Mapping[str, object], args: TrainingArguments, odb: ODBOptions) -> None:
+    """Looks whether DeepSpeed's own schedule would go by a number of updates that nobody knows beforehand.
+
+    Raises: UsageError when it would: its rate may be 0 long before training ends.
+    """
+    if odb.update_samples is not None:
+        raise UsageError(
+            "DeepSpeed's engine counts the micro-batches of an update, whose number is not the same in each: say "
+            "ODBOptions(update_samples=None)"
+        )
+    if "scheduler" in config and args.max_steps <= 0 and odb.follows_samples:
+        raise UsageError(
+            "the schedule of DeepSpeed's configuration goes by updates, and an epoch's are estimated: leave scheduler out of "
+            "it and say lr_scheduler_type=, which follows the samples; or set max_steps, or ODBOptions(follows_samples=False)"
+        )
+
+
+class TrainerSteps:
+    """The train loader as the Trainer iterates it: mappings that carry their `StepInfo`, in whole accumulation windows."""
+
+    def __init__(self, loader: ODBDataLoader, accumulation_steps: int) -> None:
+        self.loader = loader
+        self.first_epoch = loader.epoch
+        """The epoch in which training starts: not 0 when it goes on from a checkpoint."""
+        self.newest: StepInfo | None = None
+        """What belongs to the batch that was handed out last; the Trainer takes the batches of a window together."""
+        self._accumulation_steps = accumulation_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch to read next, counted from the one in which training started."""
+        self.loader.set_epoch(self.first_epoch + epoch)
+
+    def __iter__(self) -> Iterator[MutableMapping[str, object]]:
+        k = self._accumulation_steps
+        is_first = True
+        for batch, info in read_windows(self.loader, k):
+            if not isinstance(batch, MutableMapping):
+                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
+            if is_first and info.step % k:
+                raise UsageError(
+                    f"the checkpoint was saved {info.step} steps into its epoch, which is not a multiple of "
+                    f"gradient_accumulation_steps={k}: resume with the number it was saved with"
+                )
+            is_first = False
+            batch[STEP_INFO] = self.newest = info
+            yield batch

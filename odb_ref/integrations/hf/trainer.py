@@ -1,0 +1,334 @@
+"""`ODBTrainer`: the Hugging Face Trainer on an `ODBDataLoader`, with the exact gradient of the whole accumulation window.
+
+::
+
+    trainer = ODBTrainer(
+        model, args, train_dataset=dataset, data_collator=collator, odb=ODBOptions(token_budget=16_384)
+    )
+    trainer.train()
+
+How a loss is scaled once: the Trainer's own token count (``num_items_in_batch``) would include the batches that idle ranks
+replay, so it is not taken (`ODBTrainer.get_batch_samples`); without it models return the mean over their batch's supervised
+tokens; `ODBTrainer.compute_loss` weighs that (`StepInfo.scale`); and ``loss_is_scaled_for_ga`` tells the Trainer to divide
+nothing. The logged loss is then the mean over the supervised tokens of all ranks, too.
+
+What the Trainer's own loop makes different from a plain one:
+
+- It takes no optimizer step for the rest of an epoch of unknown length that does not fill an accumulation window, and would
+  carry its gradient into the next epoch. So such an epoch ends with up to ``gradient_accumulation_steps - 1`` idle replays.
+- The number of updates in an epoch is not known before it ends. Training is bounded by ``max_steps``, by ``num_train_epochs``,
+  which may end in the middle of one, or by `ODBOptions.max_samples`. Without ``max_steps`` the learning rate follows the share
+  of the samples trained on, so a schedule ends where training does; the number of updates that the progress bar shows is
+  estimated from some samples' lengths and corrected as the epoch goes.
+- ``per_device_train_batch_size`` and ``dataloader_drop_last`` mean nothing here: batches are formed under the token budget.
+- ``train_coverage`` is logged with the loss: the share of the epoch's samples trained on so far.
+- With `ODBOptions.intervals` it evaluates and saves by samples or tokens; with ``budget_from_metrics`` an evaluation says what
+  token budget comes next; with ``survives_out_of_memory`` a batch that does not fit goes in halves, on its rank, with the same
+  gradients on all.
+- Evaluation is the Trainer's own, on its own loader: its loss averages over batches of equal numbers of samples. With
+  `ODBOptions.evaluation` it reads another `ODBDataLoader`, and the loss is the mean over all supervised tokens.
+
+Each rank saves its place as ``odb_loader_<rank>.json`` in a checkpoint's folder; resuming with another number of ranks needs
+all of these files on every rank. `enable` makes an `ODBTrainer` of a Trainer that somebody else has made. DataParallel,
+sequence, context and tensor parallelism, and ``auto_find_batch_size`` are refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from odb_ref.integrations.accelerate import check_strategy
+from odb_ref.integrations.hf.callback import TrainerHooks
+from odb_ref.integrations.hf.data import choose_layout, take_share
+from odb_ref.integrations.hf.gathering import gathering
+from odb_ref.integrations.hf.guard import SteppingTrainer
+from odb_ref.integrations.hf.saving import read_states
+from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
+from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch, find_order
+from odb_ref.integrations.progress import Progress
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+
+LossAndOutputs = Tensor | tuple[Tensor, object]
+
+_UNBOUNDED: Final = 2**62
+"""More updates than any epoch takes: the epoch itself says when it ends."""
+
+
+class ODBTrainer(SteppingTrainer):
+    """A Trainer whose train loader is an `ODBDataLoader`; every other argument is the Trainer's.
+
+    It fits into several inheritance: ``class Mine(ODBTrainer, SomeTrainer)``. A ``compute_loss`` of one's own calls this one's;
+    or, with ``takes_step_info = False`` in its class, it takes ``inputs.pop(STEP_INFO)`` and has that ``scale`` the mean loss
+    over the batch's supervised tokens. A ``compute_loss_func`` is called without ``num_items_in_batch`` and returns that mean.
+    Preserves: WEIGHT.
+
+    Raises: UsageError when the Trainer is set to something that would make weights or steps wrong.
+    """
+
+    loss_is_scaled_for_ga = True
+    """To the Trainer: do not divide what `compute_loss` returns by the micro-steps of the window."""
+
+    def __init__(self, *args: object, odb: ODBOptions, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.set_odb(odb)
+
+    def set_odb(self, odb: ODBOptions) -> None:
+        """Chooses how the batches of the next training are formed.
+
+        Raises: UsageError when these are not options.
+        """
+        if not isinstance(odb, ODBOptions):
+            raise UsageError(f"odb must be ODBOptions(token_budget=...), got {odb!r}")
+        self.odb = odb
+        self.step_info = self.progress = self._steps = self._guard = None
+        self._accepted = {}
+        self._states: list[Mapping[str, object]] = []
+        self._saved_progress: Mapping[str, float] | None = None
+        # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
+        self.args.ignore_data_skip = True
+        self.remove_callback(TrainerHooks)
+        self.add_callback(TrainerHooks(self))
+
+    # Loader and steps ------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> TrainerSteps | TrainerUpdates:
+        """Returns the steps of this rank, over the data set and data collator that the Trainer has prepared for its own
+        loader.
+
+        Raises: UsageError as the class does.
+        """
+        self._check_settings()
+        prepared = super().get_train_dataloader()
+        is_iterable = isinstance(self.train_dataset, IterableDataset)
+        options = self.adopt_options(prepared)
+        if "generator" not in self.odb.loader:
+            options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        if not is_iterable and "sampler" not in self.odb.loader:
+            options["shuffle"] = getattr(self.args, "train_sampling_strategy", "random") == "random"
+        options |= choose_layout(self.data_collator, self.odb.loader)
+        k = self.args.gradient_accumulation_steps
+        update_samples, batches = self.odb.update_samples, None
+        if update_samples == PLAIN:
+            update_samples = self.args.per_device_train_batch_size * k * self.args.world_size
+            if not is_iterable and not {"sampler", "shard"} & set(self.odb.loader):
+                order = find_order(prepared, self.args.world_size)
+                options |= {"sampler": order, "shard": "shared", "shuffle": False}
+                batches = order.batches
+        options |= self.odb.loader
+        source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
+        if update_samples is None:
+            options["accumulation_steps"] = k
+        loader = ODBDataLoader(
+            source,
+            token_budget=self.odb.token_budget,
+            update_samples=update_samples,
+            **options,  # type: ignore[arg-type]
+        )
+        if self._states:
+            loader.load_state_dict(self._states)
+        if update_samples is None:
+            self._steps = TrainerSteps(loader, k)
+        else:
+            if batches is None and loader.has_updates_per_epoch:
+                batches = loader.updates_per_epoch * k
+            self._steps = TrainerUpdates(loader, source, k, batches)
+        return self._steps
+
+    def _check_settings(self) -> None:
+        check_strategy(self.accelerator)
+        self.check_guard()
+        if not self.loss_is_scaled_for_ga or self.accelerator.gradient_accumulation_steps != 1:
+            raise UsageError(
+                "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
+                "does not divide by the steps of an accumulation window"
+            )
+        if self.get_sp_size() * self.get_cp_size() * self.get_tp_size() > 1:
+            raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
+        check_arguments(self.args, is_free=self.odb.update_samples is None)
+        if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
+            check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates
+    ) -> tuple[int, int, int, int, float, int, int]:
+        """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
+
+        Raises: UsageError when the updates of an epoch are neither given nor to be estimated.
+        """
+        if isinstance(dataloader, TrainerUpdates):
+            self.progress = Progress(max(1, args.max_steps))
+            if self._saved_progress is not None:
+                self.progress.load_state_dict(self._saved_progress)
+        if not isinstance(dataloader, TrainerSteps):
+            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(args, dataloader)
+            return values
+        k = args.gradient_accumulation_steps
+        updates = self.odb.updates_per_epoch
+        if updates is None and args.max_steps <= 0:
+            try:
+                updates = -(-dataloader.loader.estimate_steps() // k)
+            except UsageError as error:
+                raise UsageError(
+                    f"how many updates an epoch takes cannot be told ({error}): set max_steps or "
+                    "ODBOptions(updates_per_epoch=...), an estimate for the learning rate's schedule and the progress bar"
+                ) from error
+        self.progress = Progress(updates or args.max_steps)
+        if self._saved_progress is not None:
+            self.progress.load_state_dict(self._saved_progress)
+        if updates is None or args.max_steps > 0:
+            values = super().set_initial_training_values(args, dataloader)
+            return values
+        epochs = math.ceil(args.num_train_epochs)
+        samples = updates * self.get_total_train_batch_size(args)
+        return (
+            epochs - dataloader.first_epoch,
+            _UNBOUNDED,
+            samples,
+            samples * epochs,
+            samples // updates,
+            _UNBOUNDED * k,
+            math.ceil(updates * args.num_train_epochs),
+        )
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Returns the Trainer's scheduler, which goes by the samples trained on unless ``max_steps`` bounds training."""
+        is_new = self.lr_scheduler is None
+        scheduler: LRScheduler = super().create_scheduler(num_training_steps, optimizer)
+        is_bounded = self.args.max_steps > 0 or isinstance(self._steps, TrainerUpdates)
+        if is_new and self.odb.follows_samples and not is_bounded and isinstance(scheduler, LambdaLR):
+            follow = self._follow_samples
+            scheduler.lr_lambdas = [follow(function, num_training_steps) for function in scheduler.lr_lambdas]
+        return scheduler
+
+    def _follow_samples(self, function: Callable[[int], float], total: int) -> Callable[[int], float]:
+        # A function, which a scheduler's state leaves out; an object's attributes would be saved with it.
+        # The schedules of transformers take any number, and a whole one would make the rate jump.
+        return lambda step: function(cast(int, self.compute_share() * total) if step else 0)
+
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
+        """Logs what the Trainer logs, with the share of the epoch trained on, and the samples that were really trained on."""
+        if self.progress is not None and ("loss" in logs or "train_runtime" in logs):
+            is_free = not isinstance(self._steps, TrainerUpdates)
+            if self.progress.is_exact and is_free:
+                logs["train_coverage"] = self.progress.coverage
+            if self._guard is not None:
+                logs["out_of_memory"] = self._guard.all_failures
+            if logs.get("train_runtime") and is_free:
+                logs["train_samples_per_second"] = round(self.progress.samples / logs["train_runtime"], 3)
+        super().log(logs, *args, **kwargs)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
+    ) -> tuple[list[object], None]:
+        """Returns the batches of an accumulation window, without a token count: their weights are known already."""
+        if isinstance(self._steps, TrainerUpdates):
+            count = self._steps.count_batches(num_batches)
+            batches: list[object] = [
+                part
+                for update in itertools.islice(epoch_iterator, 1)
+                for part in (*[UpdateBatch()] * (count - 1), update)
+            ]
+        else:
+            batches = list(itertools.islice(epoch_iterator, num_batches))
+        if not batches:
+            self.control.should_epoch_stop = True  # else the loop asks on, as often as an epoch might have updates
+        return batches, None
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: MutableMapping[str, object],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> LossAndOutputs:
+        """Returns the Trainer's loss; in training the mean over the batch's supervised tokens times its weight.
+
+        Raises: UsageError when the Trainer has counted tokens of a training batch on its own.
+        """
+        info = inputs.get(STEP_INFO)
+        if isinstance(info, StepInfo) and self.takes_step_info:
+            del inputs[STEP_INFO]
+        if self.evaluated is not None:
+            with gathering(self.accelerator, self.evaluated):
+                # The mean over this batch, whatever other ranks hold.
+                return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
+        if not isinstance(info, StepInfo) or not self.takes_step_info:
+            return self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+        if not torch.is_grad_enabled():  # not by the model's mode, which is the user's to choose
+            raise UsageError(
+                "an evaluation reads the loader of training, whose losses are weighed for it: leave get_eval_dataloader as it "
+                "is, or say ODBOptions(evaluation={...})"
+            )
+        if num_items_in_batch is not None:
+            raise UsageError(
+                "num_items_in_batch is set for a training batch, so the loss would be normalised twice: "
+                "get_batch_samples must be ODBTrainer's"
+            )
+        with gathering(self.accelerator, info) if self._guard is None else nullcontext():
+            result = self._compute(model, inputs, return_outputs=return_outputs, num_items_in_batch=None)
+        if isinstance(result, tuple):
+            return (self._weigh(result[0], info), result[1])
+        return self._weigh(result, info)
+
+    def _compute(self, model: nn.Module, inputs: MutableMapping[str, object], **kwargs: object) -> LossAndOutputs:
+        result: LossAndOutputs = super().compute_loss(model, inputs, **kwargs)
+        return result
+
+    def _weigh(self, loss: Tensor, info: StepInfo) -> Tensor:
+        self.has_weighed = True
+        loss = info.scale(loss)
+        if hasattr(Trainer, "loss_is_scaled_for_ga") or self.compute_loss_func is not None:
+            return loss
+        steps: int = self.current_gradient_accumulation_steps
+        return loss * steps  # an earlier Trainer asks nobody, and divides
+
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> object:
+        """As the Trainer's; a checkpoint's loader state is read with it.
+
+        Raises: UsageError when the checkpoint holds none.
+        """
+        folder = resume_from_checkpoint
+        if folder is True:
+            folder = get_last_checkpoint(self.args.output_dir)
+        saved = read_states(Path(folder)) if folder else []
+        self._states = [state["loader"] for state in saved]
+        self._saved_progress = saved[0]["progress"] if saved else None
+        self.step_info = self.progress = self._guard = None
+        # The least of all ranks' holds, so each may as well accept that.
+        accepted = [item for state in saved for item in state["accepted"].items()]
+        self._accepted = {by: min(tokens for of, tokens in accepted if of == by) for by, _ in accepted}
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            steps, self._steps = self._steps, None
+            if steps is not None:
+                steps.loader.close()
+
+
+def enable(trainer: Trainer, odb: ODBOptions) -> ODBTrainer:
+    """Returns the Trainer itself, which is an `ODBTrainer` from now on: for trainers that somebody else has made.
+
+    Its class becomes one of its own that inherits from both, so that what the class it had does to a loss is still done.
+    """
+    kind = type(trainer)
+    if not issubclass(kind, ODBTrainer):
+        object.__setattr__(trainer, "__class__", type(f"ODB{kind.__name__}", (ODBTrainer, kind), {}))
+    trainer.set_odb(odb)
+    enabled: ODBTrainer = trainer
+    return enabled

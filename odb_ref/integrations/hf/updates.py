@@ -1,0 +1,133 @@
+"""The Trainer's own updates: the samples that a plain Trainer would have put into each, in micro-batches formed by length.
+
+The Trainer counts what it reads: so many batches an epoch, so many in an accumulation window. `TrainerUpdates` lets it count
+those of a plain run. Of the batches of a window all but the last are empty (`UpdateBatch`), and the last holds the whole
+update: however many micro-batches it takes, steps, epochs, schedules, logs and checkpoints are those of the plain Trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sized
+from itertools import cycle, islice
+from typing import Final
+
+from torch.utils.data import Sampler
+
+from odb_ref.integrations.hf.steps import STEP_INFO, Inputs
+from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+
+PLAIN: Final = "plain"
+"""To `ODBOptions.update_samples`: as many as ``TrainingArguments`` say."""
+
+
+class UpdateBatch(dict[str, object]):
+    """The micro-batches of an update; none for the batches of its window that only count."""
+
+    def __init__(self, parts: tuple[Inputs, ...] = ()) -> None:
+        super().__init__()
+        self.parts = parts
+
+
+class PlainOrder(Sampler[object]):
+    """The order in which a prepared loader's ranks would have read the data set, all together: the same on every rank.
+
+    Where that loader gives each rank as many batches as the others, the order goes on from its beginning until it does.
+    """
+
+    def __init__(
+        self, sampler: Sampler[object], rank_batch: int, world_size: int, *, is_even: bool, drops_last: bool
+    ) -> None:
+        if not isinstance(sampler, Sized):
+            name = type(sampler).__name__
+            raise UsageError(f"{name} does not say how many samples it lists: say ODBOptions(update_samples=None)")
+        self._sampler = sampler
+        samples, batch = len(sampler), rank_batch * world_size
+        if drops_last:
+            self._samples = samples // batch * batch
+        else:
+            self._samples = -(-samples // batch) * batch if is_even and world_size > 1 else samples
+        self.batches = -(-self._samples // batch)
+        """Of each rank, in an epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that is listed next."""
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[object]:
+        return islice(cycle(list(self._sampler)), self._samples)
+
+    def __len__(self) -> int:
+        return self._samples
+
+
+def find_order(prepared: object, world_size: int) -> PlainOrder:
+    """Returns the order of a loader that Accelerate has prepared.
+
+    Raises: UsageError when it batches in a way of its own.
+    """
+    outer = getattr(prepared, "batch_sampler", None)
+    inner = getattr(outer, "batch_sampler", outer)
+    sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
+    if not isinstance(sampler, Sampler) or not isinstance(batch, int) or getattr(outer, "split_batches", False):
+        raise UsageError(
+            f"the Trainer's loader batches by {type(outer).__name__}, whose updates cannot be told: say "
+            "ODBOptions(update_samples=...) with a sampler or shard of your own, or update_samples=None"
+        )
+    is_even = bool(getattr(outer, "even_batches", True))
+    return PlainOrder(sampler, batch, world_size, is_even=is_even, drops_last=bool(getattr(inner, "drop_last", False)))
+
+
+class TrainerUpdates:
+    """The train loader as the Trainer iterates over it: an item an update."""
+
+    def __init__(self, loader: ODBDataLoader, dataset: object, accumulation_steps: int, batches: int | None) -> None:
+        self.loader = loader
+        self.dataset = dataset
+        """What the Trainer counts for its banner."""
+        self.newest: StepInfo | None = None
+        """What belongs to the last micro-batch of the update that was handed out last."""
+        self.is_resumed = False
+        """True in an epoch that goes on where it was saved."""
+        self._accumulation_steps = accumulation_steps
+        self._batches = batches
+
+    def __len__(self) -> int:
+        """Returns how many batches a rank of a plain Trainer reads in an epoch."""
+        if self._batches is None:
+            raise TypeError("the batches of a stream are not known")
+        return self._batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch to read next, counted from the beginning of training."""
+        self.loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[UpdateBatch]:
+        parts: list[Inputs] = []
+        self.newest = None
+        steps = self.loader.steps()
+        for batch, info in steps:
+            if not isinstance(batch, MutableMapping):
+                raise UsageError(f"the Trainer needs batches that are mappings, not {type(batch).__name__}")
+            if self.newest is None and not parts:
+                self.is_resumed = info.update > 0
+            batch[STEP_INFO] = info
+            parts.append(batch)
+            if info.is_update_end:
+                self.newest = info
+                if info.is_last:
+                    next(steps, None)  # concluded before it is handed out: who stops behind it does not leave early
+                yield UpdateBatch(tuple(parts))
+                parts.clear()
+
+    def count_batches(self, asked: int) -> int:
+        """Returns of how many batches the window of the next update is to consist, where the Trainer asks for so many."""
+        return self._accumulation_steps if self.is_resumed else asked
+
+    def compute_epoch(self) -> float | None:
+        """Returns the Trainer's epoch after the update handed out last, a fraction; None where the Trainer knows it."""
+        if self.newest is None or self._batches is None:
+            return None
+        done = min((self.newest.update + 1) * self._accumulation_steps, self._batches)
+        return self.newest.epoch + done / self._batches

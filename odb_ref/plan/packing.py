@@ -1,0 +1,163 @@
+"""Packing: units into few micro-batches of the packed layout, or into a given number of equally costly ones.
+
+A packed micro-batch holds the sum of its units. The fewest under a budget is bin packing, which is NP-hard: `pack` is
+best fit of the longest first. `spread` begins with the micro-batches and gives each unit, the longest first, to the one
+that costs least among those that have room: where the budget leaves a little room it is as good as even, in one pass.
+
+Spec: R13.4, R13.5.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from odb_ref.plan.units import Units
+
+Batch: TypeAlias = list[int]
+"""The numbers of the units of a micro-batch."""
+
+_TRIED: Final = 32_768
+"""For how many units a second order is tried: with limits packing takes time that grows faster than their number."""
+
+Bound: TypeAlias = "tuple[Sequence[int], int]"
+"""What each unit uses of something, and how much of it a micro-batch may use."""
+
+
+def sort_longest_first(units: Units, numbers: Sequence[int]) -> list[int]:
+    """Returns the numbers by falling tokens, then falling cost, then number."""
+    tokens, costs = units.tokens, units.costs
+    if costs == tokens:
+        return sorted(numbers, key=tokens.__getitem__, reverse=True)
+    return sorted(sorted(numbers, key=costs.__getitem__, reverse=True), key=tokens.__getitem__, reverse=True)
+
+
+def sort_neediest_first(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> list[int]:
+    """Returns the numbers by the largest share that a unit takes of what is bounded, falling."""
+    columns = [(units.tokens, budget), *bounds]
+    shares = {unit: max([column[unit] / bound for column, bound in columns]) for unit in numbers}
+    return sorted(numbers, key=shares.__getitem__, reverse=True)
+
+
+class _Uses:
+    """What the micro-batches use of all that is bounded besides the tokens."""
+
+    def __init__(self, numbers: Sequence[int], bounds: Sequence[Bound]) -> None:
+        self._bounds = bounds
+        self._used: dict[int, list[int]] = {}
+        self._nothing = [0] * len(bounds)
+        self._least = [min((column[unit] for unit in numbers), default=0) for column, _ in bounds]
+
+    def has_room(self, batch: int, unit: int) -> bool:
+        """Returns True when the unit keeps the micro-batch within all bounds."""
+        used = self._get(batch)
+        return all(mine + column[unit] <= bound for mine, (column, bound) in zip(used, self._bounds, strict=True))
+
+    def add(self, batch: int, unit: int) -> bool:
+        """Adds the unit; returns True while there is room for the unit that needs least."""
+        used = [mine + column[unit] for mine, (column, _) in zip(self._get(batch), self._bounds, strict=True)]
+        self._used[batch] = used
+        return all(
+            mine + least <= bound for mine, least, (_, bound) in zip(used, self._least, self._bounds, strict=True)
+        )
+
+    def _get(self, batch: int) -> list[int]:
+        return self._used.get(batch, self._nothing)
+
+
+def find_fewest(
+    units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound], aim: int = 0
+) -> list[Batch]:
+    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, where these are more than the ``aim``, by
+    falling need of what is bounded.
+    """
+    found = pack(units, sort_longest_first(units, numbers), budget, bounds)
+    if bounds and aim < len(found) and len(numbers) <= _TRIED:
+        other = pack(units, sort_neediest_first(units, numbers, budget, bounds), budget, bounds)
+        found = min(found, other, key=len)
+    return found
+
+
+def pack(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound] = ()) -> list[Batch]:
+    """Returns micro-batches of at most ``budget`` tokens within all ``bounds``: each unit in turn goes where the least room is
+    left, or begins another one. No unit may exceed a bound by itself.
+    """
+    batches: list[Batch] = []
+    rooms: list[int] = []  # all that are left in some micro-batch, rising
+    by_room: dict[int, Batch] = {}  # the micro-batches with so much room
+    uses = _Uses(numbers, bounds)
+    tokens = units.tokens
+    for unit in numbers:
+        size = tokens[unit]
+        place = bisect_left(rooms, size)
+        chosen = None
+        while chosen is None and place < len(rooms):
+            among = by_room[rooms[place]]
+            chosen = (
+                next((at for at in range(len(among) - 1, -1, -1) if uses.has_room(among[at], unit)), None)
+                if bounds
+                else -1
+            )
+            place += chosen is None
+        if chosen is None:
+            batch, room = len(batches), budget
+            batches.append([])
+        else:
+            batch, room = by_room[rooms[place]].pop(chosen), rooms[place]
+            if not by_room[room]:
+                del by_room[room], rooms[place]
+        batches[batch].append(unit)
+        if bounds and not uses.add(batch, unit):
+            continue
+        room -= size
+        if room in by_room:
+            by_room[room].append(batch)
+        else:
+            by_room[room] = [batch]
+            insort(rooms, room)
+    return batches
+
+
+def spread(
+    units: Units, numbers: Sequence[int], count: int, budget: int, bounds: Sequence[Bound] = ()
+) -> list[Batch] | None:
+    """Returns ``count`` micro-batches of at most ``budget`` tokens within all ``bounds``, or None where a unit finds no room:
+    each goes to the one that costs least.
+
+    Those without room for the unit at hand wait, the roomiest first, until a shorter one comes: units come by falling tokens.
+    """
+    active = [(0, batch) for batch in range(count)]  # by cost
+    waiting: list[tuple[int, int]] = []  # by what is left of the budget, the most first
+    batches: list[Batch] = [[] for _ in range(count)]
+    rooms, costs = [budget] * count, [0] * count
+    uses = _Uses(numbers, bounds)
+    tokens, unit_costs = units.tokens, units.costs
+    for unit in sort_longest_first(units, numbers):
+        size = tokens[unit]
+        while waiting and -waiting[0][0] >= size:
+            batch = heapq.heappop(waiting)[1]
+            heapq.heappush(active, (costs[batch], batch))
+        passed: Batch = []  # full of something else than tokens, of which the next unit may need less
+        while active:
+            batch = active[0][1]
+            if rooms[batch] < size:
+                heapq.heappop(active)
+                heapq.heappush(waiting, (-rooms[batch], batch))
+            elif bounds and not uses.has_room(batch, unit):
+                passed.append(heapq.heappop(active)[1])
+            else:
+                break
+        if not active:
+            return None
+        batches[batch].append(unit)
+        rooms[batch] -= size
+        costs[batch] += unit_costs[unit]
+        if bounds and not uses.add(batch, unit):
+            heapq.heappop(active)
+        else:
+            heapq.heapreplace(active, (costs[batch], batch))
+        for other in passed:
+            heapq.heappush(active, (costs[other], other))
+    return batches

@@ -1,0 +1,205 @@
+"""Planning where one place knows all lengths: the samples dealt out to the ranks, or left where they are. Spec: R13.4,
+R13.5."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import SupportsIndex, TypeAlias, Unpack
+
+from odb_ref.core.errors import UsageError, check_integer
+from odb_ref.plan.division import arrange, compute_cost, make_division
+from odb_ref.plan.outcome import Plan, PlanReport, RankPlan, Totals, compute_totals, compute_wait, sum_totals
+from odb_ref.plan.packing import Batch
+from odb_ref.plan.terms import BatchOrder, Options, PlanTerms, Within, make_terms
+from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units
+
+Rows: TypeAlias = list[list[Batch]]
+"""The micro-batches of each rank, the costliest first."""
+
+
+def plan_all(
+    lengths: Iterable[SupportsIndex],
+    *,
+    ranks: int,
+    supervised: Iterable[SupportsIndex] | None = None,
+    together: Iterable[Key] | None = None,
+    uses: Mapping[str, Iterable[SupportsIndex]] | None = None,
+    **terms: Unpack[Options],
+) -> Plan:
+    """Returns the micro-batches of all ``ranks``, to which the samples are dealt out; indices are of ``lengths``.
+
+    ::
+
+        >>> [rank.micro_batches for rank in plan_all([300, 200, 100, 600], ranks=2, budget=600).ranks]
+        [((0, 1, 2),), ((3,),)]
+
+    ``supervised`` says how many tokens of each sample carry loss (default: all), ``together`` has a key for each
+    sample, ``uses`` what each uses of the ``limits``. `PlanTerms` explains the terms.
+
+    Raises: UsageError when a value makes no sense, or the terms cannot be met. Spec: R13.
+    """
+    own = make_terms(terms)
+    size = check_integer(ranks, "ranks", 1)
+    samples = make_samples(lengths, supervised, together, uses, own)
+    units = make_units(samples, range(len(samples.lengths)), own)
+    if own.within is Within.RANK and samples.keys is not None:
+        shares = [make_units(samples, home, own) for home in _choose_homes(samples, units, size)]
+        rows, least = _divide_shares(shares, own)
+        least = max(own.round_up(-(-make_division(units, own, size).least // size)), least if size == 1 else 0)
+    else:
+        rows, least = _deal(units, size, own)
+        shares = [units] * size
+    shortest = min(range(len(samples.lengths)), key=samples.lengths.__getitem__, default=None)
+    own.check_count(len(rows[0]), [sum(map(len, row)) for row in rows])
+    totals, sums = compute_totals(samples, size), samples.sum_by_key()
+    plans = []
+    for share, row in zip(shares, rows, strict=True):
+        batches = list_indices(share, row, own.order)
+        held = min(chain.from_iterable(batches), key=samples.lengths.__getitem__, default=shortest)
+        plans.append(
+            RankPlan(
+                micro_batches=batches, totals=totals, spare=held, least=least, samples=samples, group_supervised=sums
+            )
+        )
+    return _make_plan(plans, shares, rows, own)
+
+
+def plan_ranks(
+    lengths: Sequence[Iterable[SupportsIndex]],
+    *,
+    supervised: Sequence[Iterable[SupportsIndex]] | None = None,
+    together: Sequence[Iterable[Key]] | None = None,
+    uses: Mapping[str, Sequence[Iterable[SupportsIndex]]] | None = None,
+    **terms: Unpack[Options],
+) -> Plan:
+    """Returns the micro-batches of each rank, whose samples stay where they are; indices are of ``lengths[rank]``.
+
+    ::
+
+        >>> [rank.micro_batches for rank in plan_ranks([[300, 200, 100], [600]], budget=600, at_least=2).ranks]
+        [((0,), (1, 2)), ((0,), ())]
+
+    The other columns are by rank too. Equal keys of ``together`` on two ranks are one only with ``within="step"``. What
+    comes back for a rank is what `plan_rank` gives there.
+
+    Raises: UsageError when a value makes no sense, or the terms cannot be met. Spec: R13.
+    """
+    own = make_terms(terms)
+    if not lengths:
+        raise UsageError("lengths are those of each rank: there is none")
+    for name, column in (("supervised", supervised), ("together", together), *(uses or {}).items()):
+        if column is not None and len(column) != len(lengths):
+            raise UsageError(f"{len(lengths)} ranks have lengths, but {len(column)} {name}")
+    found: list[tuple[Samples, Units]] = []
+    for rank, mine in enumerate(lengths):
+        try:
+            samples = make_samples(
+                mine,
+                None if supervised is None else supervised[rank],
+                None if together is None else together[rank],
+                {name: column[rank] for name, column in (uses or {}).items()},
+                own,
+            )
+            found.append((samples, make_units(samples, range(len(samples.lengths)), own)))
+        except UsageError as error:
+            raise UsageError(f"rank {rank}: {error}") from None
+    shares = [units for _, units in found]
+    rows, least = _divide_shares(shares, own)
+    own.check_count(len(rows[0]), [*map(len, shares)])
+    if own.within is Within.STEP and together is not None:
+        whole = _join([samples for samples, _ in found])
+        totals, sums = compute_totals(whole, len(found)), [whole.sum_by_key()] * len(found)
+    else:
+        totals = sum_totals(compute_totals(samples) for samples, _ in found)
+        sums = [samples.sum_by_key() for samples, _ in found]
+    plans = [
+        make_rank_plan(samples, list_indices(units, row, own.order), totals, least, by_key)
+        for (samples, units), row, by_key in zip(found, rows, sums, strict=True)
+    ]
+    return _make_plan(plans, shares, rows, own)
+
+
+def make_rank_plan(
+    samples: Samples, micro_batches: tuple[Indices, ...], totals: Totals, least: int, sums: Mapping[Key, int]
+) -> RankPlan:
+    """Returns the plan of a rank that has ``samples`` of its own."""
+    return RankPlan(
+        micro_batches=micro_batches,
+        totals=totals,
+        spare=min(range(len(samples.lengths)), key=samples.lengths.__getitem__, default=None),
+        least=least,
+        samples=samples,
+        group_supervised=sums,
+    )
+
+
+def list_indices(units: Units, row: Sequence[Batch], order: BatchOrder) -> tuple[Indices, ...]:
+    """Returns the samples of a rank's micro-batches, in the order in which they are run. Spec: R13.8."""
+    return tuple(
+        tuple(sorted(chain.from_iterable([units.members[unit] for unit in batch]))) for batch in arrange([*row], order)
+    )
+
+
+def _deal(units: Units, ranks: int, terms: PlanTerms) -> tuple[Rows, int]:
+    """Returns the micro-batches of all ranks, those of one step next to each other in cost, and the least count."""
+    division = make_division(units, terms, ranks)
+    count = terms.round_up(-(-division.need // ranks))
+    batches = division.divide(count * ranks)
+    rows: Rows = [[] for _ in range(ranks)]
+    sums = [0] * ranks
+    for step in range(count):
+        # The costliest of a step goes to the rank that has had least: what ranks have in sum is even too.
+        order = sorted(range(ranks), key=sums.__getitem__)
+        for batch, rank in zip(batches[step * ranks : (step + 1) * ranks], order, strict=True):
+            rows[rank].append(batch)
+            sums[rank] += compute_cost(units, batch, terms.layout)
+    return rows, terms.round_up(-(-division.least // ranks))
+
+
+def _divide_shares(shares: Sequence[Units], terms: PlanTerms) -> tuple[Rows, int]:
+    """Returns the micro-batches of each rank, of what it has, and the least count."""
+    divisions = [make_division(units, terms) for units in shares]
+    count = terms.round_up(max(division.need for division in divisions))
+    least = terms.round_up(max(division.least for division in divisions))
+    return [division.divide(count) for division in divisions], least
+
+
+def _choose_homes(samples: Samples, units: Units, ranks: int) -> list[list[int]]:
+    """Returns the samples of each rank, those of a key on one: the costliest key first, to the rank that has least."""
+    found: dict[Key, list[int]] = {}
+    for index, key in enumerate(samples.get_keys()):
+        found.setdefault(key, []).append(index)
+    costs = {key: sum([units.costs[index] for index in indices]) for key, indices in found.items()}
+    homes: list[list[int]] = [[] for _ in range(ranks)]
+    heap = [(0, rank) for rank in range(ranks)]
+    for key in sorted(found, key=costs.__getitem__, reverse=True):
+        cost, rank = heap[0]
+        homes[rank] += found[key]
+        heapq.heapreplace(heap, (cost + costs[key], rank))
+    return [sorted(home) for home in homes]
+
+
+def _join(parts: Sequence[Samples]) -> Samples:
+    """Returns the samples of all ranks as one."""
+    return Samples(
+        lengths=tuple(chain.from_iterable(part.lengths for part in parts)),
+        supervised=tuple(chain.from_iterable(part.supervised for part in parts)),
+        keys=tuple(chain.from_iterable(part.get_keys() for part in parts)),
+        uses=(),
+    )
+
+
+def _make_plan(plans: Sequence[RankPlan], shares: Sequence[Units], rows: Rows, terms: PlanTerms) -> Plan:
+    costs = [
+        [compute_cost(units, batch, terms.layout) for batch in row] for units, row in zip(shares, rows, strict=True)
+    ]
+    count = len(rows[0])
+    report = PlanReport(
+        count=count,
+        least=plans[0].least,
+        fill=plans[0].totals.tokens / (terms.budget * count * len(plans)),
+        wait=compute_wait(costs),
+    )
+    return Plan(ranks=tuple(plans), report=report)

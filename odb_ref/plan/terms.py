@@ -1,0 +1,208 @@
+"""PlanTerms: what all ranks plan by, and the refusals that every rank words alike. Spec: R13.2, R13.11."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Required, TypedDict
+
+from odb_ref.core.batching.cost import TOKENS, Cost, CostOfLength, choose_cost, make_attention_cost
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError, check_integer, choose
+
+SAMPLES: Final = "samples"
+"""The limit of which every sample uses 1."""
+
+
+class Within(StrEnum):
+    """Where the samples of one key meet. Spec: R13.7."""
+
+    MICRO_BATCH = "micro-batch"
+    """In one micro-batch, as the two answers of a preference pair do."""
+    RANK = "rank"
+    """On one rank, as the answers to a prompt do."""
+    STEP = "step"
+    """Anywhere in the optimizer step that is planned: the key matters only to the mean over groups."""
+
+
+class Oversize(StrEnum):
+    """What becomes of a unit that exceeds the budget, or a limit, by itself. Spec: R13.3."""
+
+    REFUSE = "refuse"
+    ALONE = "alone"
+
+
+class Short(StrEnum):
+    """What becomes of a rank with fewer units than micro-batches. Spec: R13.4."""
+
+    IDLE = "idle"
+    REFUSE = "refuse"
+
+
+class BatchOrder(StrEnum):
+    """In which order a rank runs its micro-batches. Spec: R13.8."""
+
+    COSTLIEST_FIRST = "costliest_first"
+    SMALLEST_AT_ENDS = "smallest_at_ends"
+
+
+class Options(TypedDict, total=False):
+    """The terms as a caller gives them: see `PlanTerms`."""
+
+    budget: Required[int]
+    layout: Layout | str
+    cost: str | CostOfLength | None
+    limits: Mapping[str, int]
+    multiple_of: int
+    at_least: int
+    at_most: int | None
+    pad_to: int
+    within: Within | str
+    oversize: Oversize | str
+    short: Short | str
+    order: BatchOrder | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTerms:
+    """What all ranks plan by. Spec: R13.2."""
+
+    budget: int
+    """Bounds the tokens of a micro-batch."""
+    layout: Layout = Layout.PACKED
+    """What these are: the sum of the lengths, or with ``"padded"`` the rows times the longest."""
+    cost: Cost = TOKENS
+    """What is balanced, of a sample's tokens: a name (``"attention/24576"``), `attention` of a model, or a function."""
+    limits: tuple[tuple[str, int], ...] = ()
+    """Further bounds of a micro-batch, by name: of ``"samples"``, or of what ``uses`` says of each sample."""
+    multiple_of: int = 1
+    """The number of micro-batches of a rank is a multiple of this, as virtual pipeline stages want it."""
+    at_least: int = 1
+    at_most: int | None = None
+    pad_to: int = 1
+    """Each length counts as rounded up to a multiple of this: ``2 * cp * tp``, say, or 16 for FP8."""
+    within: Within = Within.MICRO_BATCH
+    """Where samples of the same key (``together``) meet."""
+    oversize: Oversize = Oversize.REFUSE
+    short: Short = Short.IDLE
+    order: BatchOrder = BatchOrder.COSTLIEST_FIRST
+
+    def round_up(self, need: int) -> int:
+        """Returns the number of micro-batches a rank, where the rank that needs most needs ``need``. Spec: R13.4."""
+        return -(-max(need, self.at_least) // self.multiple_of) * self.multiple_of
+
+    def check_count(self, count: int, units: Sequence[int]) -> None:
+        """Refuses a number of micro-batches for ranks with so many ``units``, in words that are the same on all ranks.
+
+        Raises: UsageError when there are too many, or too few units for them. Spec: R13.4.
+        """
+        if self.at_most is not None and count > self.at_most:
+            raise UsageError(f"{count} micro-batches are needed, more than at_most={self.at_most}: raise the budget")
+        for rank, number in enumerate(units):
+            if self.short is Short.REFUSE and number < count:
+                raise UsageError(f"rank {rank} has {number} to divide into {count} micro-batches: say short='idle'")
+
+    def to_row(self) -> list[int]:
+        """Returns the settings as integers, in the order of `SETTINGS`: how they travel; equal where two ranks
+        agree."""
+        values: list[object] = [getattr(self, name) for name in SETTINGS]
+        return [_encode(value) for value in values]
+
+
+SETTINGS: Final = tuple(PlanTerms.__dataclass_fields__)
+"""What must be equal on all ranks."""
+
+
+def word_setting(name: str, value: int) -> str:
+    """Returns what the integer of a setting stands for."""
+    if name in ("cost", "limits"):
+        return f"one with the digest {value:x}"
+    kind = _KINDS.get(name)
+    return str(value or None) if kind is None else repr(str([*kind][value]))
+
+
+_KINDS: Final[Mapping[str, type[StrEnum]]] = {
+    "layout": Layout,
+    "within": Within,
+    "oversize": Oversize,
+    "short": Short,
+    "order": BatchOrder,
+}
+
+
+def _encode(value: object) -> int:
+    match value:
+        case int():
+            return value
+        case None:
+            return 0
+        case StrEnum():
+            return [*type(value)].index(value)
+        case Cost():
+            return _digest(value.name)
+        case _:
+            return _digest(repr(value))
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def attention(*, hidden_size: int) -> CostOfLength:
+    """Returns what a model with attention costs, of a sample's tokens: a layer's matrices take as long as its attention
+    in a
+    sample of six times the hidden size.
+
+    Raises: UsageError when the size is less than 1.
+    """
+    return make_attention_cost(6 * check_integer(hidden_size, "hidden_size", 1)).of_tokens
+
+
+def make_terms(options: Options) -> PlanTerms:
+    """Returns the terms that ``options`` say.
+
+    Raises: UsageError when a value makes no sense, or no number of micro-batches would do.
+    """
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown or "budget" not in options:
+        raise UsageError(f"no such term: {', '.join(unknown)}" if unknown else "a plan needs a budget")
+    cost, at_most = options.get("cost"), options.get("at_most")
+    limits = options.get("limits", {})
+    terms = PlanTerms(
+        budget=check_integer(options["budget"], "budget", 1),
+        layout=choose(Layout, options.get("layout", Layout.PACKED), "layout"),
+        cost=TOKENS if cost is None else choose_cost(cost),
+        limits=tuple((name, check_integer(limits[name], f"limits[{name!r}]", 1)) for name in sorted(limits)),
+        multiple_of=check_integer(options.get("multiple_of", 1), "multiple_of", 1),
+        at_least=check_integer(options.get("at_least", 1), "at_least", 1),
+        at_most=None if at_most is None else check_integer(at_most, "at_most", 1),
+        pad_to=check_integer(options.get("pad_to", 1), "pad_to", 1),
+        within=choose(Within, options.get("within", Within.MICRO_BATCH), "within"),
+        oversize=choose(Oversize, options.get("oversize", Oversize.REFUSE), "oversize"),
+        short=choose(Short, options.get("short", Short.IDLE), "short"),
+        order=choose(BatchOrder, options.get("order", BatchOrder.COSTLIEST_FIRST), "order"),
+    )
+    terms.check_count(terms.round_up(1), ())
+    return terms
+
+
+class Reason(StrEnum):
+    """Why a rank cannot plan, with places for three integers: so few say it to all ranks. Spec: R13.11."""
+
+    OTHER = "its own error says why"
+    LENGTH = "sample {} has the length {}, expected at least 1"
+    OVERSIZE = "sample {} has {} tokens, more than the budget of {}: raise the budget, or say oversize='alone'"
+    UNIT = "sample {}, with those together with it, has {} tokens, more than the budget of {}: raise the budget"
+    LIMIT = "sample {}, with those together with it, uses {} of what is limited to {}: raise the limit"
+    SUPERVISED = "sample {} has {} supervised tokens of {}"
+
+
+class Refusal(UsageError):
+    """A rank cannot plan: ``reason`` with its ``values``, which every rank words alike."""
+
+    def __init__(self, reason: Reason, *values: int) -> None:
+        super().__init__(reason.format(*values))
+        self.reason = reason
+        self.values = values

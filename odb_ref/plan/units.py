@@ -1,0 +1,177 @@
+"""Units: the samples of a plan, measured, those that share a micro-batch as one. Spec: R13.1, R13.3."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex, TypeAlias
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
+from odb_ref.plan.terms import SAMPLES, Oversize, PlanTerms, Reason, Refusal, Within
+
+Indices: TypeAlias = tuple[int, ...]
+Key: TypeAlias = Hashable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The samples of a plan as columns, by index."""
+
+    lengths: tuple[int, ...]
+    supervised: tuple[int, ...]
+    """How many tokens carry loss."""
+    keys: tuple[Key, ...] | None
+    """Which samples belong together."""
+    uses: tuple[tuple[int, ...], ...]
+    """What each uses of each limit."""
+
+    def sum_by_key(self) -> dict[Key, int]:
+        """Returns the supervised tokens of all samples of each key."""
+        if self.keys is None:
+            return dict(enumerate(self.supervised))
+        sums: dict[Key, int] = {}
+        for key, supervised in zip(self.keys, self.supervised, strict=True):
+            sums[key] = sums.get(key, 0) + supervised
+        return sums
+
+    def get_keys(self) -> Sequence[Key]:
+        """Returns the key of each sample: its index where none is given."""
+        return range(len(self.lengths)) if self.keys is None else self.keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """What is divided, as columns, by number: samples, or those that share a micro-batch as one unit."""
+
+    members: tuple[Indices, ...]
+    """The indices of its samples."""
+    longest: tuple[int, ...]
+    """Tokens of its longest sample, rounded up (R13.2)."""
+    tokens: tuple[int, ...]
+    """Tokens that it takes by itself, in its layout."""
+    costs: tuple[int, ...]
+    """What it costs by itself, in its layout."""
+    uses: tuple[tuple[int, ...], ...]
+    """What each uses of each limit."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+def make_samples(
+    lengths: Iterable[SupportsIndex],
+    supervised: Iterable[SupportsIndex] | None,
+    together: Iterable[Key] | None,
+    uses: Mapping[str, Iterable[SupportsIndex]] | None,
+    terms: PlanTerms,
+) -> Samples:
+    """Returns the samples, checked.
+
+    Raises: UsageError when a value makes no sense, or two columns differ in length. Spec: R13.1.
+    """
+    found = _read("lengths", lengths)
+    number = len(found)
+    if number and min(found) < 1:
+        index, length = next((index, length) for index, length in enumerate(found) if length < 1)
+        raise Refusal(Reason.LENGTH, index, length)
+    carrying = found if supervised is None else _read("supervised", supervised, number)
+    for index, (tokens, length) in enumerate(zip(carrying, found, strict=True)):
+        if not 0 <= tokens <= length:
+            raise Refusal(Reason.SUPERVISED, index, tokens, length)
+    keys = None if together is None else tuple(together)
+    if keys is not None and len(keys) != number:
+        raise UsageError(f"{number} lengths, but {len(keys)} keys of together")
+    given = dict(uses or {})
+    columns = []
+    for name, _ in terms.limits:
+        if name == SAMPLES and name not in given:
+            columns.append((1,) * number)
+        elif name not in given:
+            raise UsageError(f"limits say {name!r}, but uses do not say what a sample uses of it")
+        else:
+            column = _read(f"uses[{name!r}]", given.pop(name), number)
+            if number and min(column) < 0:
+                raise UsageError(f"uses[{name!r}] has {min(column)}, expected no negative number")
+            columns.append(column)
+    if given:
+        raise UsageError(f"uses say {sorted(given)[0]!r}, which no limit bounds")
+    return Samples(lengths=found, supervised=carrying, keys=keys, uses=tuple(columns))
+
+
+def _read(name: str, values: Iterable[SupportsIndex], number: int | None = None) -> tuple[int, ...]:
+    """Returns whole numbers, ``number`` of them, of any library's."""
+    given = tuple(values)
+    if number is not None and len(given) != number:
+        raise UsageError(f"{number} lengths, but {len(given)} values of {name}")
+    if bool in set(map(type, given)):
+        raise UsageError(f"{name} must be integers, got a truth value")
+    try:
+        return tuple(map(operator.index, given))
+    except TypeError as error:
+        raise UsageError(f"{name} must be integers: {error}") from None
+
+
+def make_units(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> Units:
+    """Returns the units of some of the samples; none exceeds the budget or a limit, unless it is to travel alone.
+
+    Raises: Refusal when one does. Spec: R13.2, R13.3, R13.7.
+    """
+    members = _join(samples, indices, terms)
+    rounded = tuple([-(-length // terms.pad_to) * terms.pad_to for length in samples.lengths])
+    cost_of = {length: _compute_cost(terms, length) for length in {rounded[index] for index in indices}}
+    longest = tuple([max([rounded[index] for index in unit]) for unit in members])
+    if terms.layout is Layout.PADDED:
+        tokens = tuple([len(unit) * length for unit, length in zip(members, longest, strict=True)])
+        costs = tuple([len(unit) * cost_of[length] for unit, length in zip(members, longest, strict=True)])
+    elif len(members) == len(indices):
+        tokens, costs = longest, tuple(map(cost_of.__getitem__, longest))
+    else:
+        tokens = tuple([sum([rounded[index] for index in unit]) for unit in members])
+        costs = tuple([sum([cost_of[rounded[index]] for index in unit]) for unit in members])
+    uses = tuple(tuple([sum([column[index] for index in unit]) for unit in members]) for column in samples.uses)
+    units = Units(members=members, longest=longest, tokens=tokens, costs=costs, uses=uses)
+    if terms.oversize is Oversize.REFUSE:
+        _check_sizes(units, terms)
+    return units
+
+
+def _join(samples: Samples, indices: Sequence[int], terms: PlanTerms) -> tuple[Indices, ...]:
+    """Returns the samples of each unit, in the order of their first."""
+    if samples.keys is None or terms.within is not Within.MICRO_BATCH:
+        return tuple([(index,) for index in indices])
+    found: dict[Key, list[int]] = {}
+    for index in indices:
+        found.setdefault(samples.keys[index], []).append(index)
+    return tuple(map(tuple, found.values()))
+
+
+def _compute_cost(terms: PlanTerms, length: int) -> int:
+    try:
+        cost = operator.index(terms.cost.of_tokens(length))
+    except TypeError as error:
+        raise UsageError(f"cost({length}) must be an integer: {error}") from None
+    if cost < 1:
+        raise UsageError(f"cost({length}) is {cost}, expected at least 1")
+    return cost
+
+
+def is_oversize(units: Units, number: int, terms: PlanTerms) -> bool:
+    """Returns True when a unit exceeds the budget, or a limit, by itself: then it travels alone. Spec: R13.3."""
+    return units.tokens[number] > terms.budget or any(
+        column[number] > limit for column, (_, limit) in zip(units.uses, terms.limits, strict=True)
+    )
+
+
+def _check_sizes(units: Units, terms: PlanTerms) -> None:
+    if not units.members:
+        return
+    if max(units.tokens) > terms.budget:
+        number = next(number for number, tokens in enumerate(units.tokens) if tokens > terms.budget)
+        reason = Reason.OVERSIZE if len(units.members[number]) == 1 else Reason.UNIT
+        raise Refusal(reason, units.members[number][0], units.tokens[number], terms.budget)
+    for column, (_, limit) in zip(units.uses, terms.limits, strict=True):
+        number, used = max(enumerate(column), key=operator.itemgetter(1))
+        if used > limit:
+            raise Refusal(Reason.LIMIT, units.members[number][0], used, limit)

@@ -1,0 +1,179 @@
+"""Where the consumer stands in an epoch: the planned rounds, the next step, and what to save."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain
+
+from odb_ref.core.config import Config
+from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
+from odb_ref.core.types import ZERO_COUNTS, Step, StepCounts
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.plan.state import Progress
+from odb_ref.torch.reading.quarantine import Quarantine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRound:
+    """The steps of a round, and where the next round begins."""
+
+    steps: tuple[Step, ...]
+    next_start: RoundStart
+    budget_tokens: int
+    """The budget in force. Spec: R15.1."""
+    known_places: int
+    """So many places of the rank's order have decided its steps: see `Progress.known`."""
+    carried_places: tuple[int, ...]
+    """With shared shards: the places of what is carried into the next round."""
+
+    def compute_digest(self) -> str:
+        """Returns a digest of all that the machine knows of the round's samples."""
+        samples = (
+            (sample.position, sample.length, sample.supervised, *sample.costs)
+            for step in self.steps
+            for sample in step.group
+        )
+        return hashlib.blake2b(array("q", chain.from_iterable(samples)).tobytes(), digest_size=8).hexdigest()
+
+
+class Cursor:
+    """Follows the steps of one rank. Its owner holds a lock around each call."""
+
+    def __init__(self, config: Config, start: EpochStart, accumulation_steps: int) -> None:
+        saved = None if start.checkpoint is None else start.checkpoint.start
+        self.next_start = start.get_round_start(config)
+        """Where the round begins that is planned next."""
+        self._start = start.progress
+        self._accumulation_steps = accumulation_steps
+        self._portions = None if config.update_samples is None else config.update_portions
+        """How many rounds an update has, where the accumulation window is an update: all steps of one of them. Spec: R16.8."""
+        is_inside = self._portions is not None and bool(start.progress.gone_counts.samples)
+        self._resumed_update = self.next_start.round // (self._portions or 1) if is_inside else None
+        """The update of which other ranks had trained on a part, where the epoch goes on inside one. Spec: R16.6."""
+        self._summed, self._sum = range(0), ZERO_COUNTS
+        """The update whose counts were asked for last, and these."""
+        self._ledger = Ledger(self.next_start)
+        self._carried = {self.next_start.round: start.progress.places}
+        """With shared shards: the places of what was carried into a round, from that of the last taken step on."""
+        self._rounds: deque[PlannedRound] = deque()
+        """From the one that the last taken step or the accumulation window lies in."""
+        self.first_step = start.progress.steps
+        """The first step that the consumer is given: those below were trained on before the state was saved."""
+        self.next_step = saved.planned_steps if saved else 0
+        """The number of the next step to be taken or, after a restart, skipped."""
+        self.emitted_samples = saved.global_samples if saved else 0
+        """Samples of the steps up to the next, on all ranks."""
+        self.budget_tokens = config.budget_tokens
+        """The budget in force in the step taken last."""
+
+    @property
+    def is_skipping(self) -> bool:
+        """True while the next step is one that was trained on before the state was saved."""
+        return self.next_step < self.first_step
+
+    @property
+    def is_as_saved(self) -> bool:
+        """True when the steps skipped are those that were taken before the state was saved."""
+        digest = self._find_round(self.next_step - 1).compute_digest()
+        return (self._ledger.compute_checkpoint(), digest) == (self._start.checkpoint, self._start.digest)
+
+    def plan(self, planned: PlannedRound) -> None:
+        """Adds a planned round."""
+        if planned.steps:
+            self._rounds.append(planned)
+        self.next_start = planned.next_start
+        self._ledger.note_round(planned.next_start)
+        self._carried[planned.next_start.round] = planned.carried_places
+
+    def advance(self) -> Step:
+        """Moves past the next step, which must be planned, and returns it."""
+        planned = self._find_round(self.next_step)
+        step = planned.steps[self.next_step - planned.steps[0].number]
+        self.next_step += 1
+        self._ledger.note_taken(step.number, [sample.position for sample in step.group])
+        kept = self.next_step if self._portions is not None else self.compute_window(self.next_step).start
+        while self._rounds[0].steps[-1].number + 1 < kept:
+            self._rounds.popleft()
+        self._carried = {round_: places for round_, places in self._carried.items() if round_ >= step.round}
+        self.emitted_samples += step.global_counts.samples
+        self.budget_tokens = planned.budget_tokens
+        return step
+
+    def _find_round(self, number: int) -> PlannedRound:
+        return next(
+            planned for planned in self._rounds if planned.steps[0].number <= number <= planned.steps[-1].number
+        )
+
+    def compute_window(self, number: int) -> range:
+        """Returns the steps of the accumulation window that a step lies in, a planned one where that is an update."""
+        if self._portions is not None:
+            steps = self._find_round(number).steps
+            return range(steps[0].number, steps[-1].number + 1)
+        first = number - number % self._accumulation_steps
+        return range(first, first + self._accumulation_steps)
+
+    def compute_update(self, step: Step) -> int:
+        """Returns which update a step belongs to, counted from 0 in the epoch."""
+        if self._portions is not None:
+            return step.round // self._portions
+        return step.number // self._accumulation_steps
+
+    def is_window_end(self, number: int) -> bool:
+        """Returns True when the accumulation window ends with a step that is planned."""
+        return self.compute_window(number)[-1] == number
+
+    def compute_last_needed(self, number: int) -> int:
+        """Returns which step must be planned, or never come, before this one may be taken: the last of its accumulation
+        window, whose counts weigh it, and the one behind it, for it may be the last. An update is planned at once.
+        """
+        return number + 1 if self._portions is not None else max(self.compute_window(number)[-1], number + 1)
+
+    def sum_counts(self, window: range) -> StepCounts:
+        """Returns the counts of the steps of ``window`` that are known, those taken before a restart included."""
+        if self._portions is not None:
+            if window != self._summed:  # the same for all of its steps
+                self._summed, self._sum = window, self._sum_update(self._find_round(window.start).steps)
+            return self._sum
+        total = self._start.window if window.start < self.first_step <= window[-1] else ZERO_COUNTS
+        for planned in self._rounds:
+            for number in range(max(window.start, planned.steps[0].number, self.first_step), window.stop):
+                if number > planned.steps[-1].number:
+                    break
+                total += planned.steps[number - planned.steps[0].number].global_counts
+        return total
+
+    def _sum_update(self, steps: tuple[Step, ...]) -> StepCounts:
+        """Returns the counts of steps of an update, with what other ranks had trained on of it. Spec: R16.6, R16.8."""
+        is_resumed = bool(steps) and self.compute_update(steps[0]) == self._resumed_update
+        return sum((step.global_counts for step in steps), self._start.gone_counts if is_resumed else ZERO_COUNTS)
+
+    def compute_progress(self, quarantine: Quarantine) -> Progress:
+        """Returns what to save after the last taken step. Spec: R10, R11.3."""
+        if self.next_step <= self.first_step and self._start.checkpoint is not None:
+            return self._start
+        checkpoint = self._ledger.compute_checkpoint()
+        # What was read for the round decided its steps, the taken ones included.
+        planned = self._find_round(self.next_step - 1) if checkpoint.taken_steps else None
+        known = 0 if planned is None else planned.known_places
+        return Progress(
+            checkpoint=checkpoint,
+            window=self._compute_taken(checkpoint),
+            bad=quarantine.get_bad_places(known),
+            known=known,
+            digest="" if planned is None else planned.compute_digest(),
+            base=self._start.base,
+            places=self._carried[checkpoint.start.round],
+            gone=self._start.gone,
+            gone_counts=self._start.gone_counts,
+        )
+
+    def _compute_taken(self, checkpoint: Checkpoint) -> StepCounts:
+        """Returns the counts of what was taken of the accumulation window."""
+        if self._portions is not None:
+            taken_steps = checkpoint.taken_steps
+            return self._sum_update(self._find_round(self.next_step - 1).steps[:taken_steps] if taken_steps else ())
+        taken = range(self.compute_window(self.next_step).start, self.next_step)
+        return self.sum_counts(taken) if taken else ZERO_COUNTS

@@ -1,0 +1,315 @@
+"""What the consumer, a training loop, takes of an epoch: step after step, each with its batch, until the epoch ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Outcome, OutcomeKind
+from odb_ref.core.errors import JobError, OdbError, UsageError
+from odb_ref.core.events import BudgetAccepted, ConsumerStopped, Event, Urged
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Step, StepCounts, compute_counts
+from odb_ref.torch.epoch.driver import CHANGED, EpochDriver
+from odb_ref.torch.epoch.metrics import EpochMetrics
+from odb_ref.torch.exchange.exchange_thread import RankStatus
+from odb_ref.torch.exchange.roster import Roster
+from odb_ref.torch.reading.description import describe
+
+logger: Final = logging.getLogger("odb_ref")
+
+LOOK_S: Final = 0.2
+"""How often the thread that reads and collates for an absent consumer looks whether it is needed."""
+
+ABSENCE_S: Final = 2.0
+"""An urged rank whose consumer does not ask for a step for so long reads and collates without it (A3): it may wait for one that
+has left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A step as the consumer takes it."""
+
+    step: Step
+    batch: object
+    local: StepCounts
+    padded_tokens: int
+    window: StepCounts
+    """Global counts of its accumulation window."""
+    update: int
+    """Counts the updates of the epoch from 0: in the free mode, its accumulation windows."""
+    is_window_end: bool
+    emitted_samples: int
+    is_last: bool
+
+
+class Delivery:
+    """The consumer's side of one epoch of one rank. `take` belongs to one thread, the rest to any."""
+
+    def __init__(self, config: Config, driver: EpochDriver, *, started_s: float, log_wait_s: float) -> None:
+        self.driver = driver
+        self.metrics = EpochMetrics(started_s)
+        self._config = config
+        self._log_wait_s = log_wait_s
+        self._condition = driver.condition
+        self._pid = os.getpid()
+        self._has_left = False
+        self._lost_to = ""
+        """Who has taken the epoch from its consumer, if anybody has."""
+        self.is_exhausted = False
+        """True when the epoch is complete and the consumer has been told."""
+        self._is_closed = False
+        self._is_asking = False
+        self._substitute: threading.Thread | None = None
+        """Does the consumer's work for it, if that is reading and collating, and the consumer does not come."""
+
+    def begin(self, failure: BaseException | None = None) -> None:
+        """Starts the epoch; with ``failure`` as one that has failed on this rank before it could begin."""
+        with self._condition:
+            end = self.driver.exchange.open(self._on_answer, self.describe)
+            if failure is None:
+                self.driver.begin()
+            else:
+                self.driver.on_error(describe(failure), failure)
+            if end is not None:
+                self.driver.submit(end)
+
+    def _on_answer(self, event: Event) -> None:
+        """Hands an answer of the exchange to the machine; when it returns, what the machine posts next is posted."""
+        self.driver.submit(event)
+        if isinstance(event, Urged) and self.driver.service.is_inline and self._substitute is None:
+            self._substitute = threading.Thread(target=self._work_unasked, name="odb-substitute", daemon=True)
+            self._substitute.start()
+
+    def accept_budget(self, tokens: int) -> None:
+        """Accepts another token budget on this rank from now on. Spec: R15.2."""
+        self.driver.submit(BudgetAccepted(tokens))
+
+    # Taking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is taken next."""
+        return max(self.driver.next_step, self.driver.cursor.first_step)
+
+    def take(self) -> Taken | None:
+        """Returns the next step; None when the epoch is complete, or its consumer has left it. Waits for it.
+
+        Raises: JobError when the epoch has ended early, on this rank or another; UsageError when its consumer has lost it.
+        """
+        if os.getpid() != self._pid:
+            raise UsageError(f"this iterator belongs to process {self._pid}, which has forked this one")
+        began_s = time.monotonic()
+        self._is_asking = True
+        try:
+            while True:
+                with self.driver.exchange.waiting():
+                    self._work()
+                with self._condition:
+                    if self._is_available():
+                        self.metrics.note_wait(began_s, time.monotonic())
+                        return self._take()
+                    if self._is_over():
+                        break
+                # An answer of the exchange came in between, and has lowered the limit.
+        finally:
+            self._is_asking = False
+        self._check_ending()
+        return None
+
+    def _take(self) -> Taken:
+        cursor, is_window_end = self.driver.cursor, self.driver.cursor.is_window_end(self.driver.next_step)
+        step, batch, window = self.driver.take()
+        is_last = self._is_last(step.number)
+        taken = Taken(
+            step=step,
+            batch=batch,
+            local=compute_counts(step.group, len(self._config.limits)),
+            padded_tokens=self._config.layout.compute_tokens(step.group),
+            window=window,
+            update=cursor.compute_update(step),
+            is_window_end=is_last or is_window_end,
+            emitted_samples=cursor.emitted_samples,
+            is_last=is_last,
+        )
+        self.metrics.count(taken.local, taken.padded_tokens, cursor.budget_tokens, step.global_counts)
+        return taken
+
+    def _work(self) -> None:
+        """Waits until a step is available, or none will be. Where it is this thread that reads and collates, does that
+        meanwhile; and if a step was there at once, its share of what the round's next steps need.
+
+        Raises: what user code raises that is not an Exception.
+        """
+        service, is_first, waited_s = self.driver.service, True, 0.0
+        while True:
+            with self._condition:
+                while not self._condition.wait_for(
+                    lambda: self._is_available() or self._is_over() or service.has_work, self._log_wait_s
+                ):
+                    waited_s += self._log_wait_s
+                    self._log_wait(waited_s)
+                is_available = self._is_available()
+                if (is_available and not is_first) or not service.has_work or self._is_over():
+                    return
+                steps = self._count_ready() if is_available else 1
+            service.work(steps, None if is_available else self._is_worth_a_look)
+            is_first = False
+
+    def _work_unasked(self) -> None:
+        """Reads and collates for a consumer that does not ask, from a while after an urge to the end of the epoch."""
+        with self._condition:
+            self._condition.wait_for(self._is_quiet, ABSENCE_S)
+        service = self.driver.service
+        while True:
+            with self._condition:
+                # Looks again now and then: nobody says that the consumer has stopped asking.
+                is_needed = self._condition.wait_for(
+                    lambda: self._is_quiet() or (service.has_work and not self._is_asking), LOOK_S
+                )
+                if self._is_quiet():
+                    return
+            if is_needed:
+                service.work(1, lambda: self._is_asking or self._is_quiet())
+
+    def _is_quiet(self) -> bool:
+        return self.driver.is_finished or self._has_left or self._is_closed
+
+    def _is_available(self) -> bool:
+        """Returns True when the next step may be taken: it is delivered, and the counts of its accumulation window and
+        whether it is the last are known.
+        """
+        driver = self.driver
+        number = driver.next_step
+        needed = driver.cursor.compute_last_needed(number)
+        is_planned = driver.state.planned_steps > needed or driver.state.outcome is not None
+        return not self._has_left and number < driver.taking_limit and is_planned
+
+    def _is_last(self, number: int) -> bool:
+        """Returns True when the epoch ends with the step of this number, on all ranks.
+
+        An epoch that is broken off has no last step: who takes it early cannot know, and ranks would differ. Spec: R7.1.
+        """
+        state = self.driver.state
+        return _is_complete(state) and number + 1 >= state.planned_steps
+
+    def _count_ready(self) -> int:
+        """Returns how many steps may be taken before more must have been planned, or 1."""
+        state = self.driver.state
+        return max(1, state.planned_steps - len(state.plan) - self.driver.next_step - 1)
+
+    def _is_worth_a_look(self) -> bool:
+        """Returns True when the consumer that waits for a step has one, or waits for none."""
+        with self._condition:
+            return self._is_available() or self._is_over()
+
+    def _is_over(self) -> bool:
+        """Returns True when no step comes any more."""
+        return self._has_left or self.driver.is_finished
+
+    def _log_wait(self, waited_s: float) -> None:
+        """Logs which rank is waited for, and what that rank is doing."""
+        exchange = self.driver.exchange
+        processes, place, awaited = exchange.roster.processes, exchange.roster.place, exchange.find_awaited()
+        rank = processes[place]
+        if awaited is None or awaited.rank == place:
+            logger.warning("rank %s waits for itself, which %s (for %.0f s)", rank, self.describe().text, waited_s)
+        else:
+            logger.warning(
+                "rank %s waits for rank %s, which %s (for %.0f s)",
+                rank,
+                processes[awaited.rank],
+                awaited.text,
+                waited_s,
+            )
+
+    def describe(self) -> RankStatus:
+        """Returns what this rank is doing, and why it has failed, if it has. Does not wait."""
+        driver, state = self.driver, self.driver.state
+        if not driver.has_begun:
+            return RankStatus(f"is beginning its epoch: {driver.service.describe()}")
+        is_held = driver.service.is_inline and not self._is_asking  # whose thread reads and collates is busy
+        doing = "" if is_held else driver.service.describe()
+        if state.failure:
+            text = f"has failed: {state.failure}"
+        elif doing and state.phase is Phase.FILL:
+            text = f"is {doing}"
+        elif is_held or (state.phase is Phase.FILL and state.planned_steps - len(state.plan) > state.taken_steps):
+            text = f"is waiting for its trainer, which holds step {state.taken_steps - 1}"
+        else:
+            text = f"is in phase {state.phase} of round {state.round}"
+        return RankStatus(text, state.failure)
+
+    # Ending ----------------------------------------------------------------------------------------------------------
+
+    def _check_ending(self) -> None:
+        if self._lost_to:
+            raise UsageError(f"this iterator has lost epoch {self.driver.epoch} before its end: {self._lost_to}")
+        if self._has_left:
+            return
+        self.driver.close_trace()
+        if self.driver.defect is not None:
+            raise self.driver.defect
+        if not _is_complete(self.driver.state):
+            raise make_error(self.driver.state.outcome, self.driver.exchange.roster) from self.driver.failure
+        if self.driver.state.planned_steps < self.driver.cursor.first_step:
+            raise JobError(CHANGED, rank=None, cause=CHANGED)  # on all ranks: they count the same steps
+        self.is_exhausted = True
+
+    def leave(self, lost_to: str = "") -> None:
+        """Ends the consumer's part: it takes no further step. Does not wait. ``lost_to`` says who does this in its place."""
+        if os.getpid() != self._pid:
+            return
+        with self._condition:
+            if self._has_left:
+                return
+            # One that has had the last step of a complete epoch loses nothing.
+            has_had_all = self._is_last(self.driver.next_step - 1)
+            self._has_left, self._lost_to = True, "" if has_had_all else lost_to
+            self.driver.drop_batches()
+            self.driver.submit(ConsumerStopped())
+        self.driver.exchange.urge()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the epoch has finished on this rank, and returns whether it has."""
+        with self._condition:
+            return self._condition.wait_for(lambda: self.driver.is_finished, timeout_s)
+
+    def close(self) -> None:
+        """Ends the epoch on this rank, at its end or after `leave`."""
+        self._is_closed = True
+        self.driver.close()
+
+    def leave_and_close(self, timeout_s: float, lost_to: str = "") -> None:
+        """Leaves, waits until all ranks know, or for so long, and closes."""
+        self.leave(lost_to)
+        self.wait(timeout_s)
+        self.close()
+
+
+def _is_complete(state: State) -> bool:
+    return state.outcome is not None and state.outcome.kind is OutcomeKind.COMPLETE
+
+
+def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
+    """Returns what a consumer is told of an epoch that is not complete: which rank, and why."""
+    if outcome is None:
+        return OdbError("the epoch has ended without an outcome")
+    who = "a rank that could not be named" if outcome.rank is None else roster.name(outcome.rank)
+    cause = outcome.cause
+    match outcome.kind:
+        case OutcomeKind.STOPPED:
+            what = "left the loop before its end"
+        case OutcomeKind.FAILED:
+            what = "failed"
+        case OutcomeKind.MISMATCH:
+            what = "is configured differently"
+            cause = cause.replace("rank 0 ", f"{roster.name(0)} ")  # whom it is compared with
+        case _:
+            what = "is lost"
+    return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)

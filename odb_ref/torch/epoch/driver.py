@@ -1,0 +1,408 @@
+"""Drives the machine of one rank for one epoch: events in, effects out, in the training process whatever reads the samples.
+
+Four parties bring events, each in a thread of its own; they are handled one after another, under one lock::
+
+    sample service   SamplesRead, Collated, LocalFailed
+    exchange         Agreed, Counted, Reported, Urged, PeerLost
+    consumer         StepTaken, ConsumerStopped, BudgetAccepted
+    budget schedule  BudgetAccepted, asked once a round (R15.4)
+
+and every effect is performed in `EpochDriver._perform`::
+
+    Read, Collate                        the sample service reads, collates
+    PostOffer, PostCounts, PostReport    the exchange posts
+    Deliver                              nothing: the state's queue says what may be taken
+    Finish                               both have nothing more to do in this epoch
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
+from odb_ref.core.config import Config
+from odb_ref.core.effects import (
+    Collate,
+    Deliver,
+    Effect,
+    Finish,
+    PostCounts,
+    PostOffer,
+    PostReport,
+    Read,
+)
+from odb_ref.core.errors import OdbError, UsageError
+from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken
+from odb_ref.core.machine import Machine
+from odb_ref.core.resume import Resumed, compute_round_start
+from odb_ref.core.state import Phase, State
+from odb_ref.core.types import Group, Sample, Step, StepCounts, make_sample
+from odb_ref.torch.epoch.cursor import Cursor, PlannedRound
+from odb_ref.torch.exchange.exchange_thread import Exchange
+from odb_ref.torch.plan.order import make_plan
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.plan.state import Progress
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.quarantine import QuarantineError
+from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
+from odb_ref.trace.writing import TraceWriter
+
+CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
+_CLOSED: Final = "its consumer left, and its loader was closed before all ranks knew"
+
+
+class EpochDriver:
+    """One epoch of one rank. Safe to call from any thread: `condition` is its lock, notified after each event."""
+
+    def __init__(
+        self,
+        config: Config,
+        service: SampleService,
+        exchange: Exchange,
+        start: EpochStart,
+        *,
+        schedule: BudgetSchedule | None = None,
+        accumulation_steps: int = 1,
+    ) -> None:
+        self.condition = threading.Condition(threading.RLock())
+        self.service = service
+        self.exchange = exchange
+        self.epoch = start.epoch
+        self.quarantine = start.make_quarantine()
+        """The samples set aside on this rank."""
+        self.doubts: deque[str] = deque()
+        """What the user is still to be warned of."""
+        self.cursor = Cursor(config, start, accumulation_steps)
+        self._config = config
+        self._start = start
+        self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
+        self._machine = Machine(config, self._record)
+        self._trace: TraceWriter | None = None
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+        self.has_begun = False
+        """True once the machine has begun."""
+        self._is_reading = False
+        """True once the service knows of the epoch."""
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self._batches: dict[int, object] = {}
+        """The batches that are ready, by the number of their step."""
+        self._is_wanted = True
+        self._uncollated: set[int] = set()
+        """The steps of the round being collated whose batches are still to come."""
+        self.failure: BaseException | None = None
+        """What failed on this rank first: the cause of the error that its consumer is told."""
+        self.defect: BaseException | None = None
+        """Why this machine cannot go on, if it cannot: an error of ours, of a rule, or of a peer's message."""
+
+    # Beginning and end -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Starts reading what the first round begins with.
+
+        Raises: what starting a process or sending a data set raises that is not an Exception.
+        """
+        start, checkpoint = self._start, self._start.checkpoint
+        with self.condition:
+            try:
+                if start.trace is not None:
+                    self._trace = TraceWriter(
+                        start.trace, self._config, driver="torch", epoch=start.epoch, workers=start.workers
+                    )
+                plan = make_plan(start, self.quarantine)
+                self._is_reading = True
+                self.service.begin(plan, self, start.read_ahead)
+            except Exception as error:  # a data set that cannot be sent to a worker, say
+                self.on_error(describe(error), error)
+            except BaseException as error:  # Ctrl-C, or what the data set raises while it is sent
+                self.on_error(describe(error), error)
+                raise
+            else:
+                if checkpoint is not None and checkpoint.start.carried:
+                    self.service.read(len(checkpoint.start.carried))
+                elif not self.failure:
+                    self._begin_machine(())
+
+    def _begin_machine(self, carried: tuple[Sample, ...]) -> None:
+        """Begins the protocol, with the samples carried into the first round."""
+        checkpoint = self._start.checkpoint
+        try:
+            effects = self._machine.begin(self._start.make_first() if checkpoint is None else checkpoint.start, carried)
+            self.has_begun = True
+            self._accept(self._acceptance.begin(self.state.accepted_tokens))
+        except UsageError as error:  # the samples carried are not what they were
+            self.on_error(describe(error), error)
+        else:
+            self._perform(effects)
+
+    def close(self) -> None:
+        """Ends the service's epoch; one whose ranks do not all know that it ends has failed here. Spec: R7.2."""
+        with self._closing:
+            if self._is_closed:
+                return
+            with self.condition:
+                self._is_closed = True
+                was_reading, self._is_reading = self._is_reading, False
+                self._batches.clear()
+            if was_reading:
+                self.service.end()
+            with self.condition:
+                if not self.is_finished:
+                    self.on_error(_CLOSED, OdbError(_CLOSED))
+                self.close_trace()
+                self.condition.notify_all()
+
+    def close_trace(self) -> None:
+        """Completes the trace."""
+        with self.condition:
+            trace, self._trace = self._trace, None
+            if trace is not None:
+                trace.close()
+
+    # What the sample service reports -----------------------------------------------------------------------------------
+
+    def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
+        """Takes the samples that were asked for."""
+        with self.condition:
+            if not self._is_reading or self.failure or self.is_finished:
+                return  # the epoch ends without them
+            state = self.state
+            is_first = not state.read_samples and not self._start.progress.base
+            if is_ended and not items and is_first and (fault := self.quarantine.find_emptiness()):
+                self.on_error(fault, QuarantineError(fault))
+                return
+            samples = tuple(self._make_sample(*item) for item in items)
+            if not self.has_begun:
+                self._begin_machine(samples)
+            elif not items and self._is_stuck(state):
+                fault = (
+                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger window=, "
+                    f"or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
+                )
+                self.on_error(fault, QuarantineError(fault))
+            else:
+                self.submit(SamplesRead(samples, is_ended, is_full))
+
+    def _is_stuck(self, state: State) -> bool:
+        """Returns True when nothing is held while the ranks still draw: only an update may hold nothing. Spec: R14.5, R16.5."""
+        is_free = self._config.update_samples is None
+        return self._start.is_shared and is_free and not state.window and not state.is_ended
+
+    def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
+        return make_sample(self._start.get_id(place), self.quarantine.get_position(place), length, supervised, costs)
+
+    def on_bad(self, place: int, cause: str) -> None:
+        """Sets a sample aside; it lies behind those reported before. Spec: R11."""
+        with self.condition:
+            if not self._is_reading:
+                return
+            fault = self.quarantine.find_contradiction(place, cause) or self.quarantine.add(place, cause)
+            if fault:
+                self.on_error(fault, QuarantineError(fault))
+
+    def on_doubt(self, text: str) -> None:
+        """Keeps a warning for the training thread."""
+        with self.condition:
+            self.doubts.append(text)
+
+    def on_batch(self, number: int, batch: object) -> None:
+        """Keeps the batch of a step until it is taken; with the last of a round the round is ready."""
+        with self.condition:
+            if number not in self._uncollated or not self._is_reading:
+                return
+            if self._is_wanted and number >= self.cursor.first_step:
+                self._batches[number] = batch
+            self._uncollated.remove(number)
+            self._tell_collated()
+
+    def _tell_collated(self) -> None:
+        if not self._uncollated:
+            self.submit(Collated(self.state.round - 1))
+
+    def on_error(self, cause: str, error: BaseException) -> None:
+        """Fails this rank: reading, collating or the process that does both. Spec: R7.2. Preserves: ABORT."""
+        with self.condition:
+            if self.failure is not None or self.is_finished:
+                return
+            self.failure = error
+            if not self.has_begun:
+                # Which round it begins with does not matter: a failure ends the epoch whatever round the others are in.
+                self._machine.begin()
+                self.has_begun = True
+            self.submit(LocalFailed(cause))
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, event: Event) -> None:
+        """Handles an event, after those that came before it."""
+        with self.condition:
+            self._events.append(event)
+            if self._is_handling:
+                return  # it comes of an effect: that event is handled to its end first
+            self._is_handling = True
+            try:
+                while self._events and self.defect is None:
+                    self._handle(self._events.popleft())
+            except BaseException as error:  # half an event handled: the other ranks must not wait for the rest
+                self._break(error)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                self._is_handling = False
+                self.condition.notify_all()
+
+    def _handle(self, event: Event) -> None:
+        if self.state.phase is Phase.DONE and not isinstance(event, StepTaken):
+            return
+        if isinstance(event, BudgetAccepted):
+            self._accept(self._acceptance.tell(event.tokens))
+            return
+        effects = self._machine.handle(event)
+        if isinstance(event, Counted):
+            self._ask_schedule()
+            self._note_round(effects)
+        self._perform(effects)
+        self._skip()
+
+    def _break(self, error: BaseException) -> None:
+        """Ends the exchange: this rank cannot go on, and no other may wait for it."""
+        self.defect = error
+        self._events.clear()
+        if self._is_reading:
+            self.service.stop()
+        self.exchange.abort(describe(error))
+
+    def _ask_schedule(self) -> None:
+        """Asks the budget schedule what this rank accepts from now on; one that raises has failed. Spec: R15.4."""
+        try:
+            acceptance = self._acceptance.ask(self.state.planned_steps, self.state.agreed_tokens)
+        except Exception as error:
+            self.on_error(f"its budget schedule: {describe(error)}", error)
+        else:
+            self._accept(acceptance)
+
+    def _accept(self, acceptance: Acceptance) -> None:
+        """Tells the machine what this rank accepts, where that has changed. Spec: R15.4."""
+        self._acceptance = acceptance
+        if acceptance.offered_tokens != self.state.accepted_tokens:
+            self._machine.handle(BudgetAccepted(acceptance.tokens))
+
+    def _note_round(self, effects: Sequence[Effect]) -> None:
+        begins = compute_round_start(self.state)
+        begun = self.cursor.next_start
+        steps = next(effect.steps for effect in effects if isinstance(effect, Collate))
+        # With a shard of its own the positions say where the samples stand.
+        carried = begins.carried if self._start.is_shared else ()
+        self.cursor.plan(
+            PlannedRound(
+                steps=steps,
+                next_start=begins,
+                budget_tokens=min(self._config.budget_tokens, begun.agreed_tokens),
+                known_places=self.quarantine.get_known(begins.read_samples, begun.is_ended),
+                carried_places=tuple(map(self.quarantine.get_place, carried)),
+            )
+        )
+
+    def _skip(self) -> None:
+        """Takes the steps that were trained on before the state was saved. Spec: R10.2."""
+        while self.cursor.is_skipping and self.next_step < self.taking_limit and not self._events:
+            self.cursor.advance()
+            self._events.append(StepTaken())
+            if self.next_step == self.cursor.first_step and not self.cursor.is_as_saved:
+                self.on_error(CHANGED, OdbError(CHANGED))
+
+    # Effects ---------------------------------------------------------------------------------------------------------
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Read(count, first):
+                    self._read(count, first)
+                case Collate(_, steps):
+                    self._uncollated = {step.number for step in steps}
+                    if self._is_reading:
+                        self.service.collate(tuple(map(self._make_request, steps)))
+                    self._tell_collated()
+                case PostOffer() | PostCounts() | PostReport():
+                    self.exchange.post(effect)
+                case Deliver():
+                    pass
+                case Finish():
+                    if self._is_reading:
+                        self.service.stop()
+                    self.exchange.finish()
+                case _:
+                    assert_never(effect)
+
+    def _read(self, count: int, first: int | None) -> None:
+        """Asks for samples: the next ones, those of an update, or with shared shards what was drawn. Spec: R14.4, R16.2."""
+        if not self._start.is_shared:
+            if self._is_reading:
+                end = None if first is None else first + count
+                self.service.read(count, self._get_places(self.state.window), end)
+            return
+        places = range(first or 0, (first or 0) + count)
+        self.quarantine.draw(places)
+        if self._is_reading:
+            left_out = frozenset(self._start.progress.bad + self._start.progress.gone)
+            items = [(place, self._start.get_key(place)) for place in places if place not in left_out]
+            self.service.draw(items, is_last=self.state.is_ended)
+
+    def _make_request(self, step: Step) -> BatchRequest:
+        return BatchRequest(step.number, self._get_places(step.group), step.number >= self.cursor.first_step)
+
+    def _get_places(self, samples: Group) -> tuple[int, ...]:
+        return tuple(self.quarantine.get_place(sample.position) for sample in samples)
+
+    def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
+        if self._trace is not None:
+            self._trace.record(rank, event, effects, time.monotonic() - self._start.started_s)
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The machine's state."""
+        return self._machine.state
+
+    @property
+    def is_finished(self) -> bool:
+        """True when nothing more happens on this rank by itself."""
+        return self.defect is not None or self.state.phase is Phase.DONE
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that is taken next."""
+        return self.cursor.next_step
+
+    @property
+    def taking_limit(self) -> int:
+        """Steps numbered below this may be taken."""
+        state = self.state
+        if self.defect is not None or not self.has_begun:
+            return 0
+        return min(state.taken_steps + len(state.queue), state.step_limit)
+
+    def take(self) -> tuple[Step, object, StepCounts]:
+        """Returns the next step, which must be available, with its batch and the counts of its accumulation window."""
+        number = self.next_step
+        counts = self.cursor.sum_counts(self.cursor.compute_window(number))
+        step = self.cursor.advance()
+        batch = self._batches.pop(number, None)
+        self.submit(StepTaken())
+        return step, batch, counts
+
+    def drop_batches(self) -> None:
+        """Forgets the batches that are ready, and those to come: their consumer has left."""
+        self._is_wanted = False
+        self._batches.clear()
+
+    def compute_progress(self) -> Progress:
+        """Returns where the epoch stands after the last taken step."""
+        with self.condition:
+            return self.cursor.compute_progress(self.quarantine)

@@ -1,0 +1,67 @@
+"""Counters of an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import add
+
+from odb_ref.core.types import StepCounts
+from odb_ref.torch.reading.costs import Resources
+
+
+@dataclass(slots=True)
+class EpochMetrics:
+    """Counters of one epoch on one rank."""
+
+    started_s: float
+    steps: int = 0
+    idle_steps: int = 0
+    samples: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    budgets_tokens: int = 0
+    """The sum of the budgets that were in force."""
+    budget_tokens: int = 0
+    """That of the step taken last."""
+    global_tokens: int = 0
+    """Real tokens of the steps on all ranks."""
+    costs: tuple[int, ...] = ()
+    """Amounts of further resources."""
+    data_wait_s: float = 0.0
+    first_step_s: float = 0.0
+
+    def note_wait(self, began_s: float, now_s: float) -> None:
+        """Adds the time that the trainer has waited for a step."""
+        self.data_wait_s += now_s - began_s
+        if not self.steps:
+            self.first_step_s = now_s - self.started_s
+
+    def count(self, local: StepCounts, padded_tokens: int, budget_tokens: int, total: StepCounts) -> None:
+        """Adds a step that was taken: what it holds on this rank, and in ``total`` on all."""
+        self.steps += 1
+        self.idle_steps += not local.samples
+        self.samples += local.samples
+        self.real_tokens += local.tokens
+        self.padded_tokens += padded_tokens
+        self.budgets_tokens += budget_tokens
+        self.budget_tokens = budget_tokens
+        self.global_tokens += total.tokens
+        self.costs = tuple(map(add, self.costs, local.costs)) if self.costs else local.costs
+
+    def describe(self, resources: Resources, world_size: int) -> dict[str, float]:
+        """Returns the counters by slash-prefixed name."""
+        budgets_tokens = max(1, self.budgets_tokens)
+        costs = self.costs or (0,) * len(resources.limits)
+        found: dict[str, float] = {f"odb/{name}": cost for name, cost in zip(resources.names, costs, strict=True)}
+        return found | {
+            "odb/steps": self.steps,
+            "odb/idle_steps": self.idle_steps,
+            "odb/samples": self.samples,
+            "odb/tokens": self.real_tokens,
+            "odb/token_budget": self.budget_tokens,
+            "odb/padding_ratio": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0,
+            "odb/fill": self.real_tokens / budgets_tokens,
+            "odb/efficiency": self.global_tokens / (world_size * budgets_tokens),
+            "odb/data_wait_s": self.data_wait_s,
+            "odb/first_step_s": self.first_step_s,
+        }

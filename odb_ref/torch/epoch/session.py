@@ -1,0 +1,113 @@
+"""What outlives an epoch of a loader: its exchange, its sample service, and the epoch that is under way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.epoch.cleanup import CLEANUP
+from odb_ref.torch.epoch.delivery import Delivery
+from odb_ref.torch.exchange.exchange_thread import Exchange
+from odb_ref.torch.reading.service import SampleService
+
+REPLACED: Final = (
+    "another iteration over its loader has begun, and a loader has one epoch at a time (for two at once, as in zip or nested "
+    "loops, make two loaders)"
+)
+LOADED: Final = "load_state_dict has chosen where its loader goes on, with the next iteration"
+LEAVE_S: Final = 2.0
+"""How long closing waits for the other ranks to learn of it."""
+
+_closing: list[Session] = []
+"""Sessions that may still be taking leave: a new process group waits for them, so that groups come and go in one order."""
+
+
+class Session:
+    """The moving parts of one loader; `ODBDataLoader` is their owner. ``forget`` is told of each epoch that has ended."""
+
+    def __init__(self, forget: Callable[[Delivery], None]) -> None:
+        self._forget = forget
+        self._lock = threading.Lock()
+        self._exchange: Exchange | None = None
+        self._service: SampleService | None = None
+        self._delivery: Delivery | None = None
+        self._is_closed = False
+        self._pid = 0
+        """The process that the moving parts belong to, once there are any."""
+
+    @property
+    def _is_inherited(self) -> bool:
+        """True in a child forked from the process that iterates: nothing here is its own, and no thread came along."""
+        return self._pid not in (0, os.getpid())
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange, once it is set up."""
+        return self._exchange
+
+    def get_exchange(self, make: Callable[[], Exchange]) -> Exchange:
+        """Returns the exchange, made at first use.
+
+        Raises: UsageError when the loader is closed, or another process's, and what ``make`` raises.
+        """
+        if self._is_inherited:
+            raise UsageError(f"this loader belongs to process {self._pid}, which has forked this one: make one here")
+        if self._is_closed:
+            raise UsageError("this loader is closed")
+        self._pid = os.getpid()
+        if self._exchange is None:
+            while _closing:
+                _closing.pop().close()
+            self._exchange = make()
+            CLEANUP.watch(self)
+        return self._exchange
+
+    def get_service(self, make: Callable[[], SampleService]) -> SampleService:
+        """Returns where samples are read, made at first use."""
+        if self._service is None:
+            self._service = make()
+        return self._service
+
+    def begin(self, delivery: Delivery) -> None:
+        """Starts an epoch. The one before must have ended: see `end_epoch`."""
+        self._delivery = delivery
+        delivery.begin()
+
+    def refuse(self, delivery: Delivery, error: BaseException) -> None:
+        """Has an epoch that cannot begin on this rank fail on all of them. Spec: R7.2. Preserves: ABORT."""
+        self._delivery = delivery
+        delivery.begin(error)
+
+    def end_epoch(self, timeout_s: float, lost_to: str = "") -> None:
+        """Ends the epoch that is under way, if any, and waits until all ranks know. ``lost_to`` is for its iterator to say."""
+        if self._is_inherited:
+            return
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            delivery.leave_and_close(timeout_s, lost_to)
+            self._forget(delivery)
+
+    def close(self) -> None:
+        """Ends everything: leaves the epoch, takes leave of the other ranks, ends workers. Does nothing in a forked child."""
+        if self._is_inherited:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            exchange, service = self._exchange, self._service
+            self.end_epoch(LEAVE_S, "its loader was closed")
+            if exchange is not None:
+                exchange.close()
+            if service is not None:
+                service.close()
+            if exchange is not None:
+                exchange.join(1.0)
+
+    def close_soon(self) -> None:
+        """Has `close` done soon, at the latest before the next loader starts. Safe in a finalizer."""
+        _closing.append(self)
+        CLEANUP.submit(self.close)

@@ -1,0 +1,329 @@
+"""The exchange: one thread per loader that performs the posts of one rank, and keeps the ranks in touch meanwhile.
+
+A rank with nothing to post yet still takes part, at least every ``TICK_S``, saying so. An agreement counts only when every
+rank has posted; until then it is a *tick*. Ticks carry what must not wait for a slow trainer: that some rank has stopped or
+failed (the others are then urged, R5.9), and which rank has not posted yet. So no collective lasts longer than a tick and the
+moment that a machine takes to answer, however long a trainer takes for a step, an evaluation or a checkpoint. When all ranks
+are ready, an agreement is a single collective. Which rank is gone, the links say on which the collectives run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, assert_never
+
+from odb_ref.core.effects import Post, PostCounts, PostOffer, PostReport
+from odb_ref.core.events import Agreed, Counted, Event, PeerLost, Reported, Urged
+from odb_ref.core.offer import NONE, WIRE_SIZE, Offer
+from odb_ref.core.peers import POST_SIZE, to_wire
+from odb_ref.core.types import StepCounts
+from odb_ref.torch.exchange.blocked import Wait, blocked, end_all, find_other
+from odb_ref.torch.exchange.collectives import Transport
+from odb_ref.torch.exchange.identity import LoaderIdentity, describe_crossed
+from odb_ref.torch.exchange.link import Activity, End, EndedError
+
+TICK_S: Final = 0.2
+IDLE_TICK_S: Final = 0.5
+FAILED_S: Final = 2.0
+"""How long a rank that has failed waits for the others to agree: one may never post again, its data set blocks."""
+
+LEFT: Final = "it has closed its loader, or ended"
+
+Submit = Callable[[Event], None]
+
+_LOWEST: Final = -(2**63) + 1
+_NOTHING: Final = (_LOWEST,) * POST_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What a rank is doing, and why it has failed, if it has."""
+
+    text: str = "has not begun its epoch"
+    failure: str = ""
+
+
+class Exchange:
+    """The exchange of one loader, over all its epochs. Its thread starts with the first epoch."""
+
+    def __init__(self, transport: Transport, identity: LoaderIdentity, timeout_s: float = 60.0) -> None:
+        self._transport: Transport | None = transport
+        self.roster = transport.roster
+        self.rank = self.roster.rank
+        self.world_size = self.roster.world_size
+        self.identity = identity
+        self._timeout_s = timeout_s
+        self._condition = threading.Condition()
+        self._post: Post | None = None
+        self._submit: Submit | None = None
+        self._is_urgent = False
+        self._is_closing = False
+        self._end: PeerLost | None = None
+        self._thread: threading.Thread | None = None
+        self._describe: Callable[[], RankStatus] = RankStatus
+        self._missing: int | None = None
+        """The first process that had not posted at the last tick."""
+        self._failed_s: float | None = None
+        self._waits = 0
+        """Threads of the consumer that wait for a step."""
+        self._crossed_s: float | None = None
+        """Since when another rank is known to wait for this one in another loader, while this one waits for it here."""
+        transport.set_describe(self._describe_activity)
+        self.exchange_s = 0.0
+        """Seconds spent in collectives that brought an answer."""
+        self.exchanges = 0
+
+    def open(self, submit: Submit, describe: Callable[[], RankStatus]) -> PeerLost | None:
+        """Begins an epoch: answers go to ``submit``, which returns when the next post is made, if the answer leads to one.
+        ``describe`` says what this rank is doing, for others that wait for it.
+
+        What comes back is not None when the exchange has ended before.
+        """
+        with self._condition:
+            self._submit, self._post, self._is_urgent = submit, None, False
+            self._describe, self._missing, self._failed_s = describe, None, None
+            end = self._end
+            if end is None and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="odb-exchange", daemon=True)
+                self._thread.start()
+            return end
+
+    def post(self, post: Post) -> None:
+        """Takes part in the next exchange with ``post``. Does not wait."""
+        with self._condition:
+            self._post = post
+            if isinstance(post, PostOffer):
+                has_failed = post.offer.failed_rank != NONE
+                self._is_urgent = self._is_urgent or has_failed or post.offer.stop_rank != NONE
+                self._failed_s = time.monotonic() if has_failed else None
+            self._condition.notify_all()
+
+    def urge(self) -> None:
+        """Urges the other ranks from the next tick to the end of the epoch: this rank's consumer has left. Spec: A6, R5.9.
+
+        Not only once an offer says so: the offer that is open may say nothing of it, and wait for a rank whose consumer's
+        thread is the one that reads.
+        """
+        with self._condition:
+            self._is_urgent = self._submit is not None
+            self._condition.notify_all()
+
+    def finish(self) -> None:
+        """Ends an epoch on this rank."""
+        with self._condition:
+            self._submit = self._post = self._missing = self._failed_s = None
+            self._is_urgent = False
+            self._describe = RankStatus
+
+    def find_awaited(self) -> Activity | None:
+        """Returns which process the exchange waits for, by its place in the roster, and what that one says it is doing.
+
+        None when it waits for none.
+        """
+        transport, missing = self._transport, self._missing
+        activity = transport.find_awaited() if transport is not None else None
+        return activity or (None if missing is None else Activity(missing, "has not said what it is doing"))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Says, while the body runs, that the consumer waits: ranks in other loaders may wait for it. Spec: R18.2."""
+        with blocked(Wait(self.identity, self._find_awaited_rank, self._end_crossed)):
+            with self._condition:
+                self._waits += 1
+            try:
+                yield
+            finally:
+                with self._condition:
+                    self._waits -= 1
+
+    def _find_awaited_rank(self) -> int:
+        missing = self._missing
+        return -1 if missing is None or self._post is None else self.roster.processes[missing]
+
+    def _describe_activity(self) -> Activity:
+        loader, awaited = find_other(self.identity)
+        text = self._describe().text
+        return Activity(self.roster.place, f"{text}: it waits in {loader}" if loader else text, 0, loader, awaited)
+
+    def _check_crossed(self, transport: Transport) -> None:
+        """Ends the exchange when the process that it waits for waits for this one, in another loader. Spec: R18.2."""
+        activity = transport.find_awaited()
+        own = self.roster.processes[self.roster.place]
+        is_crossed = self._waits > 0 and activity is not None and activity.awaited == own
+        if activity is None or not is_crossed:
+            self._crossed_s = None
+            return
+        now_s = time.monotonic()
+        self._crossed_s = self._crossed_s or now_s
+        # Where threads begin loaders in no fixed order, one may be on its way.
+        if now_s - self._crossed_s > self._timeout_s / 2:
+            other = self.roster.processes[activity.rank]
+            end_all(other, describe_crossed(own, self.identity, other, activity.loader))
+
+    def _end_crossed(self, rank: int, cause: str) -> None:
+        place = self.roster.processes.index(rank) if rank in self.roster.processes else None
+        self._end_all(End(PeerLost(place, cause), is_crossed=True))
+
+    def close(self) -> None:
+        """Takes leave of the other ranks with the next tick. Does not wait; `join` does."""
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify_all()
+            transport = self._transport if self._thread is None else None
+        if transport is not None:
+            self._give_up(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Returns True when the exchange has ended and its connections are closed; it is made to end when it has not by
+        then.
+        """
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        if thread.is_alive():
+            # Not left to itself: one that comes back while the interpreter ends would take the process down with it.
+            self._end_all(End(self._name_own(LEFT)))
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def abort(self, cause: str) -> None:
+        """Ends the exchange on all ranks, because this one cannot go on."""
+        end = self._name_own(cause)
+        with self._condition:
+            self._end = self._to_event(end)
+            self._submit = self._post = None
+        self._end_all(End(end))
+        self.close()
+
+    def _name_own(self, cause: str) -> PeerLost:
+        return PeerLost(self.roster.place, cause)
+
+    def _to_event(self, loss: PeerLost) -> PeerLost:
+        """Returns the loss of a process as that of its rank."""
+        if loss.rank is None or self.roster.peers == 1:
+            return loss
+        cause = (
+            f"{loss.cause} (peer {loss.rank % self.roster.peers}: rank {self.roster.processes[loss.rank]} of the job)"
+        )
+        return PeerLost(loss.rank // self.roster.peers, cause)
+
+    def _end_all(self, end: End) -> None:
+        transport = self._transport
+        if transport is not None:
+            transport.end(end)
+
+    # The thread ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (transport := self._transport) is not None:
+                self._exchange(transport)
+        except EndedError as error:
+            del transport
+            self._give_up(error.end)
+        except BaseException as error:  # a message that contradicts the protocol, say
+            del transport
+            text = str(error).strip().splitlines()
+            end = End(self._name_own(f"its exchange broke: {text[0] if text else repr(error)}"))
+            self._end_all(end)
+            self._give_up(end)
+
+    def _count(self, transport: Transport, counts: tuple[StepCounts, ...], wanted: int | None) -> Counted:
+        """Returns the sums of all ranks' counts; what they want goes with them, each rank's in a place of its own."""
+        own = [] if wanted is None else [0] * self.world_size
+        if wanted is not None:
+            own[self.rank] = wanted
+        values = [*flatten(counts), *own]
+        # A rank's steps count once; its other peers have formed the same ones, or the next agreement says so (R17.3).
+        sums = transport.reduce_sum([0] * len(values) if self.roster.peer else values)
+        end = len(sums) - len(own)
+        width = end // max(1, len(counts))  # an update is drawn in rounds without a step, too
+        rows = (sums[first : first + width] for first in range(0, end, width or 1))
+        return Counted(tuple(map(StepCounts.from_row, rows)), tuple(sums[end:]))
+
+    def _exchange(self, transport: Transport) -> None:
+        post = self._wait_for_post()
+        began = time.monotonic()
+        match post:
+            case PostCounts(counts, wanted):
+                answer: Event = self._count(transport, counts, wanted)
+            case PostReport(report):
+                answer = Reported(transport.gather(report))
+            case PostOffer() | None:
+                agreement = self._tick(transport, post)
+                if agreement is None:
+                    return
+                answer = Agreed(agreement)
+            case _:
+                assert_never(post)
+        self.exchange_s += time.monotonic() - began
+        self.exchanges += 1
+        with self._condition:
+            if self._post is post:
+                self._post = None
+            submit = self._submit
+            self._missing = self._crossed_s = None
+        transport.ask(None)
+        if submit is not None:
+            submit(answer)
+
+    def _wait_for_post(self) -> Post | None:
+        with self._condition:
+            if self._post is None and not self._is_closing:
+                self._condition.wait(TICK_S if self._submit is not None else IDLE_TICK_S)
+            return self._post
+
+    def _tick(self, transport: Transport, post: PostOffer | None) -> Offer | None:
+        """Returns the agreement, or None when some rank has not posted yet."""
+        with self._condition:
+            is_leaving = self._is_closing and self._submit is None
+            flags = (
+                -self.roster.place if post is None else _LOWEST,
+                int(self._is_urgent),
+                -self.roster.place if is_leaving else _LOWEST,
+            )
+        answer = transport.reduce_offers((*(to_wire(post) if post is not None else _NOTHING), *flags))
+        missing, is_urgent, leaving = answer[POST_SIZE:]
+        if leaving != _LOWEST:
+            self._give_up(End(PeerLost(-leaving, LEFT)))
+            return None
+        if missing == _LOWEST:
+            return Offer.from_wire(answer[:WIRE_SIZE])
+        self._missing = -missing
+        transport.ask(self._missing)
+        if is_urgent and post is None:
+            with self._condition:
+                submit = self._submit
+            if submit is not None:
+                submit(Urged())
+        if self._failed_s is not None and time.monotonic() - self._failed_s > FAILED_S:
+            self._end_all(End(self._name_own(self._describe().failure)))
+        if post is not None:
+            self._check_crossed(transport)
+        return None
+
+    def _give_up(self, end: End | None) -> None:
+        end = end or End(self._name_own("its loader is closed"))
+        with self._condition:
+            self._end = self._end or self._to_event(end.loss)
+            transport, self._transport = self._transport, None
+            submit, event = self._submit, self._end
+        if transport is not None:
+            # Else a rank that sees the connection end before it is told why would say that this process is gone.
+            transport.end(end)
+            transport.close()
+        if submit is not None:
+            submit(event)
+        if end.is_crossed:
+            end_all(-1 if end.loss.rank is None else self.roster.processes[end.loss.rank], end.loss.cause)
+
+
+def flatten(counts: tuple[StepCounts, ...]) -> list[int]:
+    """Counts as integers: three for each step, and one for each further resource."""
+    return list(chain.from_iterable(item.to_row() for item in counts))

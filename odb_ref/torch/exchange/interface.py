@@ -1,0 +1,113 @@
+"""Which of this host's addresses the exchange listens at, and on which ports: see docs/explanation/network.md."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from torch.distributed.distributed_c10d import Store
+
+from odb_ref.core.errors import UsageError
+
+INTERFACE_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
+"""Names the interface, as for gloo: of several, divided by commas, the first that has an address."""
+PORTS_VARIABLE: Final = "ODB_REF_PORTS"
+"""Says which ports may be used, ``29600-29699`` for instance; any, when it is not set."""
+
+_INTERFACE: Final = struct.Struct("256s")
+_SIOCGIFADDR: Final = 0x8915
+_ELSEWHERE: Final = "192.0.2.1"
+"""An address that no host has: what is sent there would go the way of the default route."""
+
+
+def choose_address(store: Store) -> str:
+    """Returns the one address to listen at: that of the named interface, else the one that reaches the job's master.
+
+    On the master's own host its name often stands for the loopback interface, which no other host reaches: there the address
+    is that of the host name, or of the default route. Loopback is left only to a master that is named so.
+    """
+    for name in os.environ.get(INTERFACE_VARIABLE, "").split(","):
+        if name and (address := _find_address_of(name)):
+            return address
+    master = find_master(store)
+    candidates = [_find_source_of(master)] if master else []
+    if not master or not _is_loopback(master):
+        candidates = [address for address in candidates if not _is_loopback(address)]
+        candidates += [*_find_addresses_of_host(), _find_source_of(_ELSEWHERE)]
+    return next((address for address in candidates if address and not _is_unusable(address)), "127.0.0.1")
+
+
+def find_master(store: Store) -> str:
+    """Returns the host that the job's store is at, else that of the environment; empty when neither says so."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    return str(getattr(store, "host", "") or os.environ.get("MASTER_ADDR", ""))
+
+
+def list_ports() -> Sequence[int]:
+    """Returns the ports that may be listened at, in the order in which they are tried; 0 for any.
+
+    Raises: UsageError when the environment names none.
+    """
+    text = os.environ.get(PORTS_VARIABLE, "")
+    if not text:
+        return (0,)
+    first, dash, last = text.partition("-")
+    with contextlib.suppress(ValueError):
+        ports = range(int(first), int(last if dash else first) + 1)
+        if ports and ports[0] > 0 and ports[-1] < 1 << 16:
+            return ports
+    raise UsageError(f"{PORTS_VARIABLE} must be a port or a range such as 29600-29699, got {text!r}")
+
+
+def _is_loopback(address: str) -> bool:
+    if address == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return False
+
+
+def _is_unusable(address: str) -> bool:
+    """Returns True of an address that means something on its own interface only."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
+
+
+def _find_addresses_of_host() -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):
+        found = [str(item[4][0]) for item in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+    return [address for address in found if not _is_loopback(address) and _can_bind(address)]
+
+
+def _can_bind(address: str) -> bool:
+    """Returns False when the host's name stands for an address that the host does not have (any more)."""
+    with contextlib.suppress(OSError):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            return True
+    return False
+
+
+def _find_address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return ""
+
+
+def _find_source_of(target: str) -> str:
+    """Returns the address from which this host would send to another; empty when it cannot. Nothing is sent."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    return ""

@@ -1,0 +1,149 @@
+"""The listening socket of a rank, and the handshake that lets another rank in.
+
+::
+
+    who connects      secret, its number  ->
+                                          <-  "+"
+                      "!"                 ->
+
+The secret is the one that this rank has put into the store of torch.distributed: nobody gets in who has no part in the job. The
+confirmation keeps out a connection that its rank has given up since, because it was not accepted for long.
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+SECRET_BYTES: Final = 16
+MAX_PENDING: Final = 64
+"""How many handshakes may be under way; when there are more, the oldest that has not shown the secret is dropped."""
+
+_REQUEST: Final = struct.Struct(f"!{SECRET_BYTES}sI")
+_ACCEPTED: Final = b"+"
+_CONFIRMED: Final = b"!"
+
+
+class Listener:
+    """A listening socket, and the handshakes under way on it. Never waits for one of them alone."""
+
+    def __init__(self, address: str, ports: Iterable[int], secret: bytes, ranks: Iterable[int]) -> None:
+        self._secret = secret
+        self.awaited = set(ranks)
+        """Those that are to connect, and have not."""
+        self._listener = _listen(address, ports)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._pending: dict[socket.socket, bytearray] = {}
+
+    def accept(self, wait_s: float) -> list[tuple[int, socket.socket]]:
+        """Returns the ranks whose handshake is complete, with their connections; waits a while for something to happen."""
+        found = []
+        for key, _ in self._selector.select(wait_s):
+            connection = key.fileobj
+            if connection is self._listener:
+                self._begin()
+            elif isinstance(connection, socket.socket) and connection in self._pending:
+                rank = self._go_on(connection)
+                if rank is not None:
+                    found.append((rank, connection))
+        return found
+
+    def _begin(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self._pending) >= MAX_PENDING:
+            unknown = (item for item, received in self._pending.items() if len(received) < _REQUEST.size)
+            self._refuse(next(unknown, connection))
+        if connection.fileno() >= 0:
+            self._pending[connection] = bytearray()
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        if self._pending.pop(connection, None) is not None:
+            self._selector.unregister(connection)
+        connection.close()
+
+    def _go_on(self, connection: socket.socket) -> int | None:
+        """Returns the rank at the other end once the handshake is complete."""
+        received = self._pending[connection]
+        # Not a byte more than belongs to the handshake: what follows is for others to read.
+        missing = _REQUEST.size - len(received) or len(_CONFIRMED)
+        try:
+            data = connection.recv(missing)
+            received += data
+            if not data:
+                raise ConnectionAbortedError
+            if len(received) == _REQUEST.size:
+                self._check(received)
+                connection.sendall(_ACCEPTED)
+            elif len(received) > _REQUEST.size:
+                return self._complete(connection, self._check(received[: _REQUEST.size]))
+        except BlockingIOError:
+            return None
+        except OSError:
+            self._refuse(connection)
+        return None
+
+    def _check(self, request: bytearray) -> int:
+        secret, rank = _REQUEST.unpack(request)
+        if not hmac.compare_digest(secret, self._secret) or rank not in self.awaited:
+            raise ConnectionRefusedError
+        return int(rank)
+
+    def _complete(self, connection: socket.socket, rank: int) -> int:
+        self.awaited.remove(rank)
+        del self._pending[connection]
+        self._selector.unregister(connection)
+        return rank
+
+    def close(self) -> None:
+        """Accepts nobody any more."""
+        self._selector.close()
+        self._listener.close()
+        for connection in self._pending:
+            connection.close()
+        self._pending.clear()
+
+
+def connect(address: str, port: int, secret: bytes, rank: int, wait_s: float) -> socket.socket:
+    """Returns a connection to a rank that has accepted it, for ``rank``.
+
+    Raises: OSError.
+    """
+    connection = socket.create_connection((address, port), wait_s)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(_REQUEST.pack(secret, rank))
+        if connection.recv(len(_ACCEPTED)) != _ACCEPTED:
+            raise ConnectionRefusedError
+        connection.sendall(_CONFIRMED)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _listen(address: str, ports: Iterable[int]) -> socket.socket:
+    """Returns a socket that listens at the first of ``ports`` that is free; 0 lets the operating system choose.
+
+    Raises: OSError when none is.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    refused: OSError | None = None
+    for port in ports:
+        try:
+            return socket.create_server((address, port), family=family, backlog=MAX_PENDING)
+        except OSError as error:
+            refused = error
+    raise refused or OSError("there is no port to listen at")

@@ -1,0 +1,153 @@
+"""Who takes part in an exchange: the processes of the job, and which of them are one data-parallel rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from odb_ref.core.errors import UsageError
+
+DATA_PARALLEL: Final = frozenset({"batch", "dp", "dp_replicate", "dp_shard"})
+"""The names of dimensions along which ranks train on different batches, where the user does not say which these are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The processes of an exchange, in order: those of data-parallel rank 0, its *peers*, then those of rank 1, and so on.
+
+    The peers of a rank hold parts of one model (tensor, context, pipeline parallel) and train on the same batches.
+    Spec: R17.1.
+    """
+
+    processes: tuple[int, ...] = (0,)
+    """Their ranks in the job."""
+    place: int = 0
+    """Which of them this process is."""
+    peers: int = 1
+    """How many of them are one data-parallel rank."""
+    group_name: str = ""
+    """What torch calls the group of them; empty for a mesh, or where they are all of the job."""
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank of this process."""
+        return self.place // self.peers
+
+    @property
+    def peer(self) -> int:
+        """Which of its rank's peers this process is."""
+        return self.place % self.peers
+
+    @property
+    def world_size(self) -> int:
+        """The number of data-parallel ranks."""
+        return len(self.processes) // self.peers
+
+    def name(self, rank: int) -> str:
+        """Returns how a message names a rank: by its rank in the job, and where that is another by both.
+
+        One of several processes is a rank of the mesh, and what befalls a process of it says which.
+        """
+        if self.peers > 1 or self.processes[rank] == rank:
+            return f"rank {rank}"
+        return f"rank {self.processes[rank]} (rank {rank} of its group)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The ranks of a loader, as its user has named them: a process group (None: all), or a mesh and its data-parallel
+    dimensions.
+    """
+
+    process_group: dist.ProcessGroup | None = None
+    mesh: DeviceMesh | None = None
+    dimensions: tuple[int, ...] = ()
+    """The data-parallel ones of the mesh, outermost first."""
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup | None, ...]:
+        """The process groups along the data-parallel dimensions, outermost first: of a plain group it alone."""
+        if self.mesh is None:
+            return (self.process_group,)
+        return tuple(self.mesh.get_group(dimension) for dimension in self.dimensions)
+
+    def find_rank_and_size(self) -> tuple[int, int]:
+        """Returns this process's data-parallel rank, and how many there are; 0 and 1 without torch.distributed."""
+        rank, size = 0, 1
+        for group in self.groups:
+            own, many = get_rank_and_size(group)
+            rank, size = rank * many + own, size * many
+        return rank, size
+
+    def make_roster(self) -> Roster:
+        """Returns the processes that take part.
+
+        Raises: UsageError when this process is not one of them.
+        """
+        if not dist.is_available() or not dist.is_initialized():
+            return Roster()
+        if self.mesh is not None:
+            return self._make_roster_of(self.mesh)
+        group = dist.group.WORLD if self.process_group is None else self.process_group
+        if group is None or (place := dist.get_rank(group)) < 0:
+            raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's process_group")
+        processes = tuple(dist.get_process_group_ranks(group))
+        name = "" if group is dist.group.WORLD else group.group_name
+        return Roster(processes=processes, place=place, group_name=name)
+
+    def _make_roster_of(self, mesh: DeviceMesh) -> Roster:
+        others = [dimension for dimension in range(mesh.ndim) if dimension not in self.dimensions]
+        processes = tuple(int(rank) for rank in mesh.mesh.permute(*self.dimensions, *others).flatten().tolist())
+        if dist.get_rank() not in processes:
+            raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's device_mesh")
+        _, size = self.find_rank_and_size()
+        return Roster(processes=processes, place=processes.index(dist.get_rank()), peers=len(processes) // size)
+
+
+def choose_ranks(
+    process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None, mesh_dims: str | Sequence[str] | None
+) -> Ranks:
+    """Returns the ranks of a loader.
+
+    ``mesh_dims`` names the data-parallel dimensions of the mesh; without it they are those with a name in `DATA_PARALLEL`, or
+    the only one. Spec: R17.1.
+
+    Raises: UsageError when the arguments make no sense.
+    """
+    if mesh is None:
+        if mesh_dims is not None:
+            raise UsageError("mesh_dims needs device_mesh: it names dimensions of it")
+        return Ranks(process_group=process_group)
+    if process_group is not None:
+        raise UsageError("process_group and device_mesh exclude each other")
+    names = mesh.mesh_dim_names or ()
+    _, job_size = get_rank_and_size(None)
+    if mesh.size() < job_size:
+        raise UsageError(
+            f"device_mesh has {mesh.size()} of the job's {job_size} ranks: pass the whole mesh, and with mesh_dims= the names "
+            "of its data-parallel dimensions, so that model-parallel peers read the same batches whatever happens on one "
+            "of them; or process_group=, where the other ranks read nothing"
+        )
+    if mesh_dims is None and mesh.ndim == 1:
+        return Ranks(mesh=mesh, dimensions=(0,))
+    wanted = {mesh_dims} if isinstance(mesh_dims, str) else set(DATA_PARALLEL if mesh_dims is None else mesh_dims)
+    dimensions = tuple(number for number, name in enumerate(names) if name in wanted)
+    unknown = [] if mesh_dims is None else sorted(wanted.difference(names))
+    if not dimensions or unknown:
+        asked = f"mesh_dims={mesh_dims!r}" if mesh_dims is not None else f"one named {', '.join(sorted(DATA_PARALLEL))}"
+        raise UsageError(
+            f"device_mesh has the dimensions {names or mesh.ndim}: {asked} is not among them. Pass mesh_dims=, the names of "
+            "the dimensions along which ranks train on different batches"
+        )
+    return Ranks(mesh=mesh, dimensions=dimensions)
+
+
+def get_rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Returns the rank and the world size of this process in the group; 0 and 1 without torch.distributed."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(process_group), dist.get_world_size(process_group)

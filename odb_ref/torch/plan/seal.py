@@ -1,0 +1,68 @@
+"""The seal of a saved state: a checksum for each field, so that a damaged one is refused and says where. Spec: R10.5."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from odb_ref.core.errors import UsageError
+from odb_ref.torch.plan.state import StateDict
+
+VERSION: Final = 4
+"""Of a state's format."""
+
+_SEAL: Final = "checksums"
+
+
+def seal(fields: Mapping[str, object]) -> StateDict:
+    """Returns a state of these fields, sealed."""
+    state = {"version": VERSION, **fields}
+    return {**state, _SEAL: {name: _compute_checksum(name, value) for name, value in state.items()}}
+
+
+def check_states(given: object) -> list[Mapping[str, object]]:
+    """Returns the states that `load_state_dict` is given: one, or several in a sequence.
+
+    Raises: UsageError when one of them is none, or damaged. Spec: R10.5.
+    """
+    if isinstance(given, Mapping):
+        return [check_seal(given)]
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise UsageError(
+            f"load_state_dict: expected a state, or a list of those of all ranks, got {type(given).__name__}"
+        )
+    return list(map(check_seal, given))
+
+
+def check_seal(state: object) -> Mapping[str, object]:
+    """Returns the state, whose fields are those that `seal` was given.
+
+    Raises: UsageError when they are not, or it was not sealed by this version.
+    """
+    if not isinstance(state, Mapping):
+        raise UsageError(f"load_state_dict: a state is a dict, got {type(state).__name__}")
+    if (version := state.get("version")) != VERSION:
+        found = version if isinstance(version, int) and 0 <= version < 2**16 else "unknown"
+        raise UsageError(f"load_state_dict: the state is of version {found}, this library reads {VERSION}")
+    checksums = state.get(_SEAL)
+    if not isinstance(checksums, Mapping):
+        raise UsageError(f"load_state_dict: the field {_SEAL!r} of the state is missing or damaged")
+    for name in {**checksums, **state}:
+        if name == _SEAL:
+            continue
+        if name not in state:
+            raise UsageError(f"load_state_dict: the field {name!r} of the state is missing")
+        if checksums.get(name) != _compute_checksum(name, state[name]):
+            raise UsageError(f"load_state_dict: the field {name!r} of the state is not what was saved")
+    return state
+
+
+def _compute_checksum(name: object, value: object) -> str:
+    """Returns a checksum of a field of plain values; of any other an empty one, which no field has."""
+    try:
+        text = json.dumps([name, value], sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

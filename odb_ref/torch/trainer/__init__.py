@@ -1,1 +1,0 @@
-"""The side of the trainer: it hands out the steps that are ready, takes part in the exchange, and decides nothing."""

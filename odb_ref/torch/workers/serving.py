@@ -1,0 +1,306 @@
+"""The loader process: a `ReadPipeline` that is told over a pipe what to do, and the workers of the inner DataLoader under it.
+
+It ends when it is told to, or with the process that has started it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Final, assert_never
+
+import torch
+
+from odb_ref.core.errors import OdbError
+from odb_ref.torch.exchange.process_table import look_at
+from odb_ref.torch.reading import collate_workers
+from odb_ref.torch.reading.collate_workers import Pipe
+from odb_ref.torch.reading.description import describe
+from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
+from odb_ref.torch.reading.serialization import pack
+from odb_ref.torch.reading.service import ReadItem
+from odb_ref.torch.workers.watching import Stops
+from odb_ref.torch.workers.wire import (
+    BatchMade,
+    BeginEpoch,
+    CollateRequest,
+    Doubt,
+    DrawRequest,
+    EndEpoch,
+    EpochNotice,
+    Exit,
+    Failed,
+    Heartbeat,
+    Notice,
+    ReadRequest,
+    Request,
+    SamplesMeasured,
+    SetAside,
+    StopRequest,
+)
+
+WATCH_S: Final = 0.5
+"""How often a loader process looks whether the training process and its own workers are still there, and says that it is."""
+
+ORPHAN_CODE: Final = 83
+"""The exit code of a process that ends because the one that started it is gone: no other code of ours or of Python's."""
+
+_OWN_SIGNALS: Final = (signal.SIGKILL, signal.SIGSTOP)
+"""Those that no process can choose an answer to."""
+
+
+class LoaderProcessError(OdbError, RuntimeError):
+    """Something failed in the loader process; the text is its traceback."""
+
+
+class _Sender:
+    """Sends messages in order from a thread of its own, so that no other thread waits for the pipe.
+
+    The training process may wait until its own message is read before it reads ours.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._messages: queue.SimpleQueue[EpochNotice | Heartbeat | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="odb-send", daemon=True)
+        self._thread.start()
+
+    def send(self, message: EpochNotice | Heartbeat) -> None:
+        self._messages.put(message)
+
+    def close(self) -> None:
+        """Waits until everything is sent."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._messages.get()) is not None:
+            try:
+                self._pipe.send(message)
+            except BaseException as error:  # no shared memory left for a batch, or one that cannot be pickled
+                if isinstance(message, EpochNotice):
+                    self._send_failure(message.epoch, error)
+
+    def _send_failure(self, epoch: int, error: BaseException) -> None:
+        try:
+            self._pipe.send(EpochNotice(epoch, _make_failure(describe(error), error)))
+        except OSError:  # the training process is gone
+            os._exit(1)
+
+
+def _make_failure(cause: str, error: BaseException) -> Failed:
+    return Failed(cause, "".join(traceback.format_exception(error)))
+
+
+class _Reporter:
+    """Sends what a `SampleListener` is told in one epoch."""
+
+    def __init__(self, sender: _Sender, epoch: int) -> None:
+        self._sender = sender
+        self._epoch = epoch
+
+    def _send(self, notice: Notice) -> None:
+        self._sender.send(EpochNotice(self._epoch, notice))
+
+    def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
+        self._send(SamplesMeasured.pack(items, is_ended=is_ended, is_full=is_full))
+
+    def on_batch(self, number: int, batch: object) -> None:
+        self._send(BatchMade(number, pack(batch)))
+
+    def on_doubt(self, text: str) -> None:
+        self._send(Doubt(text))
+
+    def on_bad(self, place: int, cause: str) -> None:
+        self._send(SetAside(place, cause))
+
+    def on_error(self, cause: str, error: BaseException) -> None:
+        self._send(_make_failure(cause, error))
+
+
+def _is_orphaned(forked_from: int | None) -> bool:
+    """Returns True when the process that started this one is gone: a fork server, which may have forked it, is not asked.
+
+    What multiprocessing keeps to tell by is a pipe, whose end may be closed by mistake or with the object that stands for this
+    process: so where that says that it is gone, the operating system has to say the same.
+    """
+    if forked_from is not None:
+        return os.getppid() != forked_from
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.pid is None or (not parent.is_alive() and not _is_there(parent.pid))
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        look = look_at(pid)
+    except OSError:  # it cannot be told
+        return True
+    return look is not None and not look.is_ended
+
+
+def _watch(forked_from: int | None, look: Callable[[], object]) -> None:
+    """Ends this process when the one that started it is gone; has a look now and then."""
+    while not _is_orphaned(forked_from):
+        look()
+        time.sleep(WATCH_S)
+    os._exit(ORPHAN_CODE)
+
+
+def _start_watch(forked_from: int | None, look: Callable[[], object] = lambda: None) -> None:
+    threading.Thread(target=_watch, args=(forked_from, look), name="odb-watch", daemon=True).start()
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkerInit:
+    """What a worker does first: it sees to it that it does not outlive the loader process, then does what the user asked for.
+
+    Torch's own watch does not end a worker that has more to send than the pipe holds: it waits for a reader that is gone.
+    """
+
+    watch: Callable[[], None]
+    init_fn: object
+
+    def __call__(self, worker_id: int) -> None:
+        self.watch()
+        if callable(self.init_fn):
+            self.init_fn(worker_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderTask:
+    """What a loader process starts with: its first epoch is not sent, so that starting one never waits for it."""
+
+    spec: PipelineSpec
+    pipe: Pipe
+    other_end: Pipe | None
+    """A forked copy, which would hide that the training process is gone."""
+    forked_from: int | None
+    first: BeginEpoch
+
+
+def serve(task: LoaderTask) -> None:
+    """Runs the loader process: does what it is told until it is told to end, or the training process is gone."""
+    if task.other_end is not None:
+        task.other_end.close()
+    _reset_signals()
+    torch.set_num_threads(1)
+    spec, sender = task.spec, _Sender(task.pipe)
+    watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
+    init_fn = _WorkerInit(watch, spec.options.worker_init_fn)
+    options = replace(spec.options, worker_init_fn=init_fn, collator_init_fn=watch)
+    try:
+        server = _Server(replace(spec, options=options), sender)
+    except BaseException as error:  # whatever a DataLoader refuses, or the data set's length raises
+        _Reporter(sender, task.first.epoch).on_error(describe(error), error)
+        sender.close()
+        return
+
+    def look() -> None:
+        server.check_workers(WATCH_S)
+        sender.send(Heartbeat(server.pipeline.describe()))
+
+    _start_watch(task.forked_from, look)
+    server.run(task.pipe, task.first)
+    # A reader waits for a dead worker for seconds, for one that never answers for ever: the process ends without it.
+    if server.check_workers():
+        server.pipeline.close()
+    sender.close()
+    for worker in multiprocessing.active_children():
+        worker.kill()
+
+
+def _reset_signals() -> None:
+    """Takes back what a forked process inherits: the user's handlers are for the training process to run."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and number not in _OWN_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, or a DataLoader's own: then no worker's end is seen here
+
+
+class _Server:
+    """Has a pipeline do what the training process asks for, and looks after its workers."""
+
+    def __init__(self, spec: PipelineSpec, sender: _Sender) -> None:
+        self.pipeline = ReadPipeline(spec, is_inline=False)
+        self._sender = sender
+        self._stops = Stops(spec.options.silence_s)
+        self._reporter: _Reporter | None = None
+        """Who is told that a worker is gone; None between two epochs."""
+
+    def run(self, pipe: Pipe, request: Request) -> None:
+        """Does what it is asked, ``request`` first, until it is told to end or the training process is gone."""
+        while not isinstance(request, Exit):
+            self._obey(request)
+            try:
+                request = _receive(pipe)
+            except (EOFError, ConnectionResetError):
+                return
+
+    def _obey(self, request: Request) -> None:
+        pipeline = self.pipeline
+        match request:
+            case BeginEpoch(epoch, plan, read_ahead):
+                self._reporter, reporter = None, _Reporter(self._sender, epoch)
+                try:
+                    pipeline.begin(plan, reporter, read_ahead)
+                except BaseException as error:  # whatever a sampler or a data set raises
+                    reporter.on_error(describe(error), error)
+                # Not before: workers that have died since the last epoch, and are replaced now, do not concern this one.
+                self._reporter = reporter
+            case ReadRequest(count, held, end):
+                pipeline.read(count, held, end)
+            case DrawRequest(items, is_last):
+                pipeline.draw(items, is_last=is_last)
+            case CollateRequest(requests):
+                pipeline.collate(requests)
+            case StopRequest():
+                pipeline.stop()
+            case EndEpoch():
+                self._reporter = None
+                pipeline.end()
+            case Exit():
+                pass
+            case _:
+                assert_never(request)
+
+    def check_workers(self, seconds: float = 0.0) -> bool:
+        """Looks at the workers, ``seconds`` after the last time. Returns False when one has died, or was stopped for too long;
+        the epoch has then failed. Torch itself looks every five seconds, and only for the dead.
+        """
+        reporter = self._reporter  # first: a worker of an epoch that ends meanwhile does not concern the next
+        if (worker := self.pipeline.find_dead_worker()) is not None:
+            _tell(reporter, f"{_describe(worker)} exited unexpectedly (exit code {worker.exitcode})")
+            return False
+        if (stopped := self._stops.look(self.pipeline.processes, seconds)) is not None:
+            worker, how = stopped
+            _tell(reporter, f"{_describe(worker)} {how}")
+            worker.kill()  # then nobody waits for it any longer, and the next epoch begins without it
+            return False
+        return True
+
+
+def _describe(worker: BaseProcess) -> str:
+    is_collating = worker.name.startswith(collate_workers.NAME)
+    return f"{'the process that collates' if is_collating else 'DataLoader worker'} (pid {worker.pid})"
+
+
+def _tell(reporter: _Reporter | None, cause: str) -> None:
+    if reporter is not None:
+        reporter.on_error(cause, RuntimeError(cause))
+
+
+def _receive(pipe: Pipe) -> Request:
+    request = pipe.recv()
+    if not isinstance(request, Request):
+        raise OdbError(f"unexpected message of the training process: {request!r}")
+    return request

@@ -1,0 +1,247 @@
+(** What is proved, on one page: the properties of spec/properties.md, by their names and in their order, for every number of ranks.
+
+    A state is one that any schedule leads to ([reached]): ranks read, collate, post, are answered and deliver in any order, fail,
+    are urged and learn of lost peers at any moment; consumers take steps and leave. Each theorem restates one or two of the
+    files behind it, of which README.md has the rest. *)
+Require Import List Arith Bool Permutation Sorted QArith.
+From ODB Require Import Types Grouping Alignment Layouts Runs Machine Local System Facts Protocol Ending Coupled Termination Instance Loss
+  Shards Drawing Job Gone Prompt Weight Joined Sizes Replay ReplayLoss Resume Epoch Updates.
+Import ListNotations.
+Open Scope nat_scope.
+
+Section Ranks.
+(** [W] ranks, each with its configuration, the depth of its queue, and its samples. *)
+Variable W : nat.
+Variable cfg : nat -> config.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+(** There is a rank, configurations meet what [config_ok] lists, and those with equal fingerprints are equal. *)
+Hypothesis ok : setting_ok W cfg.
+
+Notation reached := (lossy_reachable W cfg depth input).
+Notation leads_on := (lossy_path W cfg depth input).
+Notation steps s r := (steps_of (rank_of s r)).
+Notation is_join_mode := (c_is_quota (cfg 0) = false /\ c_quota (cfg 0) = None).
+Notation has_ended s r := (is_ending (rank_of s r) = true).
+Notation is_alive s r := (is_lost (rank_of s r) = false).
+Notation outcome s r := (ended_as (rank_of s r)).
+
+Lemma reached_on : forall s n t, reached s -> leads_on s n t -> reached t.
+Proof. intros s n t R L. induction L as [|s t n u L IH St]; [exact R|]. destruct (IH R) as [m P]. exists (S m). exact (lossy_on W cfg depth input (start cfg) t m u P St). Qed.
+
+(** Step j is the same step on all ranks, and in a round that both have finished two ranks have made equally many. *)
+Theorem ALIGN : forall s r q, reached s -> r < W -> q < W ->
+  (forall j x y, nth_error (steps s r) j = Some x -> nth_error (steps s q) j = Some y ->
+    s_number x = j /\ s_number y = j /\ s_round x = s_round y /\ s_counts x = s_counts y) /\
+  (forall k, k < round (rank_of s r) -> k < round (rank_of s q) ->
+    length (steps_in_round k (rank_of s r)) = length (steps_in_round k (rank_of s q))).
+Proof.
+  intros s r q R Hr Hq. split.
+  - intros j x y. exact (with_losses_rounds_are_aligned W cfg depth input ok s r q j x y R Hr Hq).
+  - intros k. exact (with_losses_every_rank_makes_the_same_number_of_steps_in_a_round W cfg depth input ok s r q k R Hr Hq).
+Qed.
+
+(** At every moment what is in steps, in alignment, in the window and unread is the rank's input. *)
+Theorem CONSERVE : forall s r, reached s -> r < W ->
+  Permutation (samples_of (steps s r) ++ concat (aligned (rank_of s r)) ++ window (rank_of s r) ++ skipn (read (rank_of s r)) (input r)) (input r).
+Proof. exact (with_losses_no_sample_goes_missing W cfg depth input ok). Qed.
+
+(** In join mode a rank whose outcome is COMPLETE has planned its whole input; done, and its consumer still there, that was given it. *)
+Theorem COVER : forall s r, reached s -> r < W -> is_join_mode -> has_ended s r -> outcome s r = Some Complete ->
+  Permutation (samples_of (steps s r)) (input r) /\
+  (at_phase (rank_of s r) = DONE -> stopped (rank_of s r) = false ->
+    Permutation (samples_of (taken (rank_of s r) ++ queue (rank_of s r))) (input r)).
+Proof.
+  intros s r R H [J Nq] E O. split.
+  - exact (with_losses_a_complete_rank_has_planned_its_whole_input W cfg depth input ok s r R H J Nq E O).
+  - intros D S. exact (with_losses_join_mode_covers W cfg depth input ok s r R H J Nq D O S).
+Qed.
+
+(** In any mode no position is in two steps. *)
+Theorem ONCE : forall s r, reached s -> r < W -> NoDup (map pos (input r)) -> NoDup (map pos (samples_of (steps s r))).
+Proof. intros s r R H Nd. apply (with_losses_no_sample_is_emitted_twice W cfg depth input ok s r R H Nd). Qed.
+
+(** Ranks that close COMPLETE have made the same steps: the fewest that reach the quota, unless a rank has planned its whole input. *)
+Theorem QUOTA : forall s r q, reached s -> r < W -> q < W -> has_ended s r -> has_ended s q -> is_alive s q -> outcome s r = Some Complete ->
+  outcome s q = Some Complete /\ length (steps s q) = length (steps s r) /\ closes_in_time W cfg input s r.
+Proof. exact (with_losses_quota_ranks_close_at_the_same_first_step W cfg depth input ok). Qed.
+
+(** Whatever processes are gone: something goes on by itself, or the loader of every process that lives is done, or it delivers to a
+    trainer inside a step that never ends. *)
+Theorem FREE : (forall r, r < W -> 1 <= depth r) -> forall gone s, reached s ->
+  goes_on W cfg depth input gone s \/
+  forall r, r < W -> gone r = false ->
+    at_phase (rank_of s r) = DONE \/ at_phase (rank_of s r) = DRAIN /\ running s r = true /\ never_ends W gone s r.
+Proof. intros D gone. exact (every_live_loader_ends_or_its_trainer_is_in_a_step_that_never_ends W cfg depth input ok D gone). Qed.
+
+(** No schedule has more than so many transitions; and without losses there are at most as many steps and rounds as samples of all ranks. *)
+Theorem TERM : (forall n s, leads_on (start cfg) n s -> n <= bound W cfg input + W) /\
+  forall s r, reachable W cfg depth input s -> r < W ->
+    length (steps s r) <= total W input /\ round (rank_of s r) <= total W input /\ length (log s) <= 2 * total W input + 2.
+Proof.
+  split; [exact (every_schedule_with_losses_ends_within_the_bound W cfg depth input ok)|exact (steps_rounds_and_exchanges_are_bounded W cfg depth input ok)].
+Qed.
+
+(** When a rank fails in a round, every rank that is not lost ends in that round or the next, and alike; by an outcome that names a rank
+    that did fail and its cause. Another outcome may only come of a round for which the rank had offered before. *)
+Theorem ABORT : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W ->
+  failure (rank_of s r) <> None -> is_ending (rank_of s r) = false -> has_ended t q -> is_alive t q ->
+  (round (rank_of t q) = round (rank_of s r) \/ round (rank_of t q) = S (round (rank_of s r))) /\
+  (exists o, outcome t q = Some o /\ outcome_true W cfg t o /\
+    (ends_by AFailure o \/ had_offered AFailure (rank_of s r) /\ round (rank_of t q) = round (rank_of s r))) /\
+  (forall i, i < W -> has_ended t i -> is_alive t i ->
+    outcome t i = outcome t q /\ round (rank_of t i) = round (rank_of t q) /\ length (released_of (rank_of t i)) = length (released_of (rank_of t q))).
+Proof.
+  intros s n t r q R L Hr Hq F E Et A.
+  pose proof (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AFailure s n t r q R L Hr Hq F E Et A) as [X Y].
+  split; [exact X|]. split; [exact Y|]. intros i Hi Ei Ai.
+  exact (ranks_that_have_ended_are_lost_or_agree W cfg depth input ok t i q (reached_on s n t R L) Hi Hq Ei Et Ai A).
+Qed.
+
+(** A step released on one rank is on every rank released, or planned, collated and ready. *)
+Theorem RELEASE : forall s r q j, reached s -> r < W -> q < W -> j < length (released_of (rank_of s r)) ->
+  j < length (released_of (rank_of s q)) \/ j < length (steps s q) /\ collated (rank_of s q) = true.
+Proof. exact (with_losses_release_needs_every_rank_ready W cfg depth input ok). Qed.
+
+(** Once a consumer has stopped, none takes more than one step beyond what that one has taken; and its stop ends every rank as a failure
+    does: in its round or the next. *)
+Theorem STOP : forall s n t r q, reached s -> leads_on s n t -> r < W -> q < W -> stopped (rank_of s q) = true ->
+  length (taken (rank_of t r)) <= length (taken (rank_of s q)) + 1 /\
+  (is_ending (rank_of s q) = false -> has_ended t r -> is_alive t r ->
+    (round (rank_of t r) = round (rank_of s q) \/ round (rank_of t r) = S (round (rank_of s q))) /\
+    exists o, outcome t r = Some o /\ outcome_true W cfg t o /\
+      (ends_by AStop o \/ had_offered AStop (rank_of s q) /\ round (rank_of t r) = round (rank_of s q))).
+Proof.
+  intros s n t r q R L Hr Hq S. split; [exact (with_losses_no_consumer_takes_more_than_one_step_beyond_one_that_stopped W cfg depth input ok s n t r q R L Hr Hq S)|].
+  intros E Et A. exact (with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_the_next W cfg depth input ok AStop s n t q r R L Hq Hr S E Et A).
+Qed.
+End Ranks.
+
+Section Shipped.
+(** The shipped configuration, in either layout and every order, by any cost, with any rule within the bounds of R3.3. *)
+Variable shape : layout.
+Variable C : nat -> nat.
+Variables W size ramp max_age print whole : nat.
+Variable limits : list nat.
+Variable first : nat -> nat.
+Variable accepts : nat -> nat -> nat.
+Variable is_quota : bool.
+Variable quota : option nat.
+Variable rule : offer -> nat.
+Variable windowed : nat -> bool.
+Variable depth : nat -> nat.
+Variable input : nat -> list sample.
+Hypothesis some : 1 <= W.
+Hypothesis costs_grow : cost_ok C.
+Hypothesis old : 1 <= max_age.
+Hypothesis bounded : within_bounds rule.
+Notation configured o := (fun _ : nat => shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print o windowed).
+
+(** It meets what all of the above asks. *)
+Theorem ASSUMPTIONS : forall o, setting_ok W (configured o).
+Proof.
+  intros o. exact (ranks_with_the_shipped_configuration_meet_every_assumption shape C W size ramp max_age print whole limits first accepts is_quota quota rule o windowed
+    some costs_grow old bounded).
+Qed.
+
+(** Every group of two or more samples fits the budget in force in its round, and the limits that shrink with it. *)
+Theorem BUDGET : forall o s r, lossy_reachable W (configured o) depth input s -> r < W ->
+  Forall (fun x => fits_in shape (budget_in_force W whole first accepts r (s_round x)) (limits_in_force W whole limits first accepts r (s_round x)) (s_group x))
+    (steps_of (rank_of s r)).
+Proof.
+  intros o. exact (every_batch_of_the_shipped_configuration_keeps_the_budget shape C W size ramp max_age print whole limits first accepts is_quota quota rule o windowed depth input
+    some costs_grow old bounded).
+Qed.
+
+(** With friendly sizes, every group has a friendly number of samples, or none. *)
+Theorem SIZES : forall friendly before s r, sizes_ok friendly ->
+  lossy_reachable W (fun _ => sized friendly C whole limits first accepts size ramp max_age is_quota quota rule print before windowed) depth input s -> r < W ->
+  Forall (fun x => is_friendly friendly (s_group x)) (steps_of (rank_of s r)).
+Proof.
+  intros friendly before s r F R H.
+  pose proof (every_batch_of_ranks_with_sizes_is_friendly_and_keeps_the_budget friendly C W size ramp max_age print whole limits first accepts is_quota quota rule before windowed
+    depth input some F costs_grow old bounded s r R H) as X. apply Forall_forall. intros x I. rewrite Forall_forall in X. apply (X x I).
+Qed.
+End Shipped.
+
+(** Of the partitions of a window under a padded budget none has fewer groups, where tokens are the only resource. *)
+Theorem FEWEST : forall budget w P, Permutation (concat P) w -> Forall (Types.fits budget []) P -> length (compute_groups budget [] w) <= length P.
+Proof. exact no_partition_under_the_budget_has_fewer_groups. Qed.
+
+(** In join mode a sample in the window of round k is in a step of round k + A or earlier, once its rank is past that round. *)
+Theorem AGE : forall W cfg depth input, setting_ok W cfg -> (forall r, r < W -> c_is_quota (cfg r) = false /\ c_quota (cfg r) = None) ->
+  (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  forall s n t r x, lossy_reachable W cfg depth input s -> lossy_path W cfg depth input s n t -> r < W -> at_phase (rank_of s r) <> COUNT ->
+  is_lost (rank_of s r) = false -> In x (window (rank_of s r)) -> round (rank_of s r) + c_max_age (cfg r) < round (rank_of t r) ->
+  exists y, In y (steps_of (rank_of t r)) /\ In x (s_group y) /\ s_round y <= round (rank_of s r) + c_max_age (cfg r).
+Proof. exact with_losses_a_sample_held_in_round_k_is_in_a_step_of_round_k_plus_max_age_at_the_latest. Qed.
+
+(** An alignment is lined up by falling cost, idle steps last; in the order sampler a rank plans its input in order. *)
+Theorem ORDER : (forall M gs target due, gauge_ok M -> StronglySorted (fun g h => cost_of M h <= cost_of M g) (fst (align M (fullest_first M) gs target due))) /\
+  forall shape C W size ramp max_age print whole limits first accepts is_quota quota rule windowed depth input,
+  1 <= W -> cost_ok C -> 1 <= max_age -> within_bounds rule -> (forall r, r < W -> rising (input r)) -> forall s r,
+  lossy_reachable W (fun _ => shipped shape C whole limits first accepts size ramp max_age is_quota quota rule print Sampler windowed) depth input s -> r < W ->
+  samples_of (steps_of (rank_of s r)) = firstn (length (samples_of (steps_of (rank_of s r)))) (input r).
+Proof.
+  split; [exact the_steps_of_an_alignment_are_lined_up_by_falling_cost|].
+  intros shape C W size ramp max_age print whole limits first accepts is_quota quota rule windowed depth input S G A B I s r R H.
+  apply (in_the_order_sampler_ranks_plan_their_input_in_order shape C W size ramp max_age print whole limits first accepts is_quota quota rule Sampler windowed depth input
+    S G A B eq_refl I s r R H).
+Qed.
+
+(** Over any run of m steps the average over ranks of their scaled losses is the mean over all supervised tokens. *)
+Theorem WEIGHT : forall W cfg depth input, setting_ok W cfg -> forall loss s r j m,
+  (forall x, length (loss x) = sup x) -> reachable W cfg depth input s -> r < W ->
+  j + m <= length (steps_of (rank_of s r)) -> 0 < counted (rank_of s r) j m ->
+  let world := window_of W loss s j m in
+  let total := counted (rank_of s r) j m in
+  Qeq (averaged world (fun b => scale_of_mean W total b * mean_loss b)%Q) (global_mean world) /\
+  Qeq (averaged world (fun b => scale_of_sum W total b * sum_loss b)%Q) (global_mean world).
+Proof. exact the_steps_of_the_system_train_on_the_global_mean. Qed.
+
+Notation one_begins_the_other a b := (is_prefix a b \/ is_prefix b a).
+
+(** Of two runs with one configuration and one input, whose sources say alike when they end, whatever the schedules, the depths and what
+    fails: the steps that a rank plans in one are the first of those that it plans in the other. *)
+Theorem REPLAY : forall W c eager input, setting_ok W (fun _ => c) ->
+  forall d d' s s' r, lossy_replays W c eager input d s -> lossy_replays W c eager input d' s' -> r < W ->
+  one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r)).
+Proof. exact with_losses_the_steps_planned_do_not_depend_on_the_schedule. Qed.
+
+(** With n samples of each of W ranks in an update, its places every W-th of the common order: update u holds only samples at the
+    places from u W n up to (u + 1) W n; and of what a COMPLETE rank has there, all. *)
+Theorem UPDATE : forall W shape C whole limits first accepts n max_age times print o depth input,
+  1 <= W -> 1 <= n -> cost_ok C -> 1 <= max_age -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  let cfg := fun _ : nat => shipped shape C whole limits first accepts n 0 max_age false None (update_rule times) print o (fun _ => false) in
+  (forall s r x y, lossy_reachable W cfg depth input s -> r < W -> In x (steps_of (rank_of s r)) -> In y (s_group x) ->
+    s_round x * (W * n) <= r + W * pos y < S (s_round x) * (W * n)) /\
+  (forall s r y u, reachable W cfg depth input s -> r < W -> is_ending (rank_of s r) = true -> ended_as (rank_of s r) = Some Complete ->
+    In y (input r) -> u * (W * n) <= r + W * pos y < S u * (W * n) -> exists x, In x (steps_of (rank_of s r)) /\ In y (s_group x) /\ s_round x = u).
+Proof. exact the_shipped_machine_trains_on_updates. Qed.
+
+(** So they are where a job is loaded from what its ranks saved, any number of times. And where the number of ranks changes, what was
+    trained on before and what a COMPLETE job of the last ranks plans are together the epoch, each item once. *)
+Theorem RESUME : forall W c eager input, setting_ok W (fun _ => c) -> (forall r i x, r < W -> nth_error (input r) i = Some x -> pos x = i) ->
+  (forall d d' s s' r, job W c eager input d s -> job W c eager input d' s' -> r < W ->
+    one_begins_the_other (steps_of (rank_of s r)) (steps_of (rank_of s' r))) /\
+  (forall (A : Type) (order trained left : list A) d s, trained_on A order trained left -> serves A W c input left -> job W c eager input d s ->
+    c_is_quota c = false -> c_quota c = None ->
+    (forall r, r < W -> is_ending (rank_of s r) = true /\ ended_as (rank_of s r) = Some Complete) ->
+    Permutation (trained ++ items A W left (fun r => positions (rank_of s r))) order).
+Proof.
+  intros W c eager input ok P. split; [exact (a_job_that_is_loaded_plans_the_steps_of_any_other W c eager input ok P)|].
+  intros A order trained left d s. exact (over_any_number_of_ranks_each_item_is_planned_exactly_once A order trained left W c eager input d s).
+Qed.
+
+(** With shared shards no place of the common order is in two steps of the job; and when all ranks are COMPLETE in join mode, each is in one. *)
+Theorem DEAL : forall W total cfg depth order is_packed s, setting_ok W cfg ->
+  shared_reachable W total cfg depth order shares (wish_by_tokens W total is_packed cfg) s ->
+  NoDup (concat (map (planned_places s) (seq 0 W))) /\
+  (c_is_quota (cfg 0) = false -> c_quota (cfg 0) = None ->
+   (forall r, r < W -> is_ending (rank_of (base s) r) = true /\ ended_as (rank_of (base s) r) = Some Complete) ->
+   Permutation (concat (map (planned_places s) (seq 0 W))) (seq 0 total)).
+Proof.
+  intros W total cfg depth order is_packed s ok R. destruct (the_shipped_deal_and_wants_meet_every_assumption W total is_packed cfg ok) as [A [B [D E]]]. split.
+  - exact (no_place_is_in_two_steps_of_the_job W total cfg depth order shares _ ok A B D E s R).
+  - exact (a_complete_job_has_planned_each_place_once W total cfg depth order shares _ ok A B D E s R).
+Qed.

@@ -1,0 +1,221 @@
+"""Studies made of cells, each a simulation: repeated where its process dies, and kept, so that a study is taken up again.
+
+`run_cells` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for none at all, a Dask or Ray
+cluster's (`odb_sim.studies.clusters`) and others of that interface. A cell whose worker dies is run once more; one that fails
+twice is a `Failed`, and the others go on. With a `Store` each answer is written to a folder as it comes, and found there by the
+same command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+
+from odb_ref import __version__
+from odb_ref.core.errors import OdbError, UsageError
+from odb_sim.engine.cautions import About, Caution
+from odb_sim.engine.metrics import Summary
+from odb_sim.inputs.files import naming
+from odb_sim.inputs.lengths import Integers
+from odb_sim.studies.processes import WorkerDied
+
+FILE: Final = "cells.ndjson"
+_TRIES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One simulation of a study: what differs between them."""
+
+    policy: str
+    ranks: int
+    budget_tokens: int
+    window_samples: int
+    depth_steps: int = 8
+    ramp_rounds: int | None = None
+    """None: the study's."""
+    samples: int | None = None
+    """Drawn for this simulation; None: those of the study."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a point."""
+
+    point: Point
+    summary: Summary
+    first_step_s: float
+    """Simulated seconds from the start until a rank has its first step, mean over ranks."""
+    cautions: tuple[Caution, ...] = ()
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second over the epoch."""
+        return self.summary.tokens_per_s
+
+    def to_json(self) -> dict[str, str | int | float | None]:
+        """Returns the figures, without the one that depends on the machine: the same grid gives the same bytes."""
+        figures = self.summary.to_json() | {"first_step_s": self.first_step_s}
+        del figures["wall_time_s"]
+        return figures
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A cell without an answer."""
+
+    point: Point
+    cause: str
+
+    def __str__(self) -> str:
+        point = self.point
+        return (
+            f"policy {point.policy}, {point.ranks:,} ranks, budget {point.budget_tokens:,}, window "
+            f"{point.window_samples:,}, depth {point.depth_steps}: {self.cause}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One simulation: ``simulate`` is called where the executor says. ``key`` names all that it rests on."""
+
+    point: Point
+    key: str
+    simulate: Callable[[], Answer]
+
+
+def compute_key(arrays: Sequence[Integers], *settings: object) -> str:
+    """Returns a name for a simulation of these data with these settings by this version of the program."""
+    digest = sha256(repr((__version__, settings)).encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Store:
+    """The answers in a folder, which is made where it is not there; a context manager.
+
+    Raises: UsageError when the folder cannot be written, or its file is something else.
+    """
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self._path = None if folder is None else Path(folder) / FILE
+        self._answers: dict[str, Answer] = {}
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out {folder}: cannot be written: {error.strerror}") from error
+        self._file.seek(0)
+        text = self._file.read()
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                self._answers[entry["key"]] = _decode(entry["answer"])
+            except (ValueError, KeyError, TypeError):
+                # The last one may be cut off; any other is not ours, or of another version, and its cell is run again.
+                if number == 1 and text.count("\n") > 1:
+                    raise UsageError(f"{self._path}:1: holds no answers of simulations: give another --out") from None
+        if text and not text.endswith("\n"):
+            self._file.write("\n")
+
+    def find(self, key: str) -> Answer | None:
+        """Returns the answer of a cell that has been run before."""
+        return self._answers.get(key)
+
+    def add(self, key: str, answer: Answer) -> None:
+        """Keeps an answer."""
+        self._answers[key] = answer
+        if self._path is not None:
+            with naming(self._path):
+                self._file.write(json.dumps({"key": key, "answer": asdict(answer)}) + "\n")
+                self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._path is not None:
+            self._file.close()
+
+
+def _decode(data: dict[str, object]) -> Answer:
+    fields = json.loads(json.dumps(data))
+    return Answer(
+        point=Point(**fields["point"]),
+        summary=Summary(**fields["summary"]),
+        first_step_s=fields["first_step_s"],
+        cautions=tuple(Caution(About(item["about"]), item["text"]) for item in fields["cautions"]),
+    )
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    executor: Executor,
+    *,
+    store: Store | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> list[Answer | Failed]:
+    """Returns what comes of all cells, in their order. ``on_done`` hears how many are done.
+
+    Raises: what a simulation raises that refuses its settings or breaks a property; those that have not begun are given up.
+    """
+    store = store or Store(None)
+    answers: dict[int, Answer | Failed] = {}
+    for place, cell in enumerate(cells):
+        if (answer := store.find(cell.key)) is not None:
+            answers[place] = answer
+    todo = deque(place for place in range(len(cells)) if place not in answers)
+    tries = dict.fromkeys(todo, 0)
+    waiting: dict[Future[Answer], int] = {}
+    try:
+        while todo or waiting:
+            if todo:
+                place = todo.popleft()
+                tries[place] += 1
+                waiting[executor.submit(cells[place].simulate)] = place
+            # What is done is kept at once, also where each cell is simulated while it is handed in.
+            for future in wait(waiting, timeout=0 if todo else None, return_when=FIRST_COMPLETED).done:
+                place = waiting.pop(future)
+                try:
+                    answers[place] = future.result()
+                    store.add(cells[place].key, future.result())
+                except Exception as error:
+                    if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
+                        raise
+                    # The process is gone, or a cluster says so in its own words.
+                    if tries[place] < _TRIES:
+                        todo.append(place)
+                        continue
+                    answers[place] = Failed(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
+                if on_done is not None:
+                    on_done(len(answers))
+    finally:
+        for future in waiting:
+            future.cancel()
+    return [answers[place] for place in range(len(cells))]
+
+
+def split_failed(answers: Sequence[Answer | Failed]) -> tuple[list[Answer], list[Failed]]:
+    """Returns the answers, and what has none.
+
+    Raises: UsageError when there is no answer at all.
+    """
+    found = [answer for answer in answers if isinstance(answer, Answer)]
+    failed = [answer for answer in answers if isinstance(answer, Failed)]
+    if failed and not found:
+        raise UsageError(f"every simulation has failed, the first: {failed[0]}")
+    return found, failed

@@ -1,0 +1,38 @@
+"""Other values of a rule's parameters: what its name must tell apart."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+
+
+def iterate_others(value: object, words: Sequence[str]) -> Iterator[object]:
+    """Yields other values of the kind of ``value``; none for what is of no known kind."""
+    match value:
+        case bool():
+            yield not value
+        case int() | float():
+            for other in (value + 1, value * 2 + 1, value - 1, value / 2, value * 1_000, -value):
+                if type(value)(other) != value:
+                    yield type(value)(other)
+        case enum.Enum():
+            yield from (item for item in type(value) if item is not value)
+        case str():
+            yield from (word for word in (*words, f"{value}x", "") if word != value)
+        case None:
+            yield from (1, 1_000, 0.5, True, "x", ())
+        case tuple() | list() | set() | frozenset():
+            items = list(value)
+            yield type(value)()
+            for place, item in enumerate(items):
+                yield type(value)(items[:place] + items[place + 1 :])
+                yield from (
+                    type(value)([*items[:place], other, *items[place + 1 :]]) for other in iterate_others(item, words)
+                )
+            yield type(value)([*items, items[0] if items else 1])
+        case dict():
+            yield {}
+            for key, item in value.items():
+                yield from ({**value, key: other} for other in iterate_others(item, words))
+        case _:
+            return

@@ -1,0 +1,303 @@
+"""A plain DataLoader and ours where little or much goes through them: ``python -m tests.bench --only edges``.
+
+Each line is a ratio to a plain DataLoader that makes the same batches, given as its batch sampler: both run in turn in one
+process, a few times each. What is left is the loaders themselves: reading and collating are the same functions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from odb_ref.core.config import RAMP_ROUNDS
+from tests.bench.launch import find_descendants, launch
+from tests.bench.report import Spread, compute_ratios, print_table
+
+Spec = dict[str, Any]
+Sample = dict[str, Any]
+
+LIMIT_S: Final = 300.0
+EPOCH_S: Final = 0.5
+SETTLED_S: Final = 1.0
+"""Where a loader first has to find out, it is judged after so long."""
+MANY: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A data set, a loader's settings, and what is asked for."""
+
+    title: str
+    samples: int
+    goal: float
+    """Of ours to plain; samples a second, unless ``unit`` is "first", the time to the first step."""
+    unit: str = "rate"
+    workers: int = 0
+    group: int = 16
+    """Samples that fit into a batch."""
+    window: int = 1024
+    ramp: int = RAMP_ROUNDS
+    nbytes: int = 0
+    """Of a large tensor in each sample."""
+    read_s: float = 0.0
+    collate_s: float = 0.0
+    repetitions: int = 5
+
+
+def _list_edges() -> dict[str, Edge]:
+    edges = {"tiny": Edge(title="tiny samples", samples=20_000, group=64, goal=0.3)}
+    for workers in (0, 2):
+        with_workers = f"{workers} workers" if workers else "no workers"
+        edges[f"short {workers}"] = Edge(
+            title=f"short epoch, {with_workers}", samples=200, goal=2.0, unit="first", workers=workers, read_s=2e-4
+        )
+        for unit, goal in (("rate", 0.7 if workers else 0.5), ("first", 2.0)):
+            edges[f"large {workers} {unit}"] = Edge(
+                title=f"samples of 3 MB, {with_workers}",
+                samples=256,
+                goal=goal,
+                unit=unit,
+                workers=workers,
+                group=8,
+                window=64,
+                nbytes=3 * 2**20,
+            )
+    edges["slow collate"] = Edge(
+        title=f"collate_fn of 15 ms, 4 workers, after {SETTLED_S:g} s",
+        samples=8000,
+        group=8,
+        goal=0.95,
+        unit="settled",
+        workers=4,
+        collate_s=0.015,
+        repetitions=3,
+    )
+    edges["half a second"] = Edge(
+        title=f"epochs of {EPOCH_S:g} s, 2 workers", samples=1000, goal=0.95, workers=2, read_s=1e-3, repetitions=9
+    )
+    return edges
+
+
+EDGES: Final = _list_edges()
+
+
+# In a process of its own -------------------------------------------------------------------------------------------------
+
+
+class Samples(Dataset[Sample]):
+    """Samples of four tokens, made beforehand; each may take its time, or hold a large tensor, made when it is read."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._samples = [{"input_ids": torch.full((4,), number)} for number in range(edge.samples)]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample, edge = self._samples[index], self._edge
+        if edge.read_s:
+            time.sleep(edge.read_s)
+        if edge.nbytes:
+            return sample | {"pixels": torch.full((edge.nbytes // 4,), float(index))}
+        return sample
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Collates by stacking each field, and takes its time."""
+
+    seconds: float = 0.0
+
+    def __call__(self, samples: list[Sample]) -> Sample:
+        if self.seconds:
+            time.sleep(self.seconds)
+        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _make_ours(edge: Edge, dataset: Dataset[Sample]) -> Any:
+    from odb_ref.torch import ODBDataLoader
+
+    return ODBDataLoader(
+        dataset,
+        token_budget=4 * edge.group,
+        window=edge.window,
+        ramp_rounds=edge.ramp,
+        num_workers=edge.workers,
+        collate_fn=Stack(edge.collate_s),
+        shuffle=True,
+    )
+
+
+def _list_batches(edge: Edge) -> list[list[int]]:
+    """The samples of each of our batches, in order."""
+    quick = replace(edge, workers=0, nbytes=0, read_s=0, collate_s=0)
+    with _make_ours(quick, Samples(quick)) as loader:
+        return [batch["input_ids"][:, 0].tolist() for batch in loader]
+
+
+def _take_times(batches: Iterator[Sample], began_s: float) -> list[float]:
+    """When each batch came, in seconds since it began."""
+    times = []
+    for batch in batches:
+        float(batch["input_ids"][0, 0])
+        times.append(time.monotonic() - began_s)
+    return times
+
+
+def edge(spec: Spec, rank: int, ranks: int) -> Spec:
+    """Runs both in turn; the figure of each, for each repetition."""
+    what = EDGES[spec["edge"]]
+    dataset, batches = Samples(what), _list_batches(what)
+    plain: DataLoader[Sample] = DataLoader(
+        dataset,
+        batch_sampler=cast(Any, batches),
+        num_workers=what.workers,
+        collate_fn=Stack(what.collate_s),
+    )
+    found: dict[str, list[float]] = {"plain": [], "ours": []}
+    with _make_ours(what, dataset) as ours:
+        for _ in range(spec["repetitions"] or what.repetitions):
+            for kind, loader in (("plain", plain), ("ours", ours)):
+                if kind == "ours":
+                    ours.set_epoch(0)
+                began_s = time.monotonic()
+                times = _take_times(iter(loader), began_s)
+                if len(times) != len(batches):
+                    raise RuntimeError(f"{len(times)} batches of {len(batches)}")
+                found[kind].append(_compute_figure(what, times, time.monotonic() - began_s))
+    return found
+
+
+def _compute_figure(edge: Edge, times: Sequence[float], seconds: float) -> float:
+    match edge.unit:
+        case "first":
+            return times[0]
+        case "settled":
+            settled = [at for at in times if at > SETTLED_S]
+            return (len(settled) - 1) / (settled[-1] - settled[0])
+        case _:
+            return edge.samples / seconds
+
+
+class Many(Dataset[Sample]):
+    """Ten million samples that take no memory."""
+
+    def __len__(self) -> int:
+        return MANY
+
+    def __getitem__(self, index: int) -> Sample:
+        return {"input_ids": torch.full((4,), index)}
+
+
+def memory(spec: Spec, rank: int, ranks: int) -> Spec:
+    """The most memory that the process and its children held, in MB, while an epoch's first steps were taken; how much
+    before, and how long the first step took.
+    """
+    dataset, workers = Many(), spec["workers"]
+    if spec["kind"] == "plain":
+        loader: Any = DataLoader(dataset, 64, shuffle=True, num_workers=workers, collate_fn=Stack())
+    else:
+        loader = _make_ours(Edge(title="", samples=MANY, goal=0, group=64, workers=workers), dataset)
+    before = _read_memory()
+    began_s = time.monotonic()
+    batches = iter(loader)
+    next(batches)
+    first_s = time.monotonic() - began_s
+    most = _read_memory()
+    for _ in range(20):
+        next(batches)
+        most = max(most, _read_memory())
+    if spec["kind"] != "plain":
+        loader.close()
+    return {"MB": most - before, "first_s": first_s}
+
+
+def _read_memory() -> float:
+    """Megabytes that this process and its children have for themselves, shared pages by their part."""
+    total = 0
+    for pid in (os.getpid(), *find_descendants(os.getpid())):
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+# The tables --------------------------------------------------------------------------------------------------------------
+
+
+def measure_edges(names: Sequence[str], repetitions: int | None, say: Callable[[str], None]) -> Spec:
+    """All figures by line."""
+    found: Spec = {}
+    for name in names:
+        say(f"edges: {name}")
+        (result,) = launch("edge", {"edge": name, "repetitions": repetitions}, limit_s=LIMIT_S)
+        found[name] = result.data or {"error": result.error or "hung"}
+    return found
+
+
+def measure_memory(say: Callable[[str], None]) -> Spec:
+    """Memory by number of workers and kind of loader."""
+    found: Spec = {}
+    for workers in (0, 2):
+        for kind in ("plain", "ours"):
+            say(f"edges: memory, {kind}, {workers} workers")
+            (result,) = launch("memory", {"kind": kind, "workers": workers}, limit_s=LIMIT_S)
+            found.setdefault(str(workers), {})[kind] = result.data or {"error": result.error or "hung"}
+    return found
+
+
+def print_edges(found: Spec, memories: Spec) -> int:
+    """Two tables; 1 when a job has failed. A figure below its goal does not fail: that is for a quiet machine to say."""
+    jobs = (*found.values(), *(run for runs in memories.values() for run in runs.values()))
+    failed = [item["error"] for item in jobs if "error" in item]
+    for error in failed:
+        print(f"  a job failed: {error}")
+    if failed:
+        return 1
+    rows = []
+    for name, item in found.items():
+        edge, ratio = EDGES[name], compute_ratios(item["ours"], item["plain"])
+        is_first = edge.unit == "first"
+        rows.append(
+            [
+                edge.title,
+                "first step after" if is_first else "samples/s",
+                str(Spread.of(item["plain"])),
+                str(ratio),
+                f"{'at most' if is_first else 'at least'} {edge.goal:g}",
+            ]
+        )
+    print_table(
+        "At the edges: ours to a plain DataLoader of the same batches",
+        ["", "what", "plain (s, 1/s)", "ratio: median (least to greatest)", "goal"],
+        rows,
+    )
+    if not memories:
+        return 0
+    print_table(
+        f"A map-style data set of {MANY:,} samples, shuffled: memory that its epoch takes, children included (MB)",
+        ["workers", "plain", "ours", "over plain", "goal", "first step (s), plain", "ours"],
+        [
+            [
+                workers,
+                f"{runs['plain']['MB']:.0f}",
+                f"{runs['ours']['MB']:.0f}",
+                f"{runs['ours']['MB'] - runs['plain']['MB']:.0f}",
+                "below 200",
+                f"{runs['plain']['first_s']:.2f}",
+                f"{runs['ours']['first_s']:.2f}",
+            ]
+            for workers, runs in memories.items()
+        ],
+    )
+    return 0

@@ -1,0 +1,245 @@
+"""verl's and slime's planners, by ours: their signatures and results; and what hangs or overruns there does not here.
+
+The originals run where they are installed: ``peers/bin/python -m pytest tests/compat/test_planners.py``, of an environment with
+verl (see `tests.bench.plan`). Elsewhere a plain class stands for tensordict's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.compat import slime, verl  # noqa: E402
+from odb_ref.core.errors import UsageError  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Columns(dict[str, Any]):
+    """What is used of a TensorDict."""
+
+    def __init__(self, source: dict[str, Any], batch_size: int) -> None:
+        super().__init__(source)
+        self.batch_size = batch_size
+
+
+class Data:
+    """What is used of a DataProto."""
+
+    def __init__(self, batch: Any, non_tensor_batch: dict[str, Any], meta_info: dict[str, Any]) -> None:
+        self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, meta_info
+
+    @classmethod
+    def from_dict(cls, tensors: dict[str, Any], non_tensors: dict[str, Any], meta_info: dict[str, Any]) -> Data:
+        return cls(tensors, non_tensors, meta_info)
+
+
+def make_batch(lengths: list[int], *, is_nested: bool = False, kind: Any = Columns) -> Any:
+    """Samples whose tokens are all their number, from 1."""
+    rows = [torch.full((length,), index + 1) for index, length in enumerate(lengths)]
+    width = max(lengths, default=1)
+    if is_nested:
+        columns = {"input_ids": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+    else:
+        mask = torch.arange(width)[None, :] < torch.tensor(lengths)[:, None]
+        ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
+        columns = {"input_ids": ids, "attention_mask": mask.long()}
+    columns["loss_mask"] = torch.ones(len(lengths), 3)
+    return kind(columns, len(lengths))
+
+
+def compute_workload(tokens: int) -> int:
+    return 24_576 * tokens + tokens**2
+
+
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=12)
+
+
+@given(LENGTHS, st.booleans(), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_verl_batches_are_whole_within_the_budget_and_small_at_the_ends(
+    lengths: list[int], is_nested: bool, divided_by: int, at_least: int, is_balanced: bool
+) -> None:
+    batch = make_batch(lengths, is_nested=is_nested)
+    parts, indices = verl.rearrange_micro_batches(
+        batch,
+        60,
+        num_batches_divided_by=divided_by,
+        min_num_micro_batch=at_least,
+        use_dynamic_bsz_balance=is_balanced,
+    )
+    assert len(parts) % divided_by == 0
+    assert len(parts) >= at_least
+    used: list[int] = []
+    costs = []
+    for part, own in zip(parts, indices, strict=True):
+        rows = [row[row == index + 1] for row, index in zip(part["input_ids"].unbind(), own, strict=True)]
+        assert [len(row) for row in rows if len(row)] == [lengths[index] for index in own]
+        assert part.batch_size == len(own)
+        assert sum(lengths[index] for index in own) <= 60
+        is_idle = not part["loss_mask"].any()
+        costs.append(0 if is_idle else sum(compute_workload(lengths[index]) for index in own))
+        used += [] if is_idle else own
+    assert sorted(used) == list(range(len(lengths)))
+    falling = sorted(costs, reverse=True)
+    assert costs == ([*falling[::-1][::2], *falling[::-1][1::2][::-1]] if is_balanced else falling)
+
+
+@given(LENGTHS, st.booleans(), st.integers(1, 6))
+def test_verl_outputs_come_back_in_order(lengths: list[int], is_nested: bool, at_least: int) -> None:
+    parts, indices = verl.rearrange_micro_batches(
+        make_batch(lengths, is_nested=is_nested), 60, min_num_micro_batch=at_least
+    )
+    if is_nested:
+        rows = [row for part in parts for row in part["input_ids"].unbind()]
+        back = verl.restore_dynamic_batch(torch.nested.as_nested_tensor(rows, layout=torch.jagged), indices)
+        assert [row.tolist() for row in back.unbind()] == [[index + 1] * length for index, length in enumerate(lengths)]
+    else:
+        back = verl.restore_dynamic_batch(torch.cat([part["input_ids"] for part in parts]), indices)
+        assert torch.equal(back, make_batch(lengths)["input_ids"])
+    with pytest.raises(UsageError, match=r"indices, but \d+ rows"):
+        verl.restore_dynamic_batch(torch.zeros(99), indices)
+
+
+def test_verl_groups_stay_together() -> None:
+    _, indices = verl.rearrange_micro_batches(make_batch([30, 20, 10, 15, 40, 5]), 60, force_group_size=2)
+    assert sorted(map(tuple, indices)) == [(0, 1), (2, 3), (4, 5)]
+    with pytest.raises(UsageError, match="its own error"):
+        verl.rearrange_micro_batches(make_batch([30, 20, 10]), 60, force_group_size=2)
+
+
+def test_verl_data_keeps_its_other_columns() -> None:
+    import numpy
+
+    data = Data(make_batch([30, 20, 40]), {"uid": numpy.array(["a", "b", "c"])}, {"step": 3})
+    parts, indices = verl.prepare_dynamic_batch(data, 60)
+    assert [[*part.non_tensor_batch["uid"]] for part in parts] == [["abc"[index] for index in own] for own in indices]
+    assert all(part.meta_info == {"step": 3} for part in parts)
+
+
+SHARDS = [[60, 60, 60], [20]]
+
+
+def rearrange(rank: int, cases: list[tuple[list[list[int]], dict[str, Any]]]) -> list[Any]:
+    found: list[Any] = []
+    for shards, options in cases:
+        try:
+            parts, indices = verl.rearrange_micro_batches(
+                make_batch(shards[rank]), 60, dp_group=torch.distributed.group.WORLD, **options
+            )
+            found.append((indices, [float(part["loss_mask"].sum()) for part in parts]))
+        except UsageError as error:
+            found.append(str(error))
+    torch.distributed.barrier()
+    return found
+
+
+def test_verl_ranks_with_few_samples_or_one_too_long_do_not_hang() -> None:
+    """Spec: R13.4, R13.11."""
+    cases: list[tuple[list[list[int]], dict[str, Any]]] = [
+        (SHARDS, {}),
+        ([[60], [61, 5]], {}),
+        ([[60], [5] * 3], {"force_group_size": 1}),
+    ]
+    first, second = (result.value for result in run_ranks(2, rearrange, cases))
+    assert first[0] == ([[2], [0], [1]], [3.0, 3.0, 3.0]) or sorted(chain.from_iterable(first[0][0])) == [0, 1, 2]
+    assert second[0][0] == [[0]] * 3
+    assert sorted(second[0][1]) == [0.0, 0.0, 3.0]
+    assert (
+        first[1]
+        == second[1]
+        == "rank 1: sample 0 has 61 tokens, more than the budget of 60: raise the budget, or say oversize='alone'"
+    )
+    assert len(first[2][0]) == len(second[2][0]) == 1
+
+
+@pytest.mark.parametrize("name", ["rearrange_micro_batches", "prepare_dynamic_batch", "restore_dynamic_batch"])
+def test_verl_signatures_are_the_originals(name: str) -> None:
+    original = pytest.importorskip("verl.utils.seqlen_balancing")
+    theirs = inspect.signature(getattr(original, name)).parameters
+    ours = inspect.signature(getattr(verl, name)).parameters
+    assert [*ours] == [*theirs]
+    assert [item.default for item in ours.values()] == [item.default for item in theirs.values()]
+
+
+@given(LENGTHS, st.booleans())
+def test_verl_results_are_of_the_originals_kind(lengths: list[int], is_nested: bool) -> None:
+    original = pytest.importorskip("verl.utils.seqlen_balancing")
+    kind = pytest.importorskip("tensordict").TensorDict
+    batch = make_batch(lengths, is_nested=is_nested, kind=kind)
+    ours, own = verl.rearrange_micro_batches(batch, 60)
+    theirs, other = original.rearrange_micro_batches(batch, 60)
+    assert len(ours) <= len(theirs)
+    assert sorted(chain.from_iterable(own)) == sorted(chain.from_iterable(other))
+    select = pytest.importorskip("verl.utils.tensordict_utils").index_select_tensor_dict
+    for part, indices in zip(ours, own, strict=True):
+        expected = select(batch, indices)
+        assert part.batch_size == expected.batch_size
+        assert {*part.keys()} == {*expected.keys()}
+        for key in expected.keys():  # noqa: SIM118 (of a TensorDict)
+            for mine, yours in zip(part[key].unbind(), expected[key].unbind(), strict=True):
+                assert torch.equal(mine, yours)
+    flat = torch.arange(len(lengths))
+    outputs = torch.cat([flat[indices] for indices in own])
+    assert torch.equal(verl.restore_dynamic_batch(outputs, own), original.restore_dynamic_batch(outputs, own))
+
+
+def make_arguments(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"use_dynamic_batch_size": True, "max_tokens_per_gpu": 30, "micro_batch_size": None, "balance_data": True}
+        | changes
+    )
+
+
+CONFIG = {"dp_size": 2, "cp_size": 2, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 2}
+
+
+@given(st.lists(st.integers(1, 60), min_size=8, max_size=30), st.integers(1, 3), st.booleans())
+def test_slime_schedules_place_each_sample_once_within_the_budget(
+    lengths: list[int], per_rollout: int, has_last: bool
+) -> None:
+    rollouts = [index // per_rollout for index in range(len(lengths))]
+    number = max(rollouts) + 1
+    size = max(1, number // 2)
+    arguments = make_arguments(allow_partial_train_step=has_last)
+    try:
+        partitions, micro_batches, counts, sizes = slime.build_dp_schedule(
+            arguments, CONFIG, lengths, global_batch_size=size, rollout_indices=rollouts
+        )
+    except UsageError as error:
+        assert "to divide into" in str(error)
+        return
+    kept = sum(sizes)
+    assert sizes == [size] * (number // size) + ([number % size] if has_last and number % size else [])
+    assert sorted(chain.from_iterable(partitions)) == [
+        index for index, rollout in enumerate(rollouts) if rollout < kept
+    ]
+    assert all(count % 2 == 0 for count in counts)
+    for own, batches in zip(partitions, micro_batches, strict=True):
+        assert [*chain.from_iterable(batches)] == [*range(len(own))]
+        assert len(batches) == sum(counts)
+        assert all(0 < sum(lengths[own[place]] for place in batch) <= 60 for batch in batches)
+        step_of = [rollouts[own[batch[0]]] // size for batch in batches]
+        assert step_of == [step for step, count in enumerate(counts) for _ in range(count)]
+
+
+def test_slime_batches_of_a_fixed_size() -> None:
+    arguments = make_arguments(use_dynamic_batch_size=False, max_tokens_per_gpu=None, micro_batch_size=2)
+    found = slime.build_dp_schedule(
+        arguments, CONFIG | {"vpp_size": 1}, [9] * 8, global_batch_size=8, rollout_indices=[*range(8)]
+    )
+    assert [len(batch) for own in found[1] for batch in own] == [2] * 4
+    with pytest.raises(UsageError, match="3 rollouts do not fill a step of 4"):
+        slime.build_dp_schedule(arguments, CONFIG, [9] * 3, global_batch_size=4, rollout_indices=[0, 1, 2])
+    with pytest.raises(UsageError, match="needs max_tokens_per_gpu"):
+        slime.build_dp_schedule(
+            make_arguments(max_tokens_per_gpu=None), CONFIG, [9] * 4, global_batch_size=4, rollout_indices=[*range(4)]
+        )

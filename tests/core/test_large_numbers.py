@@ -1,0 +1,68 @@
+"""What only large windows, long samples and many bounds show: where a shortcut could end."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from odb_ref.core.batching.cost import make_attention_cost
+from odb_ref.core.batching.grouping import compute_sized_groups
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.shards import compute_shares
+from odb_ref.core.batching.sizes import Sizes
+from odb_ref.core.batching.updates import compute_portion_shares
+from odb_ref.core.offer import NONE, Offer, reduce_offers
+from odb_ref.core.types import Sample
+
+OFFER = Offer(
+    round_min=1, round_max=1, fingerprint_min=1, fingerprint_max=1, ready_min=1, failed_rank=NONE, stop_step=NONE,
+    stop_rank=NONE, samples_min=1, samples_max=1, groups_min=1, groups_max=1, due_max=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("samples", [65, 130, 300, 1_000])
+def test_a_friendly_group_is_found_among_any_number(samples: int) -> None:
+    """Spec: R2.8."""
+    window = [Sample(i, i, 1, 0) for i in range(samples)]
+    for sizes in (Sizes.EVEN, Sizes.THREES, Sizes.POWERS):
+        (first, *_) = compute_sized_groups(window, sizes, 10_000)
+        assert len(first) == sizes.round_down(samples)
+
+
+def test_any_number_of_samples_is_split_in_the_middle() -> None:
+    """Spec: R4.2."""
+    assert [Sizes.ANY.find_middle(size) for size in range(2, 1_000)] == [-(-size // 2) for size in range(2, 1_000)]
+
+
+def test_attention_grows_with_the_square_of_any_length() -> None:
+    """Spec: R2.7."""
+    cost = make_attention_cost(7)
+    for tokens in (1, 999, 2_001, 10**5, 10**9):
+        assert cost.of_tokens(tokens) == tokens + tokens * tokens // 7
+
+
+def test_the_lightest_ranks_are_filled_to_one_level() -> None:
+    """Spec: R16.4. A place counts as many tokens as those drawn have on average, rounded down for each rank."""
+    draw = random.Random(0)
+    for _ in range(500):
+        loads = [draw.randint(0, 50) for _ in range(draw.randint(2, 9))]
+        places, portion = draw.randint(1, 40), draw.randint(1, 30)
+        held = [load * places // sum(loads) if sum(loads) else 0 for load in loads]
+        expected = compute_shares([max(held) - own + portion for own in held], portion)
+        assert compute_portion_shares(loads, places, portion) == expected
+
+
+def test_an_agreement_is_of_all_ranks_however_many() -> None:
+    """Spec: R3.2."""
+    offers = [replace(OFFER, samples_min=rank, samples_max=rank) for rank in range(100)]
+    agreement = reduce_offers(offers)
+    assert (agreement.samples_min, agreement.samples_max) == (0, 99)
+    assert reduce_offers(offers[::-1]) == agreement
+
+
+def test_a_row_of_odd_cost_is_split_behind_its_middle() -> None:
+    """Spec: R4.2. As few first samples as hold at least half of the cost."""
+    group = tuple(Sample(i, i, length, 0) for i, length in enumerate((3, 3, 3, 3, 1)))
+    assert Layout.PACKED.find_middle(group) == 3

@@ -1,0 +1,182 @@
+"""Ranks that plan by exchange: what `plan_ranks` plans, for one all-gather; and nobody is left waiting. Spec: R13.11."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from odb_ref.core.errors import PeerError, UsageError
+from odb_ref.plan import MESSAGE_SIZE, attention, plan_rank, plan_ranks
+from tests.plan.judge import Problem, problems
+from tests.plan.worlds import plan_in_world
+
+
+@settings(max_examples=60)
+@given(problems(is_dealt=False))
+def test_ranks_plan_what_one_place_plans_and_refuse_in_its_words(problem: Problem) -> None:
+    """Spec: R13.1, R13.11. One exchange, of as many integers as there always are."""
+    if problem.terms.get("within") == "step":
+        problem.together = None
+    found = plan_in_world(problem)
+    try:
+        plans = plan_ranks(
+            problem.lengths,
+            supervised=problem.supervised,
+            together=problem.together,
+            uses=problem.uses,
+            **problem.terms,
+        ).ranks
+    except UsageError as error:
+        assert [str(item) for item in found] == [str(error)] * len(found)
+        assert {type(item) for item in found} == {UsageError}
+    else:
+        assert found == [*plans]
+
+
+def break_cost(tokens: int) -> int:
+    return tokens if tokens in (1, 2, 1_000, 100_000) else 1 // 0
+
+
+CANNOT: list[tuple[dict[str, Any], str]] = [
+    (
+        {"lengths": [9, 99]},
+        "rank {}: sample 1 has 99 tokens, more than the budget of 60: raise the budget, or say oversize='alone'",
+    ),
+    ({"lengths": [9, 0]}, "rank {}: sample 1 has the length 0, expected at least 1"),
+    ({"lengths": [9, 2**80]}, "rank {}: its own error says why"),
+    ({"lengths": ["nine"]}, "rank {}: its own error says why"),
+    ({"supervised": [1]}, "rank {}: its own error says why"),
+    ({"supervised": [99, 1, 1]}, "rank {}: sample 0 has 99 supervised tokens of 7"),
+    (
+        {"together": [1, 1, 2], "lengths": [40, 40, 1]},
+        "rank {}: sample 0, with those together with it, has 80 tokens, more",
+    ),
+    ({"together": [1, 1, 2], "within": "step"}, "rank {}: its own error says why"),
+    ({"cost": break_cost}, "rank {}: its own error says why"),
+    ({"layout": "folded"}, "rank {}: its own error says why"),
+    ({"budget": 2**70}, "rank {}: its own error says why"),
+    ({"lengths": [2**62] * 3, "oversize": "alone"}, "rank {}: its own error says why"),
+    ({"buget": 9}, "rank {}: its own error says why"),
+]
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize(("change", "message"), CANNOT)
+def test_whoever_cannot_plan_all_refuse_alike_and_nobody_waits(
+    culprit: int, change: dict[str, Any], message: str
+) -> None:
+    """Spec: R13.11."""
+    problem = Problem(lengths=[[7, 8, 9]] * 3, terms={"budget": 60})
+    found = plan_in_world(problem, changes=[change if rank == culprit else {} for rank in range(3)])
+    assert {type(item) for item in found} == {UsageError}, found
+    assert len({str(item) for item in found}) == 1
+    assert str(found[0]).startswith(message.format(culprit))
+    assert found[culprit].__cause__ is not None
+
+
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    ({"budget": 50}, "budget differs: 60 on rank 0, 50 on rank 1"),
+    ({"layout": "padded"}, "layout differs: 'packed' on rank 0, 'padded' on rank 1"),
+    ({"cost": attention(hidden_size=64)}, "cost differs: one with the digest"),
+    ({"limits": {"samples": 4}}, "limits differs: one with the digest"),
+    ({"multiple_of": 2}, "multiple_of differs: 1 on rank 0, 2 on rank 1"),
+    ({"at_least": 2}, "at_least differs: 1 on rank 0, 2 on rank 1"),
+    ({"at_most": 2}, "at_most differs: None on rank 0, 2 on rank 1"),
+    ({"pad_to": 2}, "pad_to differs: 1 on rank 0, 2 on rank 1"),
+    ({"within": "rank"}, "within differs: 'micro-batch' on rank 0, 'rank' on rank 1"),
+    ({"oversize": "alone"}, "oversize differs: 'refuse' on rank 0, 'alone' on rank 1"),
+    ({"short": "refuse"}, "short differs: 'idle' on rank 0, 'refuse' on rank 1"),
+    ({"order": "smallest_at_ends"}, "order differs: 'costliest_first' on rank 0, 'smallest_at_ends' on rank 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DIFFERENT)
+def test_a_term_that_differs_is_named_on_every_rank(change: dict[str, Any], message: str) -> None:
+    """Spec: R13.11."""
+    found = plan_in_world(Problem(lengths=[[7, 8, 9]] * 2, terms={"budget": 60}), changes=[{}, change])
+    assert {type(item) for item in found} == {UsageError}
+    assert len({str(item) for item in found}) == 1
+    assert str(found[0]).startswith(message)
+
+
+def test_a_rank_with_too_few_is_named_by_all() -> None:
+    """Spec: R13.4, R13.11."""
+    found = plan_in_world(Problem(lengths=[[60] * 3, [9], [9] * 3], terms={"budget": 60, "short": "refuse"}))
+    assert [str(item) for item in found] == ["rank 1 has 1 to divide into 3 micro-batches: say short='idle'"] * 3
+    found = plan_in_world(Problem(lengths=[[60] * 3, [9]], terms={"budget": 60, "at_most": 2}))
+    assert [str(item) for item in found] == ["3 micro-batches are needed, more than at_most=2: raise the budget"] * 2
+
+
+@given(st.lists(st.integers(1, 60), max_size=20))
+def test_a_rank_asks_once_and_says_as_much_whatever_it_has(lengths: list[int]) -> None:
+    """Spec: R13.11."""
+    asked = []
+
+    def exchange(message: list[int]) -> Sequence[Sequence[int]]:
+        asked.append(message)
+        return [message]
+
+    plan_rank(lengths, budget=60, exchange=exchange)
+    assert [len(message) for message in asked] == [MESSAGE_SIZE]
+    assert all(type(value) is int and abs(value) < 2**63 for value in asked[0])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda own: [], "did not give back what this rank gave"),
+        (lambda own: [[0] * len(own)], "did not give back what this rank gave"),
+        (lambda own: [own, own[:-1]], "rank 1 sent no message of a plan of this format"),
+        (lambda own: [own, [own[0] + 1, *own[1:]]], "rank 1 sent no message of a plan of this format"),
+    ],
+)
+def test_an_exchange_that_is_none_is_named(answer: Any, message: str) -> None:
+    """Spec: R13.11."""
+    with pytest.raises(PeerError, match=message):
+        plan_rank([5], budget=60, exchange=answer)
+
+
+SCRIPT = """
+from odb_ref.plan import attention, plan_all, plan_ranks
+from tests.plan.test_agreement import LENGTHS
+keys = [f"prompt {length % 13}" for length in LENGTHS]
+for within in ("micro-batch", "rank"):
+    plan = plan_all(LENGTHS, ranks=4, budget=20_000, together=keys, within=within, cost=attention(hidden_size=64))
+    print([rank.micro_batches for rank in plan.ranks])
+    print([rank.weights("group-mean").batches for rank in plan.ranks])
+"""
+LENGTHS = [(37 * number * number + 11) % 997 + 1 for number in range(200)]
+
+
+def test_another_process_with_another_hash_seed_plans_the_same() -> None:
+    """Spec: R13.1. Checks: REPLAY."""
+
+    def run(seed: str) -> str:
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True
+        )
+        return done.stdout
+
+    first = run("1")
+    assert first == run("2")
+    assert first.count("\n") == 4
+
+
+def test_the_world_tells_who_is_left_waiting() -> None:
+    """The check can fail: a rank that raises before its exchange leaves the others in it."""
+
+    def plan_badly(lengths: list[int], *, exchange: Any, budget: int, **_: Any) -> Any:
+        if max(lengths) > budget:
+            raise UsageError("too long")
+        exchange([1])
+
+    found = plan_in_world(Problem(lengths=[[7], [99], [7]], terms={"budget": 60}), plan_badly)
+    assert [type(item).__name__ for item in found] == ["StuckError", "UsageError", "StuckError"]

@@ -1,0 +1,146 @@
+"""Plans of every term, judged by what R13 promises. Spec: R13."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
+
+from odb_ref.core.errors import UsageError
+from odb_ref.plan import Plan, plan_all, plan_ranks
+from tests.plan.judge import Problem, find_faults, get_columns, problems
+
+
+def make_plan(problem: Problem) -> Plan:
+    if problem.is_dealt:
+        return plan_all(**get_columns(problem), ranks=len(problem.lengths), **problem.terms)
+    return plan_ranks(
+        problem.lengths,
+        supervised=problem.supervised,
+        together=problem.together,
+        uses=problem.uses,
+        **problem.terms,
+    )
+
+
+def try_plan(problem: Problem) -> Plan:
+    try:
+        return make_plan(problem)
+    except UsageError as error:
+        event(f"refused: {str(error).rpartition('sample')[2].lstrip(' 0123456789')[:20]}")
+        assume(False)
+        raise
+
+
+@given(problems())
+def test_a_plan_breaks_no_property(problem: Problem) -> None:
+    """Spec: R13.1, R13.2, R13.3, R13.4, R13.7. Checks: COVER, ONCE, BUDGET."""
+    plan = try_plan(problem)
+    assert find_faults(problem, [rank.micro_batches for rank in plan.ranks]) == set()
+    assert plan.report.least <= plan.count
+    assert plan.report.wait >= 1 - 1e-9
+
+
+@given(problems(), st.integers(1, 8))
+def test_at_most_is_kept_or_refused(problem: Problem, at_most: int) -> None:
+    """Spec: R13.4."""
+    problem.terms["at_most"] = at_most
+    try:
+        plan = make_plan(problem)
+    except UsageError:
+        del problem.terms["at_most"]
+        assert try_plan(problem).count > at_most
+    else:
+        assert plan.count <= at_most
+
+
+@given(problems())
+def test_short_ranks_are_idle_or_refused(problem: Problem) -> None:
+    """Spec: R13.4."""
+    idle = any(any(rank.is_idle) for rank in try_plan(problem).ranks)
+    problem.terms["short"] = "refuse"
+    try:
+        make_plan(problem)
+    except UsageError as error:
+        assert idle
+        assert "to divide into" in str(error)
+    else:
+        assert not idle
+
+
+@given(problems())
+def test_outputs_come_back_in_order(problem: Problem) -> None:
+    """Spec: R13.1."""
+    for rank in try_plan(problem).ranks:
+        outputs = [index for batch in rank.micro_batches for index in batch]
+        assert [outputs[place] for place in rank.restore()] == sorted(outputs)
+
+
+@given(problems())
+def test_what_is_idle_has_something_to_run(problem: Problem) -> None:
+    for rank, plan in enumerate(try_plan(problem).ranks):
+        lengths = get_columns(problem, None if problem.is_dealt else rank)["lengths"]
+        assert (plan.spare is None) == (not lengths)
+        if plan.spare is not None:
+            held = [index for batch in plan.micro_batches for index in batch] or range(len(lengths))
+            assert lengths[plan.spare] == min(lengths[index] for index in held)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_no_samples_at_all(ranks: int) -> None:
+    for plan in (plan_all([], ranks=ranks, budget=9, multiple_of=2), plan_ranks([[]] * ranks, budget=9, multiple_of=2)):
+        assert [rank.micro_batches for rank in plan.ranks] == [((), ())] * ranks
+        assert plan.ranks[0].spare is None
+        assert plan.report.wait == 1
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ([[5], [5, 99]], {}, "rank 1: sample 1 has 99 tokens, more than the budget of 60: raise the budget"),
+    ([[5], [5, 59]], {"pad_to": 16}, "rank 1: sample 1 has 64 tokens, more than the budget of 60"),
+    ([[30, 9, 40]], {"together": [[1, 2, 1]]}, "rank 0: sample 0, with those together with it, has 70 tokens"),
+    (
+        [[5]],
+        {"limits": {"patches": 3}, "uses": {"patches": [[4]]}},
+        "rank 0: sample 0, .* uses 4 of what is limited to 3",
+    ),
+    ([[5]], {"limits": {"patches": 3}}, "rank 0: limits say 'patches', but uses do not"),
+    ([[5]], {"uses": {"patches": [[4]]}}, "rank 0: uses say 'patches', which no limit bounds"),
+    ([[5]], {"limits": {"patches": 3}, "uses": {"patches": [[-1]]}}, "has -1, expected no negative number"),
+    ([[0]], {}, "rank 0: sample 0 has the length 0"),
+    ([[True]], {}, "rank 0: lengths must be integers"),
+    ([[1.5]], {}, "rank 0: lengths must be integers"),
+    ([[5]], {"supervised": [[6]]}, "rank 0: sample 0 has 6 supervised tokens of 5"),
+    ([[5]], {"supervised": [[1, 2]]}, "rank 0: 1 lengths, but 2 values of supervised"),
+    ([[5]], {"supervised": []}, "1 ranks have lengths, but 0 supervised"),
+    ([[5]], {"together": [[]]}, "rank 0: 1 lengths, but 0 keys of together"),
+    ([[5]], {"cost": lambda tokens: 6 - min(tokens, 5) if tokens < 7 else 9}, "cost gives"),
+    ([[7]], {"cost": lambda tokens: -1 if tokens == 7 else tokens}, r"rank 0: cost\(7\) is -1"),
+    ([[7]], {"cost": lambda tokens: 0.5 if tokens == 7 else tokens}, r"rank 0: cost\(7\) must be an integer"),
+    ([[5]], {"layout": "folded"}, "layout must be one of padded, packed, got 'folded'"),
+    ([[5]], {"within": "world"}, "within must be one of micro-batch, rank, step"),
+    ([[5]], {"oversize": "cut"}, "oversize must be one of refuse, alone"),
+    ([[5]], {"short": "hang"}, "short must be one of idle, refuse"),
+    ([[5]], {"order": "any"}, "order must be one of costliest_first, smallest_at_ends"),
+    ([[5]], {"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
+    ([[5]], {"at_least": 1.5}, "at_least must be an integer"),
+    ([[5]], {"at_least": 3, "at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
+    ([[60] * 3], {"at_most": 2}, "3 micro-batches are needed, more than at_most=2"),
+    ([[5, 5], [5]], {"at_least": 2, "short": "refuse"}, "rank 1 has 1 to divide into 2 micro-batches"),
+    ([], {}, "lengths are those of each rank: there is none"),
+    ([[5]], {"budget": 0}, "budget must be at least 1"),
+    ([[5]], {"buget": 9}, "no such term: buget"),
+]
+
+
+@pytest.mark.parametrize(("lengths", "options", "message"), REFUSED)
+def test_nonsense_is_refused(lengths: Any, options: dict[str, Any], message: str) -> None:
+    """Spec: R13.2, R13.3, R13.4."""
+    with pytest.raises(UsageError, match=message):
+        plan_ranks(lengths, **{"budget": 60} | options)
+
+
+def test_a_plan_needs_a_budget() -> None:
+    with pytest.raises(UsageError, match="a plan needs a budget"):
+        plan_ranks([[1]])  # type: ignore[call-arg]

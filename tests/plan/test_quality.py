@@ -1,0 +1,161 @@
+"""How good plans are: no micro-batch costlier than need be, one long sample spoils nothing, few steps and little waiting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import chain, combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.plan import plan_all, plan_rank
+from tests.plan.judge import BUDGET, compute_cost
+
+LENGTHS = st.lists(st.integers(1, BUDGET), min_size=1, max_size=30)
+
+
+def divide(lengths: list[int], **terms: object) -> list[list[int]]:
+    """The lengths of each micro-batch of one rank."""
+    plan = plan_rank(lengths, **{"budget": BUDGET} | terms)  # type: ignore[arg-type]
+    return [[lengths[index] for index in batch] for batch in plan.micro_batches]
+
+
+@given(LENGTHS, st.integers(1, 12))
+def test_by_tokens_no_sample_can_move_to_where_both_cost_less(lengths: list[int], at_least: int) -> None:
+    """Spec: R13.6."""
+    batches = divide(lengths, at_least=at_least)
+    for mine in batches:
+        for theirs in batches:
+            if mine is not theirs and len(mine) > 1:
+                assert all(sum(theirs) + length >= sum(mine) for length in mine)
+
+
+@given(LENGTHS, st.integers(1, 12))
+def test_a_sample_of_the_mean_or_more_is_alone(lengths: list[int], at_least: int) -> None:
+    """Spec: R13.6."""
+    batches = divide(lengths, at_least=at_least)
+    for place, batch in enumerate(batches):
+        mean = sum(chain.from_iterable(batches[place:])) / len(batches[place:])
+        assert len(batch) < 2 or max(batch) < mean
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("cost", [None, lambda tokens: tokens + tokens**2 // 24_576], ids=["tokens", "attention"])
+def test_a_sample_as_long_as_the_budget_does_not_spoil_the_rest(layout: str, cost: Callable[[int], int] | None) -> None:
+    """Spec: R13.6."""
+    lengths = [16_384] + [3_000] * 6
+    for at_least in (3, 4):
+        batches = divide(lengths, budget=16_384, at_least=at_least, layout=layout, cost=cost)
+        assert [len(batch) for batch in batches] == [1] + [6 // (at_least - 1)] * (at_least - 1)
+
+
+def list_partitions(items: list[int], parts: int) -> list[list[list[int]]]:
+    """All partitions of items into at most so many parts."""
+    if not items:
+        return [[]]
+    first, rest = items[0], items[1:]
+    found = []
+    for size in range(len(rest) + 1):
+        for chosen in combinations(range(len(rest)), size):
+            if parts:
+                others = [item for index, item in enumerate(rest) if index not in chosen]
+                part = [first, *(rest[index] for index in chosen)]
+                found += [[part, *more] for more in list_partitions(others, parts - 1)]
+    return found
+
+
+def compute_best(lengths: list[int], parts: int, compute: Callable[[list[int]], int]) -> int:
+    return min(max(map(compute, partition)) for partition in list_partitions(lengths, parts))
+
+
+FEW = st.lists(st.integers(1, BUDGET), min_size=1, max_size=7)
+
+
+@given(FEW, st.integers(1, 4), st.booleans())
+def test_the_costliest_padded_micro_batch_is_as_cheap_as_can_be(
+    lengths: list[int], at_least: int, has_cost: bool
+) -> None:
+    """Spec: R13.6. And so is the costliest of the others, when that one is a single sample."""
+    cost = compute_cost if has_cost else int
+
+    def measure(batch: list[int]) -> int:
+        return len(batch) * cost(max(batch, default=1))
+
+    batches = divide(lengths, layout="padded", at_least=at_least, cost=compute_cost if has_cost else None)
+    left = sorted(lengths)
+    while left:
+        fitting = [
+            partition
+            for partition in list_partitions(left, len(batches))
+            if all(len(part) * max(part) <= BUDGET for part in partition)
+        ]
+        assert measure(batches[0]) == min(max(map(measure, partition)) for partition in fitting)
+        if len(batches[0]) > 1:
+            break
+        left.remove(*batches.pop(0))
+
+
+@given(FEW, st.integers(1, 4), st.booleans())
+def test_the_costliest_packed_micro_batch_is_near_the_cheapest(
+    lengths: list[int], at_least: int, has_cost: bool
+) -> None:
+    """Bin packing has no quick optimum: best fit under a bisected bound stays within 13/11 of it (MULTIFIT)."""
+    cost = compute_cost if has_cost else int
+    batches = divide(lengths, budget=10**6, at_least=at_least, cost=compute_cost if has_cost else None)
+    costliest = max(sum(map(cost, batch)) for batch in batches)
+    best = compute_best(lengths, len(batches), lambda part: sum(map(cost, part)))
+    assert 11 * costliest <= 13 * best + 11
+
+
+@given(FEW)
+def test_there_are_few_more_than_the_fewest(lengths: list[int]) -> None:
+    """Spec: R13.4, R13.10. Best fit of the longest first: 11/9 of the fewest and 6/9 at most (Dosa)."""
+    plan = plan_rank(lengths, budget=BUDGET)
+    fewest = min(
+        len(partition)
+        for partition in list_partitions(lengths, len(lengths))
+        if all(sum(part) <= BUDGET for part in partition)
+    )
+    assert plan.least <= fewest <= plan.count
+    assert 9 * plan.count <= 11 * fewest + 6
+
+
+def draw(number: int, seed: int = 0) -> list[int]:
+    """Lengths as answers have them: mostly short, a few as long as the budget."""
+    generator = random.Random(seed)
+    return [min(16_384, int(generator.lognormvariate(6.5, 1.2)) + 1) for _ in range(number)]
+
+
+@pytest.mark.parametrize("cost", [None, lambda tokens: 24_576 * tokens + tokens**2], ids=["tokens", "attention"])
+def test_dealt_out_there_are_the_fewest_steps_and_nobody_waits(cost: Callable[[int], int] | None) -> None:
+    """Spec: R13.5, R13.10."""
+    report = plan_all(draw(2_048), ranks=8, budget=16_384, cost=cost).report
+    assert report.count == report.least
+    assert report.wait < (1.02 if cost is None else 1.03)
+    assert report.fill > 0.9
+
+
+def test_small_ones_come_at_the_ends_on_all_ranks() -> None:
+    """Spec: R13.8."""
+    lengths = [60, 50, 40, 30, 20, 10]
+    found = plan_all(lengths, ranks=1, budget=BUDGET, at_least=6, order="smallest_at_ends").ranks[0]
+    assert [lengths[batch[0]] for batch in found.micro_batches] == [10, 30, 50, 60, 40, 20]
+    found = plan_all(lengths, ranks=1, budget=BUDGET, at_least=6).ranks[0]
+    assert [lengths[batch[0]] for batch in found.micro_batches] == lengths
+
+
+def test_what_ranks_have_in_sum_is_even() -> None:
+    """Spec: R13.5. The costliest of a step goes to the rank that has had least."""
+    lengths = [50, 40, 30, 20]
+    plan = plan_all(lengths, ranks=2, budget=BUDGET, at_least=2)
+    assert [[lengths[batch[0]] for batch in rank.micro_batches] for rank in plan.ranks] == [[50, 20], [40, 30]]
+
+
+def test_samples_of_a_key_share_a_rank() -> None:
+    """Spec: R13.7. The costliest key first."""
+    keys = [key for key in "abcd" for _ in range(3)]
+    plan = plan_all([9] * 6 + [20] * 6, ranks=2, budget=BUDGET, together=keys, within="rank")
+    homes = [{keys[index] for batch in rank.micro_batches for index in batch} for rank in plan.ranks]
+    assert homes == [{"c", "a"}, {"d", "b"}]

@@ -1,0 +1,124 @@
+"""Values at the edge of what makes sense: refused in a line, or computed; never a figure that is nan or infinite."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from odb_sim.cli.main import main
+from odb_sim.inputs.costs import LARGEST_S, GpuCost, LoaderCost, StepTable
+from odb_sim.inputs.lengths import Lengths, load_lengths
+from odb_sim.inputs.workload import build_workload
+from odb_sim.studies.runs import Driver, Run, run
+
+from odb_ref.core.batching.cost import get_cost
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
+from odb_ref.core.offer import WIRE_SIZE
+
+SIMULATE = ["simulate", "gsm8k", "--ranks", "2", "--samples", "200", "--token-budget", "4096"]
+
+
+def test_the_driver_of_rounds_takes_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "mm_mix_real", *SIMULATE[2:], "--limit", "image_tokens=1500", "--driver", "rounds"]
+    assert main(arguments) == 0
+    assert "driver: rounds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--slow-loader", "0:1e308"], ["--slow-rank", "1:1e7"], ["--slow-rank", "1:nan"], ["--slow-loader", "1:0"]],
+    ids=" ".join,
+)
+def test_a_factor_beyond_reason_is_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SIMULATE, *options]) == 2
+    assert "1,000,000 at most" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [1e308, LARGEST_S * 1.01, math.nan])
+def test_no_single_cost_is_more_than_a_day(seconds: float) -> None:
+    for make in (
+        lambda: LoaderCost(sample_s=seconds),
+        lambda: GpuCost(per_token_s=seconds),
+        lambda: StepTable(rows=((1, 0.1), (2, seconds))),
+    ):
+        with pytest.raises(UsageError):
+            make()
+
+
+def test_the_dearest_that_is_allowed_gives_numbers(tmp_path: Path) -> None:
+    costs, out = tmp_path / "costs.json", tmp_path / "out.json"
+    costs.write_text(json.dumps({"format": "odb-costs", "version": 2, "loader": {"sample_s": LARGEST_S}}))
+    options = ["--slow-loader", "0:1e6", "--cost-model", str(costs), "--json", str(out)]
+    assert main([*SIMULATE, *options]) == 0
+    figures = json.loads(out.read_text())
+    assert all(math.isfinite(value) for value in figures.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("text", ["1_000", "٣", "1e3", "0x10", "1.0", "", "--1", "9" * 5000])
+def test_a_length_is_written_in_digits(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text(f"total_tokens,x\n{text},1\n", encoding="utf-8")
+    assert main(["simulate", str(path), "--ranks", "1", "--token-budget", "10"]) == 2
+    assert f"{path}:2: total_tokens is " in capsys.readouterr().err
+
+
+def test_spaces_and_signs_are_let_be(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("total_tokens\n 7\n+8 \n")
+    assert load_lengths(str(path)).tokens.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("option", ["--steps-csv", "--trace", "--html", "--perfetto"])
+def test_a_file_named_dash_is_not_made_by_chance(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*SIMULATE, option, "-"]) == 2
+    assert "./-" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["simulate", "-", *SIMULATE[2:]]) == 2
+    assert "standard input" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--json", "--steps-csv", "--trace", "--perfetto"])
+def test_a_full_disk_is_told_with_the_file(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    assert main([*SIMULATE, option, "/dev/full"]) == 2
+    assert "/dev/full: No space left" in capsys.readouterr().err
+
+
+def test_host_memory_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "gsm8k", "--ranks", "2", "--memory-tokens", "4096", "--host-bytes-per-token", "-1"]) == 2
+    assert "--host-bytes-per-token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["odb", "packing", "standard"])
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("driver", [Driver.ROUNDS, Driver.EVENTS])
+def test_squares_of_long_rows_do_not_wrap(policy: str, layout: Layout, driver: Driver) -> None:
+    tokens = np.full(40, 2**31 - 1)
+    workload = build_workload(Lengths("long", tokens, tokens), ranks=2)
+    what = Run(
+        workload=workload, policy=policy, budget_tokens=10 * 2**31, window_samples=20, layout=layout, driver=driver
+    )
+    result = run(what)
+    assert sum(row.compute_s for row in result.rows) == pytest.approx(40 * float(tokens[0]) ** 2 * 2e-9, rel=0.01)
+
+
+def test_costs_that_64_bits_do_not_hold_go_to_the_events() -> None:
+    tokens = np.full(40, 2**31 - 1)
+    workload = build_workload(Lengths("long", tokens, tokens), ranks=2)
+    what = Run(
+        workload=workload, policy="odb", budget_tokens=10 * 2**31, window_samples=20, cost=get_cost("attention/1")
+    )
+    assert run(what).summary.driver == "events"
+
+
+def test_the_glossary_says_how_long_an_offer_is() -> None:
+    text = (Path(__file__).parents[2] / "simulator/odb_sim/GLOSSARY.md").read_text(encoding="utf-8")
+    assert f"b = {8 * WIRE_SIZE} of an offer ({WIRE_SIZE} integers of 8 bytes" in text

@@ -1,0 +1,157 @@
+"""Optimizer updates of more than one step: every policy at one global batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odb_sim.baselines.figures import simulate_plan
+from odb_sim.baselines.plans import PLANNERS
+from odb_sim.cli.main import main
+from odb_sim.engine.loading import Workers
+from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch
+from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost, LoaderCost
+from odb_sim.inputs.lengths import load_lengths
+from odb_sim.inputs.workload import build_workload
+from odb_sim.studies.comparison import compare
+from odb_sim.studies.runs import POLICIES, Driver, Run, run
+
+from tests.simulator.test_rounds import draw_run
+
+load_once = cache(load_lengths)
+
+
+def build(policy: str, *, ranks: int = 4, samples: int = 1000, **more: object) -> Run:
+    workload = build_workload(load_once("mm_mix_real"), ranks=ranks, samples=samples)
+    return replace(Run(workload=workload, policy=policy, budget_tokens=11_600, window_samples=128), **more)
+
+
+def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:
+    samples, tokens = np.array([30, 30, 50, 5, 200, 10, 10]), np.array([1, 1, 1, 1, 1, 1, 1])
+    accumulation = Accumulation(GlobalBatch(samples=100))
+    assert accumulation.find_ends(samples[:4], tokens[:4]).tolist() == [False, False, True, False]
+    # After the large step the sum is past two multiples: the next step ends an update too, so the mean is kept.
+    assert accumulation.find_ends(samples[4:], tokens[4:]).tolist() == [True, True, False]
+    assert accumulation.updates == 3
+    assert Accumulation(GlobalBatch(tokens=3)).find_ends(samples, tokens).tolist() == [0, 0, 1, 0, 0, 1, 0]
+    assert Accumulation(EVERY_STEP).find_ends(samples, tokens).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    draw_run(), st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900))
+)
+def test_rounds_accumulate_as_events_do(what: Run, global_batch: GlobalBatch) -> None:
+    by_rounds, by_events = (
+        run(replace(what, global_batch=global_batch, driver=driver)) for driver in (Driver.ROUNDS, Driver.EVENTS)
+    )
+    assert by_rounds.summary.updates == by_events.summary.updates
+    for ours, theirs in zip(by_rounds.rows, by_events.rows, strict=True):
+        for name, value in asdict(theirs).items():
+            if name != "queued_steps":  # whether a step was released at the instant of a take is a matter of rounding
+                expected = pytest.approx(value, rel=1e-9, abs=1e-9 * max(1.0, theirs.end_s))
+                assert getattr(ours, name) == expected, (theirs.step, name)
+
+
+@pytest.mark.parametrize("policy", list(PLANNERS))
+def test_a_plan_accumulates_as_said(policy: str) -> None:
+    what = build(policy, samples=300)
+    costs = Costs(
+        gpu=GpuCost(fixed_s=0.01, per_token_s=1e-5, per_token2_s=0),
+        collective=CollectiveCost(fixed_s=0.5, latency_s=0, transfer_s=0),
+        loader=LoaderCost(
+            workers=1, prefetch_factor=1, sample_s=1e-3, per_token_s=0, collate_step_s=0, collate_per_token_s=0
+        ),
+    )
+    plans = PLANNERS[policy](what.workload, what.budget_tokens, 0)
+    rows, totals = simulate_plan(
+        what.workload, plans, costs, budget_tokens=what.budget_tokens, global_batch=GlobalBatch(samples=50)
+    )
+    # The same, rank by rank and batch by batch.
+    free_s, loaders, trained, updates = [0.0] * 4, [Workers(costs.loader) for _ in plans], 0, 0
+    for step in range(len(rows)):
+        for rank, plan in enumerate(plans):
+            stop = [*plan.starts.tolist()[1:], len(plan.order)][step : step + 1]
+            held = plan.order[plan.starts[step] : stop[0]] if stop else []
+            tokens = what.workload.tokens[held]
+            padded = 0 if not len(held) else tokens.sum() if plan.is_packed else len(held) * tokens.max()
+            loaded_s = loaders[rank].take(1e-3 * len(held), free_s[rank]) if len(held) else free_s[rank]
+            free_s[rank] = loaded_s + 0.01 + 1e-5 * float(padded)
+            trained += len(held)
+        if trained >= 50 * (updates + 1) or step == len(rows) - 1:
+            updates += 1
+            free_s = [max(free_s) + 0.5] * 4
+        assert rows[step].end_s == pytest.approx(sum(free_s) / 4)
+    assert totals.updates == updates
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_updates_hold_the_global_batch_and_time_is_accounted_for(policy: str) -> None:
+    own = run(build(policy)).summary
+    assert own.updates == own.steps
+    for global_batch in (GlobalBatch(samples=250), GlobalBatch(tokens=100_000)):
+        one = run(build(policy, global_batch=global_batch)).summary
+        parts = (one.compute_share, one.data_wait_share, one.trainer_wait_share, one.collective_share, one.ending_share)
+        assert sum(parts) == pytest.approx(1)
+        assert (one.steps, one.samples_emitted, one.padded_tokens) == (
+            own.steps,
+            own.samples_emitted,
+            own.padded_tokens,
+        )
+        assert one.sim_time_s < own.sim_time_s, "fewer collectives, and ranks wait for one another less often"
+        total = one.samples_total if global_batch.samples else one.real_tokens
+        assert one.updates == -(-total // (global_batch.goal or 1))
+
+
+def test_a_comparison_is_at_one_global_batch() -> None:
+    ((compared,), _) = compare([build("odb")], ["odb", "standard", "packing"])
+    assert compared.global_batch.samples == round(0.5 + max(one.samples_per_update for one in compared.summaries))
+    held = [one.samples_per_update for one in compared.accumulated]
+    assert max(held) <= 1.1 * min(held)
+    odb = compared.summaries[0]
+    assert 1 < compared.compute_speedup(odb) < compared.compute_own_speedup(odb)
+
+
+@pytest.mark.parametrize("samples", [16, 40, 1000])
+def test_a_policy_whose_steps_hold_more_gets_smaller_batches(samples: int) -> None:
+    ((compared,), _) = compare([build("odb", global_batch=GlobalBatch(samples=samples))], POLICIES)
+    for one in compared.accumulated:
+        assert one.samples_per_update <= 1.1 * samples, one.policy
+        assert one.samples_emitted == 1000
+        if samples == 1000:
+            assert one.token_budget == 11_600
+            assert one.updates == 1
+
+
+def test_the_command_says_what_an_update_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    arguments = ["mm_mix_real", "--samples", "1000", "--policy", "odb,standard", "--json", str(path)]
+    assert main(["compare", *arguments, "--global-batch", "200"]) == 0
+    said = capsys.readouterr().out
+    odb, standard = json.loads(path.read_text())
+    assert odb["speedup"] == odb["accumulated_samples_per_s"] / standard["accumulated_samples_per_s"]
+    assert odb["own_speedup"] == odb["samples_per_s"] / standard["samples_per_s"]
+    assert (
+        f"one global batch of 200 samples: odb (200 samples, {odb['accumulated_tokens_per_update']:,.0f} tokens" in said
+    )
+    assert f"{odb['speedup']:.2f} times" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--global-batch", "0"], "at least 1"),
+        (["--global-tokens", "-1"], "at least 1"),
+        (["--global-tokens", "5", "--global-batch", "5"], "not both"),
+        (["--global-batch", "7", "--ranks", "8"], "without one"),
+    ],
+)
+def test_nonsense_is_refused(options: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "gsm8k", "--samples", "100", *options]) == 2
+    assert expected in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""Studies that survive: a killed worker costs one try of one cell, what is done is kept, and a signal ends everything soon."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from odb_sim.cli.main import main
+from odb_sim.studies.cells import FILE, Answer, Cell, Failed, Point, Store, run_cells
+from odb_sim.studies.clusters import open_executor
+from odb_sim.studies.processes import Local, Processes, WorkerDied
+from odb_sim.studies.sweep import Grid, Study, build_points, run_grid, simulate_point
+
+from odb_ref.core.errors import UsageError
+from tests.simulator_answers.helpers import make_lengths
+
+POINTS = build_points(policies=["odb"], ranks=[2], budgets=[2048], windows=[8, 16, 32, 64], depths=[2])
+GRID = Grid(study=Study(lengths=make_lengths(), seed=1), points=POINTS)
+SWEEP = ["sweep", "gsm8k", "--samples", "300", "--ranks", "2", "--token-budget", "1024", "--window", "8,16,32"]
+ENDS_S = 5.0
+
+
+def die(folder: Path, times: int, point: Point) -> Answer:
+    """Is killed so many times, then answers."""
+    tries = folder / f"{point.window_samples}.tries"
+    tried = tries.read_text() if tries.exists() else ""
+    tries.write_text(tried + "x")
+    if len(tried) < times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return simulate_point(GRID, point)
+
+
+def make_cells(folder: Path, times: dict[int, int]) -> list[Cell]:
+    return [
+        Cell(point, f"key {point.window_samples}", partial(die, folder, times.get(point.window_samples, 0), point))
+        for point in POINTS
+    ]
+
+
+def check_survivors(found: list[Answer | Failed], killed: int) -> None:
+    whole = run_grid(GRID, Local())
+    for point, answer, expected in zip(POINTS, found, whole, strict=True):
+        if point.window_samples == killed:
+            assert isinstance(answer, Failed)
+            assert answer.point == point
+        else:
+            assert isinstance(answer, Answer)
+            assert isinstance(expected, Answer)
+            assert answer.to_json() == expected.to_json()
+
+
+def test_a_killed_worker_costs_a_try_of_its_cell_and_twice_the_cell(tmp_path: Path) -> None:
+    heard: list[int] = []
+    with Processes(2) as executor:
+        found = run_cells(make_cells(tmp_path, {16: 1, 32: 9}), executor, on_done=heard.append)
+    check_survivors(found, 32)
+    assert "signal 9" in str(found[2])
+    assert [len((tmp_path / f"{window}.tries").read_text()) for window in (8, 16, 32, 64)] == [1, 2, 2, 1]
+    assert heard[-1] == 4
+
+
+@pytest.fixture(params=["dask", "ray"])
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+        yield "ray://local"
+        return
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address.replace("tcp://", "dask://")
+
+
+def test_a_cluster_survives_likewise(address: str, tmp_path: Path) -> None:
+    """A cluster tries by itself, some times; in the end the cell fails and the others do not."""
+    with open_executor(address, 1) as executor:
+        found = run_cells(make_cells(tmp_path, {16: 1, 32: 99}), executor)
+    check_survivors(found, 32)
+
+
+def test_a_worker_that_is_killed_between_tasks_is_replaced() -> None:
+    with Processes(1) as executor:
+        first = executor.submit(os.getpid).result()
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="signal 9"):
+            executor.submit(os.getpid).result()
+        assert executor.submit(os.getpid).result() != first
+        assert executor.submit(partial(int, "x")).exception() is not None
+
+
+def test_what_is_done_is_kept_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, whole, again = tmp_path / "kept", tmp_path / "whole.json", tmp_path / "again.json"
+    assert main([*SWEEP, "--processes", "1", "--json", str(whole)]) == 0
+    asked: list[Point] = []
+    own = simulate_point
+
+    def simulate(grid: Grid, point: Point) -> Answer:
+        asked.append(point)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return own(grid, point)
+
+    monkeypatch.setattr("odb_sim.studies.sweep.simulate_point", simulate)
+    command = [*SWEEP, "--processes", "1", "--out", str(out), "--json", str(again)]
+    assert main(command) == 130
+    assert len((out / FILE).read_text().splitlines()) == 2
+    with (out / FILE).open("a") as file:
+        file.write('{"key": "cut o')
+    assert main(command) == 0
+    assert [point.window_samples for point in asked] == [8, 16, 32, 32]
+    assert again.read_bytes() == whole.read_bytes()
+    assert main(command) == 0
+    assert main([*command[:-4], "--out", str(out), "--seed", "1"]) == 0, "other settings are other cells"
+    assert len(asked) == 7
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_the_other_studies_keep_theirs(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {
+        "compare": ["gsm8k", "--samples", "200", "--ranks", "2", "--policy", "odb,standard"],
+        "tune": ["gsm8k", "--samples", "200", "--ranks", "2", "--memory-tokens", "1024", "--window-max", "16"],
+    }[command]
+    said = []
+    for _ in range(2):
+        assert main([command, *arguments, "--processes", "1", "--out", str(tmp_path)]) == 0
+        said.append(capsys.readouterr().out)
+        kept = len((tmp_path / FILE).read_text().splitlines())
+    assert said[0] == said[1]
+    assert len({json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines()}) == kept
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("a\nb\n")
+    with pytest.raises(UsageError, match="no answers"):
+        Store(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        Store(tmp_path / "file")
+
+
+def list_group(group: int) -> list[str]:
+    shown = subprocess.run(["ps", "-eo", "pgid,args"], capture_output=True, text=True, check=True).stdout
+    living = [line for line in shown.splitlines() if "<defunct>" not in line]
+    return [line for line in living if re.match(rf"\s*{group}\s", line)]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
+@pytest.mark.parametrize(
+    "command",
+    ["sweep --ranks 64,65,66 --token-budget 8192", "tune --ranks 64 --memory-tokens 8192", "compare --ranks 64"],
+    ids=lambda text: text.split()[0],
+)
+def test_a_signal_ends_a_study_and_its_workers_soon(sent: signal.Signals, command: str) -> None:
+    name, *options = command.split()
+    arguments = [name, "sgd_dialogues", "--samples", "3000000", *options, "--processes", "2"]
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"from odb_sim.cli.main import main; sys.exit(main({arguments!r}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until_s = time.monotonic() + 60
+        while len(list_group(process.pid)) < 3 and process.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.1)
+        time.sleep(1.0)  # well into the simulations
+        assert process.poll() is None
+        begin_s = time.monotonic()
+        os.killpg(process.pid, sent) if sent is signal.SIGINT else process.send_signal(sent)
+        out, err = process.communicate(timeout=30)
+        took_s = time.monotonic() - begin_s
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (128 + sent, "", "")
+    assert took_s < ENDS_S
+    assert list_group(process.pid) == []

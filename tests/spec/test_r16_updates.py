@@ -1,0 +1,329 @@
+"""R16: an optimizer update holds the same samples, however many ranks there are, and whatever memory they have."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.batching.order import StepOrder
+from odb_ref.core.batching.rules import PaperRule, compute_checked_target
+from odb_ref.core.batching.updates import compute_first_place, compute_portion, compute_portion_shares, count_portions
+from odb_ref.core.config import Config
+from odb_ref.core.effects import OutcomeKind, Read
+from odb_ref.core.errors import RuleError, UsageError
+from odb_ref.core.events import Agreed, SamplesRead
+from odb_ref.core.machine import start, transition
+from odb_ref.core.resume import RoundStart
+from odb_ref.core.types import Mode
+from tests.helpers.world import AnyOrder, ByArrival, Fault, World, make_config, make_shard
+
+LENGTHS = st.lists(st.integers(1, 20), max_size=40)
+
+
+def make_world(
+    lengths: Sequence[int],
+    ranks: int,
+    update_samples: int,
+    *,
+    is_shared: bool = False,
+    seed: int = 0,
+    **options: object,
+) -> World:
+    """A job whose common order has samples of these lengths; each rank's own source is every W-th of it."""
+    settings = {name: options.pop(name) for name in list(options) if name in Config.__dataclass_fields__}
+    order = make_shard(lengths)
+    config = make_config(
+        budget_tokens=settings.pop("budget_tokens", 24),
+        world_size=ranks,
+        update_samples=update_samples,
+        shared_samples=len(order) if is_shared else None,
+        **settings,
+    )
+    shards = [() if is_shared else order[rank::ranks] for rank in range(ranks)]
+    schedule = options.pop("schedule", None) or AnyOrder(seed)
+    return World(config, shards, order=order, schedule=schedule, **options)  # type: ignore[arg-type]
+
+
+def list_updates(world: World) -> dict[int, Counter[int]]:
+    """The ids of the samples in each update that was taken, over all ranks."""
+    updates: dict[int, Counter[int]] = defaultdict(Counter)
+    for node in world.nodes:
+        for step in node.taken:
+            update = step.round // node.machine.config.update_portions
+            updates[update].update(sample.id for sample in step.group)
+    return dict(updates)
+
+
+def list_expected(samples: int, update_samples: int, bad: Collection[int] = ()) -> dict[int, Counter[int]]:
+    expected = {}
+    for update, begin in enumerate(range(0, samples, update_samples)):
+        good = [place for place in range(begin, min(begin + update_samples, samples)) if place not in bad]
+        if good:
+            expected[update] = Counter(good)
+    return expected
+
+
+@given(
+    LENGTHS,
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.booleans(),
+    st.sampled_from(Layout),
+    st.sampled_from(StepOrder),
+    st.randoms(use_true_random=False),
+)
+def test_an_update_holds_its_places(
+    lengths: list[int],
+    ranks: int,
+    more: int,
+    is_shared: bool,
+    layout: Layout,
+    order: StepOrder,
+    rng: random.Random,
+) -> None:
+    """Spec: R16, R16.1, R16.2, R16.3, R16.5, R16.8. Checks: UPDATE, COVER, ALIGN, WEIGHT."""
+    size, seed = ranks + more, rng.randint(0, 9999)
+    bad = {place for place in range(len(lengths)) if rng.random() < rng.choice((0, 0.3, 0.9))}
+    world = make_world(lengths, ranks, size, is_shared=is_shared, seed=seed, layout=layout, order=order, bad=bad).run()
+    assert {finish.outcome.kind for finish in world.get_finishes()} == {OutcomeKind.COMPLETE}, world.outcomes
+    assert list_updates(world) == list_expected(len(lengths), size, bad)
+    assert len({len(node.taken) for node in world.nodes}) == 1
+    for steps in zip(*(node.taken for node in world.nodes), strict=True):
+        assert len({(step.number, step.round, step.global_counts) for step in steps}) == 1
+        assert steps[0].global_counts.supervised == sum(s.supervised for step in steps for s in step.group)
+
+
+@given(LENGTHS, st.integers(4, 16), st.booleans(), st.integers(0, 9999))
+def test_an_update_is_the_same_on_any_number_of_ranks_and_under_any_budget(
+    lengths: list[int], size: int, is_shared: bool, seed: int
+) -> None:
+    """Spec: R16.1. Checks: UPDATE."""
+    updates = [
+        list_updates(
+            make_world(lengths, ranks, size, is_shared=is_shared, seed=seed + ranks, budget_tokens=budget).run()
+        )
+        for ranks, budget in ((1, 24), (2, 24), (3, 7), (4, 60))
+    ]
+    assert all(one == updates[0] for one in updates)
+
+
+@given(LENGTHS, st.integers(4, 16), st.booleans(), st.integers(0, 9999), st.integers(1, 30), st.integers(0, 40))
+def test_a_budget_that_changes_changes_no_update(
+    lengths: list[int], size: int, is_shared: bool, seed: int, tokens: int, after: int
+) -> None:
+    """Spec: R16.1, R15.3. Checks: UPDATE."""
+    faults = [Fault("accept", seed % 2, after, tokens=tokens)]
+    world = make_world(lengths, 2, size, is_shared=is_shared, schedule=ByArrival(seed, faults)).run()
+    assert list_updates(world) == list_expected(len(lengths), size)
+
+
+def test_every_group_of_an_update_is_emitted_in_it() -> None:
+    """Spec: R16.3. A round of the free mode would keep the hardly filled group, and follow the rank with the fewest."""
+    lengths = [8, 1, 8, 1, 8, 1, 8, 1, 2, 2]
+    for layout, last in ((Layout.PACKED, [1]), (Layout.PADDED, [1])):
+        world = make_world(lengths, 2, 8, budget_tokens=8, layout=layout).run()
+        rounds = [[step.round for step in node.taken] for node in world.nodes]
+        assert rounds == [[0, 0, 0, 0, *last]] * 2  # rank 1 splits its one group of four, to keep up
+        assert world.outcomes[0] == world.outcomes[1]
+
+
+def test_a_padded_update_has_twice_the_steps_if_there_are_samples() -> None:
+    """Spec: R16.3."""
+    lengths = [1, 1, 2, 2, 9, 9, 9, 9]
+    for layout, sizes in ((Layout.PACKED, [[8]]), (Layout.PADDED, [[3, 2, 2, 1]])):
+        world = make_world(lengths, 1, 8, budget_tokens=54, layout=layout, order=StepOrder.FULLEST).run()
+        groups = [sorted(map(len, world.get_groups(0)), reverse=True)]
+        assert groups == sizes
+        assert list_updates(world) == list_expected(8, 8)
+
+
+@given(LENGTHS, st.integers(1, 3), st.integers(0, 9), st.booleans(), st.randoms(use_true_random=False))
+def test_an_update_goes_on_where_it_was_saved(
+    lengths: list[int], ranks: int, more: int, is_shared: bool, rng: random.Random
+) -> None:
+    """Spec: R10.2, R14.6, R16.6. Checks: RESUME, UPDATE."""
+    size, seed = ranks + more, rng.randint(0, 9999)
+    bad = {place for place in range(len(lengths)) if rng.random() < 0.2}
+    options = {"is_shared": is_shared, "bad": bad, "seed": seed}
+    whole = make_world(lengths, ranks, size, **options).run()  # type: ignore[arg-type]
+    stop = rng.randint(0, len(whole.nodes[0].taken))
+    saved = make_world(lengths, ranks, size, stops=dict.fromkeys(range(ranks), stop), **options).run()  # type: ignore[arg-type]
+    checkpoints = [node.ledger.compute_checkpoint() for node in saved.nodes]
+    before = [
+        node.shard[: checkpoint.start.read_samples] for node, checkpoint in zip(saved.nodes, checkpoints, strict=True)
+    ]
+    order = make_shard(lengths)
+    shards = before if is_shared else [order[rank::ranks] for rank in range(ranks)]
+    config = saved.nodes[0].machine.config
+    resumed = World(config, shards, order=order, seed=seed + 1, checkpoints=checkpoints, drawn=before, bad=bad).run()
+    for rank, checkpoint in enumerate(checkpoints):
+        groups = resumed.get_groups(rank)[checkpoint.taken_steps :]
+        assert [[s.id for s in group] for group in groups] == [
+            [s.id for s in group] for group in whole.get_groups(rank)[stop:]
+        ]
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(0, 9), st.booleans(), st.integers(0, 4), st.integers(0, 9999))
+def test_the_start_of_an_update_is_two_integers(
+    lengths: list[int], ranks: int, more: int, is_shared: bool, update: int, seed: int
+) -> None:
+    """Spec: R16.6. Checks: RESUME, UPDATE. Also on another number of ranks than before."""
+    size = ranks + more
+    whole = make_world(lengths, ranks + 1 if more else ranks, size, seed=seed).run()
+    expected = {number: ids for number, ids in list_updates(whole).items() if number >= update}
+    world = make_world(lengths, ranks, size, is_shared=is_shared)
+    config = world.nodes[0].machine.config
+    begin = RoundStart(round=update * config.update_portions, planned_steps=7)
+    if update * size > len(lengths):
+        return
+    rest = make_world(lengths, ranks, size, is_shared=is_shared, seed=seed, checkpoints=[Begun(begin)] * ranks).run()
+    assert list_updates(rest) == expected
+    assert rest.nodes[0].taken[:1] == [] or rest.nodes[0].taken[0].number == 7
+
+
+class Begun:
+    """What `World` asks of a checkpoint."""
+
+    def __init__(self, start: RoundStart) -> None:
+        self.start = start
+
+
+# What a rank reads ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 30))
+def test_the_shares_of_an_update_are_its_places(ranks: int, more: int, update: int) -> None:
+    """Spec: R16.2. Checks: UPDATE."""
+    size = ranks + more
+    places = []
+    for rank in range(ranks):
+        first, end = (
+            compute_first_place(u, update_samples=size, rank=rank, world_size=ranks) for u in (update, update + 1)
+        )
+        assert end > first, "each rank has something to read, so that each learns of its end"
+        places += [rank + ranks * place for place in range(first, end)]
+    assert sorted(places) == list(range(update * size, (update + 1) * size))
+
+
+def test_a_short_read_takes_nothing_from_the_next_update() -> None:
+    """Spec: R16.2, R16.5. Checks: UPDATE."""
+    config = make_config(update_samples=4)
+    state, effects = start(config)
+    assert effects == (Read(4, 0),)
+    state, (post,) = transition(config, state, SamplesRead(make_shard([3, 3, 3]), is_full=True))
+    assert post.offer.samples_max == 3
+    _, effects = transition(config, state, Agreed(post.offer))
+    assert Read(4, 4) in effects, "by its place, not by how many were good"
+
+
+def test_a_rank_whose_part_is_bad_goes_on() -> None:
+    """Spec: R16.5. Checks: UPDATE, TERM."""
+    config = make_config(update_samples=2)
+    state, _ = start(config)
+    state, (post,) = transition(config, state, SamplesRead((), is_full=True))
+    assert (post.offer.samples_min, post.offer.groups_max) == (1, 0), "or the epoch would close here"
+    state, effects = transition(config, state, Agreed(post.offer))
+    assert effects[0] == Read(2, 2)
+    assert not state.aligned
+
+
+def test_an_update_of_bad_samples_has_no_step() -> None:
+    """Spec: R16.5. Checks: UPDATE, COVER."""
+    for is_shared in (False, True):
+        world = make_world([3] * 12, 2, 4, is_shared=is_shared, bad=range(4, 8)).run()
+        assert list(list_updates(world)) == [0, 2]
+        assert {outcome.kind for outcome in world.outcomes if outcome} == {OutcomeKind.COMPLETE}
+
+
+# Portions ------------------------------------------------------------------------------------------------------------
+
+LOADS = st.lists(st.integers(0, 500), min_size=1, max_size=6)
+
+
+@given(LOADS, st.integers(1, 60), st.integers(0, 60))
+def test_a_portion_goes_to_the_lightest_ranks(loads: list[int], places: int, portion: int) -> None:
+    """Spec: R16.4. Checks: DEAL."""
+    shares = compute_portion_shares(loads, places, portion)
+    assert sum(shares) == portion
+    assert min(shares) >= 0
+    for load, share in zip(loads, shares, strict=True):
+        for other, others in zip(loads, shares, strict=True):
+            assert share + 1 >= others or load >= other, "a heavier rank draws no more than a lighter one, but for one"
+
+
+def test_a_portion_fills_to_one_level() -> None:
+    """Spec: R16.4."""
+    assert compute_portion_shares((0, 0), 0, 5) == (3, 2)
+    assert compute_portion_shares((40, 20), 6, 2) == (0, 2)  # ten tokens a place
+    assert compute_portion_shares((40, 20), 6, 4) == (1, 3)
+    assert compute_portion_shares((90, 0, 0), 9, 6) == (0, 3, 3)
+    assert compute_portion_shares((0, 0), 4, 2) == (1, 1)  # all that was drawn was bad
+
+
+@given(LOADS, st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.booleans())
+def test_portions_are_neighbours_and_end_with_the_update(
+    loads: list[int], begin: int, drawn: int, left: int, is_last: bool
+) -> None:
+    """Spec: R16.4. Checks: DEAL, UPDATE."""
+    ranks = range(len(loads))
+    drawn += begin
+    draws = [compute_portion(rank, loads, drawn, begin=begin, end=drawn + left, is_last=is_last) for rank in ranks]
+    place = drawn
+    for draw in draws:
+        assert draw.first == place
+        place += draw.count
+    assert {draw.end for draw in draws} == {place}
+    assert place == drawn + (left if is_last else (left + 1) // 2)
+
+
+def test_the_number_of_portions_follows_from_the_samples_of_a_rank() -> None:
+    """Spec: R16.4."""
+    assert [count_portions(size, 8) for size in (8, 16, 31, 32, 256, 10**6)] == [1, 2, 2, 3, 6, 6]
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"world_size": 4, "update_samples": 3}, "less than a sample for each"),
+        ({"mode": Mode.QUOTA, "quota_samples": 9, "update_samples": 3}, "count updates"),
+        ({"mode": Mode.QUOTA, "shared_samples": 9, "update_samples": 3}, "end together"),
+    ],
+)
+def test_what_would_cut_an_update_is_refused(settings: dict[str, object], what: str) -> None:
+    """Spec: R16.1, R16.7."""
+    with pytest.raises(UsageError, match=what):
+        make_config(**settings)
+
+
+def test_in_quota_mode_the_first_rank_without_samples_ends_the_epoch() -> None:
+    """Spec: R16.7. Streams of unequal length: whole updates until one of them has nothing left."""
+    sources = [make_shard([2] * 9), make_shard([2] * 5, 100)]
+    for mode, updates in ((Mode.QUOTA, [4, 4, 3]), (Mode.JOIN, [4, 4, 3, 2, 1])):
+        config = make_config(update_samples=4, mode=mode)
+        world = World(config, sources, seed=3).run()
+        assert [ids.total() for ids in list_updates(world).values()] == updates
+        assert {outcome.kind for outcome in world.outcomes if outcome} == {OutcomeKind.COMPLETE}
+
+
+def test_a_rule_may_not_keep_back_a_group_of_an_update() -> None:
+    """Spec: R16.3."""
+
+    class Short(PaperRule):
+        def compute_target(self, agreement: object) -> int:
+            return 1
+
+    config = make_config(update_samples=4)
+    state, _ = start(config)
+    _, (post,) = transition(config, state, SamplesRead(make_shard([8, 8, 8, 8])))
+    assert compute_checked_target(Short(), post.offer) == 1
+    with pytest.raises(RuleError):
+        compute_checked_target(Short(), post.offer, is_update=True)

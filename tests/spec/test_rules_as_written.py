@@ -1,0 +1,154 @@
+"""R2.5 and R4.2, read sentence by sentence, beside the core and the simulator's arrays; and the examples that the page gives.
+
+What is here is slow and literal on purpose, and exhaustive over small windows, so that no case is left to luck: windows whose
+first sample fits nothing, and exactly as many groups as steps, among them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from odb_ref.core.batching.alignment import align
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.types import Group, Sample
+
+PAGE = (Path(__file__).parents[2] / "spec" / "protocol.md").read_text(encoding="utf-8")
+Lengths = tuple[int, ...]
+Item = tuple[int, int]
+"""Position and length."""
+
+
+def make(lengths: Lengths) -> Group:
+    return tuple(Sample(position, position, length, length) for position, length in enumerate(lengths))
+
+
+def encode(groups: tuple[Group, ...]) -> list[list[Item]]:
+    return [[(sample.position, sample.length) for sample in group] for group in groups]
+
+
+def by_falling_length(item: Item) -> tuple[int, int]:
+    return -item[1], item[0]
+
+
+def count(group: list[Item]) -> int:
+    return sum(length for _, length in group)
+
+
+def group_as_written(lengths: Lengths, budget: int, reached: Counter[str]) -> list[list[Item]]:
+    """R2.5."""
+    window = list(enumerate(lengths))
+    # "The oldest come first: the first sample by position, and those that follow it,
+    oldest = window[:1]
+    for item in window[1:]:
+        # up to one that does not fit together with all before it, which is not among them."
+        if count([*oldest, item]) > budget:
+            break
+        oldest.append(item)
+    reached["the first fits nothing"] += bool(oldest) and count(oldest) > budget
+    groups: list[list[Item]] = []
+    # "The others follow by falling length, equal ones by position."
+    for item in [*oldest, *sorted(window[len(oldest) :], key=by_falling_length)]:
+        # "Each joins, of the groups with all of which it fits together, the one with the most tokens, of equal ones the one
+        # begun first;
+        fitting = [group for group in groups if count([*group, item]) <= budget]
+        if fitting:
+            most = max(map(count, fitting))
+            next(group for group in fitting if count(group) == most).append(item)
+        else:
+            # where there is none, it begins a group, whether it fits by itself or not."
+            groups.append([item])
+    # "Inside a group samples stand by falling length, equal ones by position. Groups stand in the order in which they were
+    # begun"
+    return [sorted(group, key=by_falling_length) for group in groups]
+
+
+def align_as_written(groups: list[list[Item]], target: int, layout: Layout, reached: Counter[str]) -> list[list[Item]]:
+    """R4.2, then the order of R4.1: with at most ``target`` groups."""
+
+    def cost(group: list[Item]) -> int:
+        return count(group) if layout is Layout.PACKED else len(group) * max(length for _, length in group)
+
+    def key(group: list[Item]) -> int:
+        return -cost(group) if len(group) > 1 else 0
+
+    # "these are put into a binary heap with the least key first [...], as heapify makes it of them in their order."
+    heap = [(key(group), number, group) for number, group in enumerate(groups)]
+    heapq.heapify(heap)
+    made = len(groups)
+    reached["as many groups as steps"] += len(groups) == target
+    # "While there are fewer than T, and some of two or more samples,
+    while len(heap) < target and any(len(group) > 1 for _, _, group in heap):
+        # the first of the heap is taken out: of those of two or more samples the one with the greatest cost (the first made,
+        # when equal)."
+        largest = min((item for item in heap if len(item[2]) > 1), key=lambda item: (-cost(item[2]), item[1]))
+        assert heap[0] is largest
+        _, _, group = heapq.heappop(heap)
+        if layout is Layout.PACKED:
+            # "as few as hold at least half of its cost, but never all"
+            first = next(size for size in range(1, len(group) + 1) if 2 * count(group[:size]) >= count(group))
+            first = min(first, len(group) - 1)
+        else:
+            first = -(-len(group) // 2)
+        # "its first samples, and the rest, both in the order they had, are made and put into the heap in this order."
+        for part in (group[:first], group[first:]):
+            heapq.heappush(heap, (key(part), made, part))
+            made += 1
+    # "The steps are then ordered by falling cost; equal ones keep the order [...] of R4.2"
+    steps = sorted((group for _, _, group in heap), key=lambda group: -cost(group))
+    return steps + [[]] * (target - len(steps))
+
+
+WINDOWS = [lengths for size in range(1, 6) for lengths in product((1, 2, 3, 5), repeat=size)]
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("budget", [1, 4, 6, 9])
+def test_the_core_does_what_the_page_says_of_every_small_window(layout: Layout, budget: int) -> None:
+    """Spec: R2.5, R4.2."""
+    reached: Counter[str] = Counter()
+    for lengths in WINDOWS:
+        groups = layout.compute_groups(make(lengths), budget, ())
+        if layout is Layout.PACKED:
+            assert encode(groups) == group_as_written(lengths, budget, reached), lengths
+        for target in range(len(groups), len(lengths) + 2):
+            steps, carried = align(groups, target, 0, layout)
+            assert encode(steps) == align_as_written(encode(groups), target, layout, reached), (lengths, target)
+            assert carried == ()
+    assert reached["as many groups as steps"] >= len(WINDOWS)
+    assert layout is Layout.PADDED or budget > 4 or reached["the first fits nothing"] > 100
+
+
+def read_examples(rule: str) -> list[list[str]]:
+    """The rows of the table under a rule."""
+    text = re.split(r"\n\*\*R\d|\n## ", PAGE.split(f"\n**{rule}** ")[1])[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def parse_groups(text: str) -> list[list[int]]:
+    return [[] if part.strip() == "-" else list(map(int, part.split())) for part in text.split("/")]
+
+
+def shorten(groups: tuple[Group, ...]) -> list[list[int]]:
+    return [[sample.length for sample in group] for group in groups]
+
+
+def test_the_examples_of_the_page_are_what_the_core_does() -> None:
+    """Spec: R2.5, R4.2."""
+    packed = read_examples("R2.5")
+    assert len(packed) == 3
+    for lengths, budget, groups in packed:
+        window = make(tuple(map(int, lengths.split())))
+        assert shorten(Layout.PACKED.compute_groups(window, int(budget), ())) == parse_groups(groups)
+    aligned = read_examples("R4.2")
+    assert len(aligned) == 4
+    for lengths, budget, layout, target, steps in aligned:
+        window = make(tuple(map(int, lengths.split())))
+        formed = Layout(layout).compute_groups(window, int(budget), ())
+        assert shorten(align(formed, int(target), 0, Layout(layout))[0]) == parse_groups(steps)

@@ -1,0 +1,323 @@
+"""Batches of fifty settings, byte for byte as they have always been. Checks: REPLAY.
+
+A setting is a function of its seed. ``batch_digests.json`` keeps, by seed, a digest for each rank of all that its trainer was
+given, and one of what its trace says was decided. A change that is to leave every batch as it was leaves that file alone. One
+that is not writes it anew, and says so: ``python -m tests.torch.test_batch_digests``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.utils.rnn import pad_sequence  # noqa: E402
+from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.torch.data import make_sample  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+KEPT: Final = Path(__file__).with_name("batch_digests.json")
+SEEDS: Final = range(50)
+WORLDS: Final = (1, 2, 3, 4)
+SHARDS: Final = ("auto", "shared", "given", "sampler", "stream")
+
+
+def draw_noise() -> list[float]:
+    """What user code may draw from: the three generators that R12 speaks of."""
+    return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+def make_noisy(number: int) -> dict[str, Any]:
+    return make_sample(number) | {"noise": draw_noise()}
+
+
+class Noisy(Dataset[Any]):
+    """Samples ``start`` to ``start + count``, each with a little noise; those at ``bad`` cannot be read."""
+
+    def __init__(self, start: int, count: int, bad: tuple[int, ...] = ()) -> None:
+        self.start, self.count, self.bad = start, count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.bad:
+            raise ValueError(f"bad {index}")
+        return make_noisy(self.start + index)
+
+
+class NoisyStream(IterableDataset[Any]):
+    """The same samples, one after another; each worker its share."""
+
+    def __init__(self, start: int, count: int) -> None:
+        self.start, self.count = start, count
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(first, self.count, step):
+            yield make_noisy(self.start + index)
+
+
+def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "numbers": [sample["number"] for sample in samples],
+        "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=-100),
+        "noise": torch.tensor([sample["noise"] for sample in samples], dtype=torch.float64),
+        "drawn": draw_noise(),
+    }
+
+
+def collate_packed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = collate(samples)
+    for name in ("input_ids", "labels"):
+        batch[name] = torch.cat([sample[name] for sample in samples])[None]
+    return batch
+
+
+def count_costs(sample: dict[str, Any]) -> tuple[int, ...]:
+    return sample["number"] % 3, len(sample["input_ids"]) ** 2
+
+
+def cost_squared(tokens: int) -> int:
+    return tokens + tokens * tokens // 8
+
+
+def shrink(step: int, current: int) -> int:
+    return max(35, 70 - step)
+
+
+def make_setting(seed: int) -> dict[str, Any]:
+    """What is drawn, by name: ``options`` are the loader's, the rest is the test's."""
+    choose = random.Random(seed)
+    layout = choose.choice(["padded", "packed"])
+    shard = SHARDS[seed % len(SHARDS)]
+    mode = choose.choice(["join", "join", "quota"])
+    order = choose.choice(["shuffled", "sampler"])
+    workers = choose.choice([0, 0, 2])
+    k = choose.choice([1, 1, 3])
+    options: dict[str, Any] = {
+        "token_budget": choose.choice([40, 60, 90]),
+        "layout": layout,
+        "order": order,
+        "mode": mode,
+        "window": choose.choice([4, 9, 16, 40]),
+        "depth": choose.choice([1, 4, 8]),
+        "cost": choose.choice(["tokens", "attention/16", cost_squared]),
+        "policy": choose.choice(["odb", "odb", "paper"]),
+        "max_age_rounds": choose.choice([1, 4]),
+        "ramp_rounds": choose.choice([0, 3]),
+        "seed": choose.choice([0, 7, 2**40]),
+        "num_workers": workers,
+        "loss_scaling": choose.choice(["exact", "samples", "none"]),
+        "loss_reduction": choose.choice(["mean", "sum"]),
+        "causal_shift": False,
+        "accumulation_steps": k,
+        "trainer_divides_loss": choose.choice([False, True]),
+        "transport": choose.choice(["reduce", "gather"]),
+        "on_idle": choose.choice(["replay", "none"] if k > 1 else ["replay", "none", "skip"]),
+        "idle_sample": make_sample(0) | {"noise": [0.0, 0.0, 0.0]},
+    }
+    if shard in ("auto", "shared"):
+        options |= {"shuffle": choose.choice([False, True, True]), "shard": shard}
+    if mode == "quota":
+        options["quota"] = choose.choice([25, 60, 1000])
+    if layout == "padded" and order == "shuffled":
+        options["sizes"] = choose.choice(["any", "powers", "threes", "even"])
+    if choose.random() < 0.25:
+        options |= {"cost_fn": count_costs, "limits": (9, 900)}
+    if choose.random() < 0.25:
+        options["budget_schedule"] = shrink
+    if shard != "shared" and choose.random() < 0.25:
+        options["window_bytes"] = 4000
+    bad: tuple[int, ...] = ()
+    if shard != "stream" and choose.random() < 0.3:
+        options |= {"on_bad_sample": "quarantine", "max_bad_samples": 5}
+        bad = (3, 11)
+    if workers and choose.random() < 0.3:
+        options |= {"persistent_workers": True, "prefetch_factor": 3}
+    return {
+        "world_size": WORLDS[choose.randrange(4)],
+        "shard": shard,
+        "counts": [choose.choice([0, 7, 23, 40]) + 20 * (rank == 0) for rank in range(4)],
+        "bad": bad,
+        # A rank that skips steps does not know where the others would stop.
+        "resume_at": None if options["on_idle"] == "skip" else choose.choice([None, 2, 5]),
+        "options": options,
+    }
+
+
+def make_loader(setting: dict[str, Any], rank: int, **more: Any) -> Any:
+    options = setting["options"] | more
+    options["collate_fn"] = collate_packed if options["layout"] == "packed" else collate
+    count, start = setting["counts"][rank], 100 * rank
+    match setting["shard"]:
+        case "auto" | "shared":
+            data: Any = Noisy(0, sum(setting["counts"][: setting["world_size"]]), setting["bad"])
+        case "given":
+            data = Noisy(start, count, setting["bad"])
+            options["shard"] = "given"
+        case "sampler":
+            data = Noisy(0, 400, tuple(start + index for index in setting["bad"]))
+            options["sampler"] = range(start + count - 1, start - 1, -1)
+        case _:
+            data = NoisyStream(start, count)
+    return ODBDataLoader(data, **options)
+
+
+def describe(batch: Any) -> Any:
+    """A batch as JSON, a tensor with its type and its bytes."""
+    if isinstance(batch, torch.Tensor):
+        return [str(batch.dtype), list(batch.shape), batch.contiguous().numpy().tobytes().hex()]
+    return {name: describe(value) for name, value in batch.items()} if isinstance(batch, dict) else batch
+
+
+def describe_step(batch: Any, info: Any) -> Any:
+    counted = ("samples", "tokens", "supervised", "costs")
+    names = [
+        "step",
+        "round",
+        "epoch",
+        "loss_scale",
+        "is_idle",
+        "is_last",
+        "is_window_end",
+        "window_supervised",
+        "padded_tokens",
+    ]
+    names += [
+        "emitted_samples",
+        "progress",
+        "world_size",
+        *(f"{who}_{what}" for who in ("local", "global") for what in counted),
+    ]
+    return [describe(batch), {name: getattr(info, name) for name in names}]
+
+
+def describe_trace(path: Path) -> Iterator[Any]:
+    """What was decided, in order: the steps that were taken, with their round, samples and counts. Not when, nor what else came
+    before; nor how far a rank had planned when its consumer left, which is a matter of time.
+    """
+    records = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    taken = sum((record["event"] or {}).get("kind") == "step_taken" for record in records)
+    effects = [effect for record in records for effect in record["effects"] if effect["kind"] == "collate"]
+    steps = [[effect["round"], step] for effect in effects for step in effect["steps"]]
+    first = steps[0][1]["number"] if steps else 0
+    yield from (entry for entry in steps if entry[1]["number"] < first + taken)
+
+
+def compute_digest(found: Any) -> str:
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read(rank: int, setting: dict[str, Any], folder: Path) -> list[Any]:
+    """All that this rank is given in two epochs, the first of which may be saved and resumed."""
+    steps: list[Any] = []
+    trace = {"trace": folder / "trace-{rank}-{epoch}"}
+    loader = make_loader(setting, rank, **trace)
+    try:
+        if setting["resume_at"] is not None:
+            iterator = loader.steps()
+            for batch, info in iterator:
+                steps.append(describe_step(batch, info))
+                if info.step + 1 >= setting["resume_at"]:
+                    break
+            state = json.loads(json.dumps(loader.state_dict()))
+            loader.close()
+            loader = make_loader(setting, rank, **trace)
+            loader.load_state_dict(state)
+        for _ in range(2):
+            steps += [describe_step(batch, info) for batch, info in loader.steps()]
+    finally:
+        loader.close()
+    return steps
+
+
+def read_all(rank: int, seeds: list[int], folder: str) -> dict[str, list[Any]]:
+    """By seed: how many steps this rank was given, their digest, and that of its traces."""
+    found = {}
+    for seed in seeds:
+        place = Path(folder) / str(seed)
+        place.mkdir(exist_ok=True)
+        steps = read(rank, make_setting(seed), place)
+        traces = [list(describe_trace(path)) for path in sorted(place.glob(f"trace-{rank}-*"))]
+        found[str(seed)] = [len(steps), compute_digest(steps), compute_digest(traces)]
+    return found
+
+
+def compute_digests(world_size: int, seeds: list[int]) -> dict[str, Any]:
+    """By seed, what each rank's `read_all` says of it. One set of processes reads them all."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_ranks(world_size, read_all, seeds, folder, timeout_s=200)
+    assert not any(result.error or result.is_gone for result in results), results
+    return {str(seed): [result.value[str(seed)] for result in results] for seed in seeds}
+
+
+def list_seeds(world_size: int) -> list[int]:
+    return [seed for seed in SEEDS if make_setting(seed)["world_size"] == world_size]
+
+
+@pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
+@pytest.mark.parametrize(
+    ("world_size", "part"),
+    [(2, slice(5)), *(pytest.param(world_size, slice(None), marks=pytest.mark.slow) for world_size in WORLDS)],
+)
+def test_batches_are_what_they_were(world_size: int, part: slice) -> None:
+    """Spec: R12. Checks: REPLAY."""
+    seeds = list_seeds(world_size)[part]
+    kept = json.loads(KEPT.read_text())
+    found = compute_digests(world_size, seeds)
+    differ = {seed: (make_setting(int(seed)), kept[seed], found[seed]) for seed in found if found[seed] != kept[seed]}
+    assert not differ, differ
+
+
+def test_the_settings_hold_every_choice() -> None:
+    """Or the digests would say nothing of what is left out."""
+    settings = [make_setting(seed) for seed in SEEDS]
+    assert {setting["world_size"] for setting in settings} == set(WORLDS)
+    assert {setting["shard"] for setting in settings} == set(SHARDS)
+    wanted = {
+        "layout": {"padded", "packed"},
+        "order": {"shuffled", "sampler"},
+        "mode": {"join", "quota"},
+        "sizes": {"any", "powers", "threes", "even"},
+        "num_workers": {0, 2},
+        "on_idle": {"replay", "none", "skip"},
+        "loss_scaling": {"exact", "samples", "none"},
+        "policy": {"odb", "paper"},
+        "transport": {"reduce", "gather"},
+    }
+    for name, values in wanted.items():
+        assert {setting["options"].get(name) for setting in settings} >= values, name
+    for name in ("cost_fn", "budget_schedule", "window_bytes", "on_bad_sample", "persistent_workers"):
+        assert any(name in setting["options"] for setting in settings), name
+    assert {json.dumps(setting["shard"]) for setting in settings if setting["resume_at"]} == set(
+        map(json.dumps, SHARDS)
+    )
+
+
+def write() -> None:
+    """Writes the digests anew, a line for each seed."""
+    found: dict[str, Any] = {}
+    for world_size in WORLDS:
+        found |= compute_digests(world_size, list_seeds(world_size))
+    lines = ",\n".join(f'"{seed}": {json.dumps(found[str(seed)])}' for seed in SEEDS)
+    KEPT.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    write()

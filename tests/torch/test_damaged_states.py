@@ -1,0 +1,164 @@
+"""R10.5: a saved state that was damaged is refused, and the refusal names the field."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
+from tests.torch.data import Numbers, collate, read  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 9, "collate_fn": collate, "shuffle": True, "timeout_s": 20}
+VALUES: list[Any] = [None, True, False, -1, 0, 1, 2**40, 2**70, 1.0, float("nan"), "", "0", [], [0], [[]], {}, {"a": 1}]
+VALUES += [b"", (0,), object(), {1, 2}, 10**5000]
+
+
+def save(rank: int, options: dict[str, Any], base: list[Any]) -> Any:
+    with ODBDataLoader(Numbers(0, 60), **(SETTINGS | options)) as loader:
+        if base:
+            loader.load_state_dict(base)
+        read(loader, 4)
+        return loader.state_dict()
+
+
+def save_with(world_size: int, options: dict[str, Any], base: list[Any]) -> list[Any]:
+    results = run_ranks(world_size, save, options, base)
+    assert not any(result.error for result in results), results
+    return [result.value for result in results]
+
+
+def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all that a state holds."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from walk(item, (*path, key))
+
+
+def damage(state: Any, path: tuple[Any, ...]) -> Iterator[Any]:
+    """The same state with another value there, without it, or with one more beside it."""
+
+    def change(act: Any) -> Any:
+        damaged = copy.deepcopy(state)
+        holder = damaged
+        for key in path[:-1]:
+            holder = holder[key]
+        act(holder, path[-1])
+        return damaged
+
+    old = state
+    for key in path:
+        old = old[key]
+    others = (
+        [old + 1, old - 1, -old]
+        if type(old) is int
+        else [old + "x", old[1:], old[::-1]]
+        if isinstance(old, str)
+        else []
+    )
+    for value in [*VALUES, *others]:
+        if (type(value) is not type(old) or value != old) and not (value == (0,) and old == [0]):  # not damaged
+            yield change(lambda holder, key, value=value: holder.__setitem__(key, value))
+    yield change(lambda holder, key: holder.__delitem__(key))
+    if isinstance(old, list) and len(old) > 1 and old != old[::-1]:
+        yield change(lambda holder, key: holder[key].reverse())
+    if isinstance(old, list):
+        yield change(lambda holder, key: holder[key].append(0))
+    if isinstance(old, dict):
+        yield change(lambda holder, key: holder[key].update(more=0))
+
+
+@pytest.fixture(scope="module")
+def states() -> list[Any]:
+    """Of one rank, of shared shards, of an epoch that other ranks continue, and of one of updates."""
+    first = save_with(2, {}, [])
+    return [
+        save_with(1, {}, [])[0],
+        save_with(1, {"shard": "shared", "accumulation_steps": 3}, [])[0],
+        save_with(3, {}, first)[1],
+        save_with(1, {"update_samples": 7}, save_with(2, {"update_samples": 7}, []))[0],
+    ]
+
+
+def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) -> None:
+    count = 0
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        for state in states:
+            for path in walk(state):
+                for damaged in damage(state, path):
+                    with pytest.raises(UsageError, match=r"^load_state_dict: ") as caught:
+                        loader.load_state_dict(damaged)
+                    named = path[1] if path[0] == "checksums" and len(path) > 1 else path[0]
+                    assert str(named) in str(caught.value) or path[0] == "checksums", (path, caught.value)
+                    count += 1
+            for name in ("more", "plce"):
+                with pytest.raises(UsageError, match=name):
+                    loader.load_state_dict(state | {name: 0})
+        assert count > 2000
+        assert len(read(loader, 2)) == 2  # and nothing of it has stuck
+        loader.load_state_dict(states[0])
+        assert read(loader)
+
+
+@pytest.mark.parametrize(
+    "given", [None, 3, "state", b"state", [], [None], [[]], {}, {"version": None}, [{"version": 4}]]
+)
+def test_what_is_no_state_is_refused(given: Any) -> None:
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader, pytest.raises(UsageError, match="load_state_dict"):
+        loader.load_state_dict(given)
+
+
+def test_states_of_all_ranks_are_of_one_moment() -> None:
+    first, second, third = save_with(3, {}, [])
+    other = save_with(3, {"seed": 5}, [])
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        for states in ([first, second], [first, third, second], [first, first, third], [first, second, other[2]]):
+            loader.load_state_dict(states)
+            with pytest.raises(UsageError, match="load_state_dict"):
+                iter(loader)
+        loader.load_state_dict([first, second, third])
+        assert read(loader)
+
+
+def test_a_damaged_job_state_is_refused() -> None:
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        read(loader, 4)
+        job = JobState(loader)
+        text = str(job.state_dict()["odb_ranks"])
+        refused = 0
+        for place in range(0, len(text), 7):
+            for new in ("", "0", '"'):
+                damaged = text[:place] + new + text[place + 1 :]
+                try:
+                    if json.loads(damaged) == json.loads(text):
+                        continue
+                except json.JSONDecodeError:
+                    pass
+                with pytest.raises(UsageError, match="load_state_dict"):
+                    job.load_state_dict({"odb_ranks": damaged})
+                refused += 1
+        assert refused > 100
+        job.load_state_dict({"odb_ranks": text})
+
+
+def test_a_state_survives_json_and_other_types_of_sequence() -> None:
+    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+        read(loader, 4)
+        state = loader.state_dict()
+        for same in (
+            json.loads(json.dumps(state, indent=1)),
+            dict(reversed(state.items())),
+            state | {"bad": tuple(state["bad"])},
+        ):
+            loader.load_state_dict(same)

@@ -1,0 +1,355 @@
+"""What a user hands over: it works, or is refused by name. Nothing that can be assigned or said is ignored."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler  # noqa: E402
+from torch.utils.data.distributed import DistributedSampler  # noqa: E402
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch import ODBDataLoader, apply, pop_step_info  # noqa: E402
+from odb_ref.torch.info import KEPT_BATCHES  # noqa: E402
+from tests.torch.data import Numbers, collate, read  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
+
+
+def make_loader(**options: Any) -> ODBDataLoader:
+    return ODBDataLoader(options.pop("dataset", Numbers(0, 20)), **(SETTINGS | options))
+
+
+def read_numbers(**options: Any) -> list[int]:
+    with make_loader(**options) as loader:
+        return [number for _, numbers, _ in read(loader) for number in numbers]
+
+
+# Numbers -------------------------------------------------------------------------------------------------------------
+
+
+def cost_in_numpy(tokens: int) -> Any:
+    return np.int32(tokens)
+
+
+class NumpyRule:
+    name = "numpy"
+
+    def compute_target(self, agreement: Any) -> Any:
+        return np.int64(agreement.groups_max)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_budget": np.int64(60), "window": np.int32(6), "depth": np.uint8(2), "ramp_rounds": np.int64(1)},
+        {"window_bytes": np.int64(5000), "max_age_rounds": np.int64(2), "accumulation_steps": np.int64(2)},
+        {"seed": np.uint64(2**64 - 1), "shuffle": np.bool_(True), "trainer_divides_loss": np.bool_(True)},
+        {"num_workers": np.int64(1), "prefetch_factor": np.int64(2), "persistent_workers": np.bool_(False)},
+        {"num_workers": 1, "timeout": np.float32(9), "timeout_s": np.int64(9), "log_wait_s": np.float32(9)},
+        {"on_bad_sample": "quarantine", "max_bad_samples": np.float32(0.5), "len_bound": np.int64(30)},
+        {"on_bad_sample": "quarantine", "max_bad_samples": np.int64(3), "causal_shift": np.bool_(True)},
+        {"budget_schedule": lambda step, current: np.int32(50)},
+        {"cost": cost_in_numpy},
+        {"policy": NumpyRule()},
+        {"limits": np.array([3]), "cost_fn": lambda sample: np.array([1])},
+        {"window": 2**62 - 1, "token_budget": 2**62 - 1, "depth": 2**62 - 1, "log_wait_s": 1e300},
+    ],
+    ids="-".join,
+)
+def test_numbers_of_any_library_and_size_are_taken(options: dict[str, Any]) -> None:
+    assert sorted(read_numbers(**options)) == list(range(20))
+
+
+def test_a_quota_of_numpy_is_met() -> None:
+    assert len(read_numbers(mode="quota", quota=np.int64(9))) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 2**62}, "window must be at most 4611686018427387903"),
+        ({"token_budget": 10**30}, "token_budget must be at most"),
+        ({"seed": 2**64}, "seed must be at most"),
+        ({"num_workers": 10**6}, "num_workers must be at most 65536"),
+        ({"num_workers": 1, "prefetch_factor": 2**40}, "prefetch_factor must be at most"),
+        ({"window": np.array([1, 2])}, "window must be an integer"),
+        ({"window": torch.tensor(1.5)}, "window must be an integer"),
+        ({"timeout": 3}, "timeout needs num_workers of at least 1"),
+        ({"shuffle": "no"}, "shuffle must be True or False"),
+        ({"trainer_divides_loss": 1}, "trainer_divides_loss must be True or False"),
+    ],
+)
+def test_numbers_beyond_what_can_be_exchanged_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_loader(**options)
+
+
+# Attributes, copies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, "make another loader") for name in ("dataset", "sampler", "collate_fn", "num_workers", "pin_memory")),
+        *((name, "make another loader") for name in ("window", "shuffle", "seed", "length_fn", "depth", "trace")),
+        ("process_group", "make another loader"),
+        ("batch_size", "batches are formed under token_budget"),
+        ("batch_sampler", "token_budget"),
+        ("drop_last", "make another loader"),
+        ("token_budget", "call accept_budget"),
+        ("epoch", "call set_epoch"),
+    ],
+)
+def test_an_argument_cannot_be_assigned_later(name: str, message: str) -> None:
+    with make_loader() as loader, pytest.raises(UsageError, match=f"{name} cannot be assigned.*{message}"):
+        setattr(loader, name, 3)
+
+
+def test_notes_of_ones_own_can_be_assigned() -> None:
+    with make_loader() as loader:
+        loader.note_of_mine = 3  # type: ignore[attr-defined]
+
+
+def test_a_loader_is_true_and_cannot_be_copied() -> None:
+    with make_loader() as loader:
+        assert loader
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(UsageError, match="state_dict"):
+                attempt(loader)
+
+
+# Samplers, data loaders ----------------------------------------------------------------------------------------------
+
+
+def make_sampler(seed: int = 0) -> DistributedSampler[Any]:
+    return DistributedSampler(Numbers(0, 20), num_replicas=1, rank=0, seed=seed)
+
+
+def list_in(epoch: int) -> list[int]:
+    sampler = make_sampler()
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def read_in_order(loader: ODBDataLoader) -> list[int]:
+    return [number for _, numbers, _ in read(loader) for number in numbers]
+
+
+def test_a_sampler_set_to_another_epoch_is_noticed() -> None:
+    sampler = make_sampler()
+    with make_loader(sampler=sampler, order="sampler") as loader:
+        for epoch in range(3):  # as a DataLoader's user does it
+            sampler.set_epoch(epoch)
+            assert read_in_order(loader) == list_in(epoch)
+        sampler.set_epoch(7)
+        with pytest.raises(UsageError, match=r"set to epoch 7, and the loader reads epoch 3: call set_epoch\(7\)"):
+            iter(loader)
+        loader.set_epoch(7)
+        assert read_in_order(loader) == list_in(7)
+        loader.set_epoch(1)  # the loader's word is enough
+        assert read_in_order(loader) == list_in(1)
+    with make_loader(sampler=sampler, order="sampler") as other:  # of the loader before it stands at another
+        assert read_in_order(other) == list_in(0)
+
+
+def test_a_sampler_set_before_its_first_loader_is_noticed() -> None:
+    sampler = make_sampler()
+    sampler.set_epoch(4)
+    with make_loader(sampler=sampler) as loader, pytest.raises(UsageError, match="epoch 4"):
+        iter(loader)
+
+
+class Counting(Sampler[int]):
+    """Goes on to the next epoch by itself, as Accelerate's does."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(5)
+        self.epoch += 1
+
+
+def test_a_sampler_may_count_its_epochs() -> None:
+    sampler = Counting()
+    with make_loader(sampler=sampler) as loader:
+        for epoch in (0, 1, 1, 0, 5):
+            loader.set_epoch(epoch)
+            assert len(read_in_order(loader)) == 5
+
+
+class Pairs(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3]])
+
+
+def test_batches_of_the_users_own_are_not_taken_for_an_order() -> None:
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=Pairs(), collate_fn=collate)
+    with pytest.raises(UsageError, match="those of Pairs would be left out"):
+        apply(plain, token_budget=60)
+    with apply(plain, token_budget=60, shuffle=False) as loader:
+        assert sorted(read_in_order(loader)) == list(range(20))
+    usual = BatchSampler(SequentialSampler(range(20)), 3, drop_last=False)
+    with apply(DataLoader(Numbers(0, 20), batch_sampler=usual, collate_fn=collate), token_budget=60) as loader:
+        assert sorted(read_in_order(loader)) == list(range(20))
+
+
+def test_drop_last_is_answered() -> None:
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_size=3, drop_last=True, collate_fn=collate)
+    with (
+        pytest.warns(RuntimeWarning, match="drop_last=True means nothing here"),
+        apply(plain, token_budget=60) as loader,
+    ):
+        assert sorted(read_in_order(loader)) == list(range(20))
+
+
+def test_drop_last_is_taken_over_by_updates_of_a_fixed_size() -> None:
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_size=3, drop_last=True, collate_fn=collate)
+    with apply(plain, token_budget=60, update_samples=6) as loader:
+        assert sorted(read_in_order(loader)) == list(range(18))
+
+
+def test_what_is_for_workers_is_left_out_without_them() -> None:
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), num_workers=2, timeout=9, collate_fn=collate)
+    with apply(plain, token_budget=60, num_workers=0) as loader:
+        assert sorted(read_in_order(loader)) == list(range(20))
+
+
+# Several loaders -----------------------------------------------------------------------------------------------------
+
+
+def test_two_loaders_do_not_write_one_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.ndjson"
+    with make_loader(trace=path) as first:
+        read(first)
+        with make_loader(trace=path) as second:
+            for _ in range(2):
+                with pytest.raises(UsageError, match=r"another loader of this process writes .*trace\.ndjson"):
+                    iter(second)
+        read(first)  # its own, in every epoch
+        with make_loader(trace=tmp_path / "other.ndjson") as second:
+            read(second)
+    with make_loader(trace=path) as third:  # the one before is closed
+        read(third)
+    gone = make_loader(trace=path)
+    read(gone)
+    del gone
+    with make_loader(trace=path) as last:
+        read(last)
+
+
+def test_another_loader_does_not_silence_a_reminder() -> None:
+    reminder = pytest.warns(RuntimeWarning, match="pop_step_info was called for none")
+    with make_loader(loss_reduction="sum") as train, make_loader() as validation, reminder:
+        for _ in train:
+            for batch in itertools.islice(validation, 2):
+                pop_step_info(batch)
+
+
+def list_numbers(samples: list[dict[str, Any]]) -> list[int]:
+    return [sample["number"] for sample in samples]
+
+
+def test_another_loader_does_not_evict_what_belongs_to_a_batch() -> None:
+    options: dict[str, Any] = {"collate_fn": list_numbers, "loss_scaling": "none"}  # nothing to watch in such a batch
+    with make_loader(**options) as train, make_loader(dataset=Numbers(0, 90), **options) as validation:
+        epoch = iter(train)
+        batch = next(epoch)
+        assert sum(1 for _ in validation) > 2 * KEPT_BATCHES
+        assert pop_step_info(batch).step == 0
+
+
+def test_a_bound_follows_the_data_set() -> None:
+    data = Numbers(0, 20)
+    with make_loader(dataset=data, len_bound="samples", token_budget=1) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(loader) == 20
+        data.count = 40
+        assert len(loader) == 40
+        assert len(read(loader)) == 40
+
+
+# Ranks ---------------------------------------------------------------------------------------------------------------
+
+
+def read_without_me(rank: int) -> Any:
+    group = dist.new_group([0])
+    try:
+        with make_loader(process_group=group) as loader:
+            return len(read(loader))
+    except UsageError as error:
+        return str(error)
+
+
+def test_a_rank_outside_of_the_process_group_is_told() -> None:
+    first, second = (result.value for result in run_ranks(2, read_without_me))
+    assert first
+    assert second == "rank 1 is not a member of the loader's process_group"
+
+
+def read_a_bad_one(rank: int) -> None:
+    with make_loader(dataset=OneBad(), shard="shared", window=4, on_bad_sample="quarantine") as loader:
+        read(loader)
+
+
+class OneBad(Numbers):
+    def __init__(self) -> None:
+        super().__init__(0, 200)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            raise ValueError("bad")
+        return super().__getitem__(index)
+
+
+def test_a_window_without_a_good_sample_names_what_to_change() -> None:
+    """Spec: R14.5."""
+    for result in run_ranks(2, read_a_bad_one):
+        assert (result.error, result.rank) == ("JobError", 0)
+        for name in ("shard='shared'", "window=", "ramp_rounds=0"):
+            assert name in result.text
+
+
+def read_in_the_second_half(rank: int, fault: str) -> Any:
+    group = dist.new_group([2, 3])
+    if rank < 2:
+        return None
+    data = Numbers(0, 20, bad=7 if rank == 3 and fault == "raise" else None, fault=fault)
+    window = 7 if rank == 3 and fault == "window" else 6
+    with make_loader(dataset=data, window=window, shard="given", process_group=group, timeout_s=8) as loader:
+        return len(read(loader, 1 if rank == 3 and fault == "leave" else None))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", r"^rank 3 \(rank 1 of its group\) failed: ValueError: bad row 7"),
+        ("leave", r"^rank 3 \(rank 1 of its group\) left the loop before its end"),
+        (
+            "window",
+            r"^rank 3 .* is configured differently: window_samples is 7, rank 2 \(rank 0 of its group\) has 6",
+        ),
+    ],
+)
+def test_ranks_are_named_by_the_job_and_by_their_group(fault: str, message: str) -> None:
+    found = run_ranks(4, read_in_the_second_half, fault)[2]
+    assert re.search(message, found.text), found
+    assert found.rank == 1

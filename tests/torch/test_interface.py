@@ -1,0 +1,150 @@
+"""Where the exchange listens: at one address of one interface, on ports that may be named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.distributed import HashStore, PrefixStore, TCPStore  # noqa: E402
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch.exchange import interface  # noqa: E402
+from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports  # noqa: E402
+from odb_ref.torch.exchange.listener import Listener  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SECRET = bytes(16)
+
+
+@pytest.fixture(autouse=True)
+def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (interface.INTERFACE_VARIABLE, interface.PORTS_VARIABLE, "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """By target, the address from which this host would send to it; the host has no others."""
+    known: dict[str, str] = {}
+    monkeypatch.setattr(interface, "_find_source_of", lambda target: known.get(target, ""))
+    monkeypatch.setattr(interface, "_find_addresses_of_host", list)
+    return known
+
+
+def test_a_master_that_is_this_host_alone_is_reached_by_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("127.0.0.1", "localhost"):
+        monkeypatch.setenv("MASTER_ADDR", name)
+        assert choose_address(HashStore()) in ("127.0.0.1", "::1")
+
+
+def test_the_interface_is_the_one_that_reaches_the_master(
+    monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    sources |= {"node0": "10.1.0.7", interface._ELSEWHERE: "192.168.1.7"}
+    assert choose_address(HashStore()) == "10.1.0.7"
+
+
+def test_a_master_whose_own_name_is_of_loopback_takes_an_address_that_others_reach(
+    monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
+) -> None:
+    """As Debian writes it into /etc/hosts."""
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    sources |= {"node0": "127.0.1.1", interface._ELSEWHERE: "192.168.1.7"}
+    assert choose_address(HashStore()) == "192.168.1.7"
+    monkeypatch.setattr(interface, "_find_addresses_of_host", lambda: ["fe80::1%eth0", "10.1.0.7"])
+    assert choose_address(HashStore()) == "10.1.0.7"
+
+
+def test_without_any_address_it_is_loopback(sources: dict[str, str]) -> None:
+    assert not sources
+    assert choose_address(HashStore()) == "127.0.0.1"
+
+
+def test_the_store_knows_the_master() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    store = TCPStore("localhost", port, 1, is_master=True)
+    assert find_master(PrefixStore("a", PrefixStore("b", store))) == "localhost"
+    assert find_master(HashStore()) == ""
+
+
+def test_the_interface_that_gloo_is_told_of_goes_first(
+    monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
+) -> None:
+    sources[interface._ELSEWHERE] = "192.168.1.7"
+    monkeypatch.setenv(interface.INTERFACE_VARIABLE, "none0,lo")
+    assert choose_address(HashStore()) == "127.0.0.1"
+    monkeypatch.setenv(interface.INTERFACE_VARIABLE, "none0")
+    assert choose_address(HashStore()) == "192.168.1.7"
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"), [("", [0]), ("29600", [29600]), ("29600-29602", [29600, 29601, 29602]), ("1-65535", None)]
+)
+def test_ports_may_be_named(monkeypatch: pytest.MonkeyPatch, text: str, ports: list[int] | None) -> None:
+    monkeypatch.setenv(interface.PORTS_VARIABLE, text)
+    assert list(list_ports()) == (list(range(1, 1 << 16)) if ports is None else ports)
+
+
+@pytest.mark.parametrize("text", ["x", "0", "5-4", "29600-", "-1", "1-65536", "1-2-3"])
+def test_ports_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(interface.PORTS_VARIABLE, text)
+    with pytest.raises(UsageError, match="must be a port or a range"):
+        list_ports()
+
+
+def test_a_listener_is_at_its_address_alone() -> None:
+    with contextlib.closing(Listener("127.0.0.1", [0], SECRET, [1])) as listener:
+        socket.create_connection(("127.0.0.1", listener.port), 1).close()
+        with pytest.raises(OSError):  # on all interfaces it would be there too
+            socket.create_connection(("127.0.0.2", listener.port), 1)
+
+
+def test_a_listener_takes_the_first_port_that_is_free() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        first = taken.getsockname()[1]
+        with contextlib.closing(Listener("127.0.0.1", range(first, first + 20), SECRET, [1])) as listener:
+            assert first < listener.port < first + 20
+        with pytest.raises(OSError):
+            Listener("127.0.0.1", [first], SECRET, [1])
+
+
+def list_listening() -> set[tuple[str, int]]:
+    """Addresses at which some process of this host's network listens, over IPv4, in hexadecimal digits, and ports."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    local = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return {(address, int(port, 16)) for address, port in local}
+
+
+def read_on_ports(rank: int, first: int) -> Any:
+    from odb_ref.torch import ODBDataLoader
+
+    os.environ[interface.PORTS_VARIABLE] = f"{first}-{first + 1}"
+    os.environ["MASTER_ADDR"] = "localhost"
+    dataset = Numbers(0, 20)
+    seen = set()
+    for _ in range(3):  # a port can be listened at again while connections made there before are open
+        loader = ODBDataLoader(dataset, token_budget=60, window=8, collate_fn=collate, timeout_s=10)
+        steps = iter(loader)
+        next(steps)
+        seen.add(len(list(steps)))
+    return len(seen), [item for item in list_listening() if item[1] in (first, first + 1)], rank
+
+
+def test_loaders_one_after_another_get_on_with_a_port_for_each_process() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        first = probe.getsockname()[1]
+    results = run_ranks(2, read_on_ports, first)
+    assert not any(result.error for result in results), results
+    assert all(not result.value[1] for result in results), "once all have met, nothing listens"

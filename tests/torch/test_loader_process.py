@@ -1,0 +1,553 @@
+"""The loader process and the driver: what crosses between them, and what becomes of one without the other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.core.config import Config  # noqa: E402
+from odb_ref.core.effects import OutcomeKind, PostCounts, PostOffer  # noqa: E402
+from odb_ref.core.events import Agreed, Counted, PeerLost, Reported, Urged  # noqa: E402
+from odb_ref.core.offer import NONE, Offer  # noqa: E402
+from odb_ref.core.types import StepCounts  # noqa: E402
+from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch.epoch.delivery import Delivery  # noqa: E402
+from odb_ref.torch.epoch.driver import EpochDriver  # noqa: E402
+from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
+from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
+from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
+from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
+from odb_ref.torch.plan.start import EpochStart  # noqa: E402
+from odb_ref.torch.reading.collate_workers import Pipe  # noqa: E402
+from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener  # noqa: E402
+from odb_ref.torch.workers import process as loader_process  # noqa: E402
+from odb_ref.torch.workers import serving  # noqa: E402
+from odb_ref.torch.workers.wire import SamplesMeasured  # noqa: E402
+from odb_ref.trace.reading import read_trace  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
+CONFIG = Config(rank=0, world_size=2, budget_tokens=60, window_samples=16, ramp_rounds=0)
+
+
+# Where the machine runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A rule that leaves word which process asks it."""
+
+    path: Path
+    name: str = "telling"
+
+    def compute_target(self, agreement: Offer) -> int:
+        self.path.write_text(str(os.getpid()))
+        return agreement.groups_max
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_machine_is_in_the_training_process(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "pid"
+    with ODBDataLoader(Numbers(0, 60), policy=Telling(path), num_workers=num_workers, **SETTINGS) as loader:
+        assert sum(len(batch["numbers"]) for batch in loader) == 60
+    assert int(path.read_text()) == os.getpid()
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A rule with a defect."""
+
+    name: str = "failing"
+
+    def compute_target(self, agreement: Offer) -> int:
+        raise KeyError("the rule's own")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
+    with (
+        ODBDataLoader(Numbers(0, 60), policy=Failing(), num_workers=num_workers, **SETTINGS) as loader,
+        pytest.raises(KeyError, match="the rule's own"),
+    ):
+        list(loader)
+
+
+# What crosses ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_trace_is_complete_when_the_epoch_is_and_its_times_are_the_trainers(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "run.ndjson"
+    asked_s, got_s = [], []
+    with ODBDataLoader(Numbers(0, 100), num_workers=num_workers, trace=path, **SETTINGS) as loader:
+        batches = iter(loader)
+        while True:
+            asked_s.append(time.monotonic())
+            if next(batches, None) is None:
+                break
+            got_s.append(time.monotonic())
+            time.sleep(0.01)
+        _, records = read_trace(path)
+        taken_s = [
+            record.time_s or 0.0
+            for record in records
+            if record.event is not None and record.event["kind"] == "step_taken"
+        ]
+    assert len(taken_s) == len(got_s) > 5
+    # Whenever the trace's clock has started: each step was taken between the request and the answer.
+    latest = min(got - taken for got, taken in zip(got_s, taken_s, strict=True))
+    assert max(asked - taken for asked, taken in zip(asked_s, taken_s, strict=False)) <= latest + 2e-6
+
+
+class Unsendable:
+    """Cannot be pickled a second time: as a tensor for which there is no shared memory left."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("unable to write to file: no space left")
+
+
+def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "pack", lambda batch: Unsendable())
+    with (
+        ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS) as loader,
+        pytest.raises(JobError, match="no space left"),
+    ):
+        list(loader)
+
+
+def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(batch: object) -> object:
+        raise RuntimeError("cannot map the file")
+
+    loader = ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS)
+    with loader, pytest.raises(JobError, match="cannot map the file"):
+        batches = iter(loader)
+        monkeypatch.setattr(loader_process, "unpack", fail)
+        list(batches)
+
+
+def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
+    with ODBDataLoader(Numbers(0, 60), num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+        for _ in range(2):
+            assert sum(len(batch["numbers"]) for batch in loader) == 60
+            for process in multiprocessing.active_children():
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                process.join()
+
+
+def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
+    with ODBDataLoader(Numbers(0, 4000), num_workers=1, **SETTINGS) as loader:
+        with pytest.raises(JobError, match=r"rank 0 failed: the loader process exited unexpectedly"):
+            for batch in loader:
+                if pop_step_info(batch).step == 3:
+                    for process in multiprocessing.active_children():
+                        process.kill()
+        # And the next epoch has a new one.
+        assert sum(len(batch["numbers"]) for batch in loader) == 4000
+
+
+def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
+    loader = ODBDataLoader(Numbers(0, 4000), num_workers=1, loader_timeout_s=1.5, **SETTINGS)
+    with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process has been stopped for 1.5 s"):
+        for batch in loader:
+            if pop_step_info(batch).step == 3:
+                for process in multiprocessing.active_children():
+                    assert process.pid is not None
+                    os.kill(process.pid, signal.SIGSTOP)
+    assert not multiprocessing.active_children()
+
+
+def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) -> None:
+    """Rank 1 stops one of the processes that work for its loader, before it has read all."""
+    options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
+    options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.5}
+    with ODBDataLoader(Numbers(0, 4000), **options) as loader:
+        for batch in loader:
+            if rank == 1 and pop_step_info(batch).step == 3:
+                (process,) = multiprocessing.active_children()
+                os.kill(sorted(find_children(process.pid or 0))[which], signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "which", "method", "what"),
+    [
+        (1, 0, "fork", "DataLoader worker"),
+        (2, 1, "fork", "DataLoader worker"),
+        (2, 2, "fork", "the process that collates"),
+        pytest.param(1, -1, "spawn", "DataLoader worker", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, method: str, what: str) -> None:
+    """It hung all ranks; one that takes its time is waited for."""
+    results = run_ranks(2, read_with_one_stopped, num_workers, which, method, timeout_s=60)
+    assert {(result.error, result.rank) for result in results} == {("JobError", 1)}, results
+    (text,) = {result.text for result in results}
+    assert re.match(rf"rank 1 failed: {what} \(pid \d+\) has been stopped for 1.5 s \(SIGSTOP", text)
+    assert max(result.seconds for result in results) < (8 if method == "fork" else 40)
+
+
+def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
+    settings = SETTINGS | {"num_workers": 1, "persistent_workers": True, "loader_timeout_s": 1.0}
+    with ODBDataLoader(Numbers(0, 200), **settings) as loader:
+        for _ in range(2):
+            assert sum(len(batch["numbers"]) for batch in loader) == 200
+            (process,) = multiprocessing.active_children()
+            (worker,) = find_children(process.pid or 0)
+            os.kill(worker, signal.SIGSTOP)
+            deadline = time.monotonic() + 20
+            while look_at(worker) is not None and time.monotonic() < deadline:  # killed, and waited for
+                time.sleep(0.05)
+        assert sum(len(batch["numbers"]) for batch in loader) == 200
+
+
+# The driver by itself ----------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A sample service that only writes down what it is asked for."""
+
+    is_inline = has_work = False
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def begin(self, plan: ReadPlan, listener: SampleListener, read_ahead: int) -> None:
+        self.asked.append(("begin",))
+
+    def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
+        self.asked.append(("read", count))
+
+    def draw(self, items: Any, *, is_last: bool) -> None: ...
+
+    def collate(self, requests: tuple[BatchRequest, ...]) -> None:
+        self.asked.append(("collate", *(request.number for request in requests)))
+
+    def describe(self) -> str:
+        return ""
+
+    def work(self, steps: int, is_enough: Callable[[], bool] | None = None) -> None: ...
+
+    def stop(self) -> None:
+        self.asked.append(("stop",))
+
+    def end(self) -> None:
+        self.asked.append(("end",))
+
+    def close(self) -> None: ...
+
+
+class Wire(Exchange):
+    """An exchange without a thread, that keeps what is posted."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalTransport(), LoaderIdentity(made_at="train.py:20", ordinal=0, data=""))
+        self.posts: list[Any] = []
+
+    def open(self, submit: Any, describe: Any) -> PeerLost | None:
+        return None
+
+    def post(self, post: Any) -> None:
+        self.posts.append(post)
+
+
+def make_agreement(round_: int, **changed: int) -> Offer:
+    told = {"failed_rank": NONE, "stop_rank": NONE, "stop_step": NONE, "samples_min": 1, "samples_max": 2, "due_max": 0}
+    fingerprints = {"fingerprint_min": CONFIG.fingerprint, "fingerprint_max": CONFIG.fingerprint}
+    both = {"round_min": round_, "round_max": round_, "ready_min": 1, "groups_min": 2, "groups_max": 2}
+    return Offer(**(told | fingerprints | both | changed))
+
+
+def begin() -> tuple[Delivery, Recorder, Wire]:
+    """A rank that has offered its second round; its first, of two steps, is collated and not released."""
+    service, wire = Recorder(), Wire()
+    driver = EpochDriver(CONFIG, service, wire, EpochStart(keys=range(99)))
+    delivery = Delivery(CONFIG, driver, started_s=0.0, log_wait_s=30.0)
+    delivery.begin()
+    assert service.asked == [("begin",), ("read", 16)]
+    driver.on_read([(place, 20, 20, ()) for place in range(6)], is_ended=False, is_full=False)
+    driver.on_read([(place, 20, 20, ()) for place in range(6, 16)], is_ended=False, is_full=False)
+    driver.submit(Agreed(make_agreement(0)))
+    assert isinstance(wire.posts[-1], PostCounts)
+    driver.submit(Counted((StepCounts(6, 120, 120),) * 2))
+    assert service.asked[2:] == [("read", 6), ("collate", 0, 1)]
+    driver.on_read([(place, 20, 20, ()) for place in range(16, 22)], is_ended=False, is_full=False)
+    posts = len(wire.posts)
+    driver.on_batch(1, "batch 1")
+    assert len(wire.posts) == posts, "RELEASE: the round is not collated"
+    driver.on_batch(0, "batch 0")
+    assert [type(post) for post in wire.posts] == [PostOffer, PostCounts, PostOffer]
+    assert wire.posts[-1].offer.ready_min == 1
+    return delivery, service, wire
+
+
+def take_two(delivery: Delivery) -> list[object]:
+    return [taken.batch for taken in (delivery.take() for _ in range(2)) if taken is not None]
+
+
+def test_steps_are_handed_out_once_all_ranks_have_theirs() -> None:
+    """Checks: RELEASE, STOP."""
+    delivery, _, _ = begin()
+    assert not delivery._is_available()
+    delivery.driver.submit(Agreed(make_agreement(1)))
+    delivery.driver.submit(Counted((StepCounts(6, 120, 120),) * 2))  # then the counts of step 2 are known too
+    assert take_two(delivery) == ["batch 0", "batch 1"]
+    delivery, _, _ = begin()
+    delivery.driver.submit(Agreed(make_agreement(1, stop_rank=0, stop_step=0)))
+    with pytest.raises(JobError, match="rank 0 left the loop"):
+        delivery.take()
+
+
+@pytest.mark.parametrize("is_agreed", [False, True])
+def test_a_loader_process_that_is_lost_is_a_rank_that_has_failed(is_agreed: bool) -> None:
+    """Checks: ABORT, RELEASE. It takes part in the round that is agreed, and says in the next that it has failed."""
+    delivery, service, wire = begin()
+    driver = delivery.driver
+    if is_agreed:
+        driver.submit(Agreed(make_agreement(1)))
+    driver.on_error("the loader process exited unexpectedly", EOFError())
+    if not is_agreed:
+        driver.submit(Agreed(make_agreement(1)))
+    assert isinstance(wire.posts[-1], PostCounts)
+    driver.submit(Counted((StepCounts(6, 120, 120),) * 2))
+    offer = wire.posts[-1].offer
+    assert (offer.failed_rank, offer.ready_min, offer.round_min) == (0, 0, 2)
+    driver.submit(Agreed(offer))
+    report = wire.posts[-1].report
+    assert report.cause == "the loader process exited unexpectedly"
+    driver.submit(Reported((report, replace(report, rank=1, cause=""))))
+    # What is released is handed out, for the other ranks hand it out too.
+    assert take_two(delivery) == ["batch 0", "batch 1"]
+    with pytest.raises(JobError, match="rank 0 failed: the loader process exited unexpectedly"):
+        delivery.take()
+    assert service.asked[-1] == ("stop",)
+
+
+def test_half_an_event_ends_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks: ABORT. Ctrl-C between a transition and its effects: what is not posted, nobody would wait for in vain."""
+    delivery, _, wire = begin()
+    causes: list[str] = []
+    monkeypatch.setattr(wire, "abort", causes.append)
+
+    def interrupt(post: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wire, "post", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        delivery.driver.submit(Agreed(make_agreement(1)))
+    assert causes == ["KeyboardInterrupt"]
+    with pytest.raises(KeyboardInterrupt):
+        delivery.take()
+
+
+def test_what_is_measured_crosses_as_integers() -> None:
+    items = [(7, 9, 4, (2, 1)), (3, 0, 0, (0, 3))]
+    sent = SamplesMeasured.pack(items, is_ended=True, is_full=False)
+    assert list(pickle.loads(pickle.dumps(sent)).unpack()) == items
+    assert list(SamplesMeasured.pack([], is_ended=True, is_full=False).unpack()) == []
+
+
+# One that comes or goes late ----------------------------------------------------------------------------------------------
+
+
+def close_too_early(rank: int, num_workers: int) -> None:
+    """Rank 1 is slow to read; rank 0 leaves meanwhile, and does not wait until rank 1 can know."""
+    data = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
+    settings = SETTINGS | {"ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
+    loader = ODBDataLoader(data, num_workers=num_workers, **settings)
+    for step, _ in enumerate(loader):
+        if rank == 0 and step == 2:
+            time.sleep(0.5)  # its window is full, and offered
+            break
+    if rank == 0:
+        loader._session.end_epoch(0.2)
+        time.sleep(4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_one_that_does_not_wait_until_the_others_know_is_named_all_the_same(num_workers: int) -> None:
+    """Checks: STOP, ABORT."""
+    results = run_ranks(2, close_too_early, num_workers)
+    assert not results[0].error, results
+    assert results[1].error == "JobError", results
+    assert results[1].rank == 0
+    assert "its consumer left" in results[1].text
+
+
+def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
+    """Checks: STOP. What was trained on before the state was saved is not taken once the consumer has left."""
+
+    def make() -> ODBDataLoader:
+        settings = SETTINGS | {"window": 2000, "ramp_rounds": 0, "depth": 1}
+        return ODBDataLoader(Numbers(0, 5000), num_workers=1, **settings)
+
+    with make() as loader:
+        batches = iter(loader)
+        for _ in range(400):
+            next(batches)
+        state = loader.state_dict()
+    with make() as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        delivery = loader._delivery
+        assert delivery is not None
+        iterator.close()
+        assert delivery.wait(10)
+        assert delivery.driver.next_step < 400
+        assert delivery.driver.defect is None
+        outcome = delivery.driver.state.outcome
+        assert outcome is not None
+        assert outcome.kind is OutcomeKind.STOPPED
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path: Path, num_workers: int) -> None:
+    trace = tmp_path / "run-{epoch}.ndjson"
+    options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": bool(num_workers)}
+    with ODBDataLoader(Numbers(0, 300), trace=trace, **options, **SETTINGS) as loader:
+        first = iter(loader)
+        steps = len(list(first))
+        over = loader._delivery
+        second = iter(loader)
+        next(second)
+        assert next(first, None) is None
+        assert over is not None
+        over._on_answer(Urged())
+        assert 1 + len(list(second)) == steps
+        for epoch in range(2):
+            _, records = read_trace(tmp_path / f"run-{epoch}.ndjson")
+            kinds = [record.event["kind"] for record in records if record.event is not None]
+            assert kinds.count("step_taken") == steps
+
+
+class KillOnce(Numbers):
+    """Kills the worker that reads the bad sample, as long as there is a file that says so."""
+
+    word: Path
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad and self.word.exists():
+            self.word.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None:
+    """Persistent workers, one of which died: the next epoch has others."""
+    data = KillOnce(0, 300, bad=200)
+    data.word = tmp_path / "kill"
+    data.word.touch()
+    with ODBDataLoader(data, num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+        with pytest.raises(JobError, match="exited unexpectedly"):
+            list(loader)
+        assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
+
+
+def collate_slowly(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Worth processes of its own."""
+    time.sleep(0.01)
+    return collate(samples)
+
+
+def count_threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except FileNotFoundError:
+        return 0
+
+
+class Closing:
+    """What closes a connection while it is pickled, as another thread may."""
+
+    def __init__(self, connection: Pipe) -> None:
+        self.connection = connection
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        self.connection.close()
+        return str, ()
+
+
+def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
+    """Found by the soak: a loader that was closed after its job had failed raised a TypeError in place of the job's error."""
+    connection, other = multiprocessing.Pipe()
+    with pytest.raises(TypeError):
+        connection.send(Closing(connection))
+    connection, other = multiprocessing.Pipe()
+    loader_process.send(connection, Closing(connection))
+    assert connection.closed
+    with pytest.raises(EOFError):
+        other.recv()
+    connection, other = multiprocessing.Pipe()
+    with pytest.raises(TypeError, match="pickle"):
+        loader_process.send(connection, threading.Lock())
+
+
+def test_workers_that_die_between_two_epochs_are_replaced() -> None:
+    """Nobody misses them: all that they were to read and to collate in their epoch was done."""
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
+    with ODBDataLoader(Numbers(0, 300), **SETTINGS | options) as loader:
+        assert len([number for batch in loader for number in batch["numbers"]]) == 300
+        (process,) = (child for child in multiprocessing.active_children() if child.name == "odb-loader")
+        workers = find_children(process.pid or 0)
+        assert len(workers) == 4, "two that read, two that collate"
+        for worker in workers[::2]:
+            os.kill(worker, signal.SIGKILL)
+            # Its first thread has ended before the process can be waited for, which takes the last.
+            while (look := look_at(worker)) is not None and not (look.is_ended and count_threads(worker) <= 1):
+                time.sleep(0.01)
+        time.sleep(0.1)
+        for _ in range(2):
+            assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
+        assert process.is_alive()
+        assert not set(workers) & set(find_children(process.pid or 0)), "the others were left to themselves"
+
+
+def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_process, "JOIN_S", 0.0)
+    before = len(os.listdir("/proc/self/fd"))
+    with ODBDataLoader(Numbers(0, 400), num_workers=1, **SETTINGS) as loader:
+        next(iter(loader))
+    deadline = time.monotonic() + 20
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+class SeenLate:
+    """A process whose end another thread is told of: one that waits for it comes back with nothing, at first."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.is_off_the_list = False
+        self.sentinel, _ = os.pipe()
+
+    @property
+    def exitcode(self) -> int | None:
+        return -9 if self.waits >= 2 else None
+
+    def join(self, timeout: float | None = None) -> None:
+        self.waits += 1
+        self.is_off_the_list = self.exitcode is not None
+
+
+def test_a_process_whose_end_another_thread_was_told_of_is_taken_off_the_list_of_children() -> None:
+    process: Any = SeenLate()
+    loader_process._reap(process)
+    assert process.is_off_the_list
+    os.close(process.sentinel)

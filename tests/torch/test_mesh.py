@@ -1,0 +1,342 @@
+"""Meshes, over gloo: the peers of a data-parallel rank train on the same batches, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from odb_ref.torch.checkpoint import JobState  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.ranks import Result, run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT = 61
+SETTINGS: dict[str, Any] = {
+    "token_budget": 60,
+    "window": 8,
+    "collate_fn": collate,
+    "shuffle": True,
+    "timeout_s": 8,
+}
+
+
+def make_mesh(shape: tuple[int, ...] = (2, 2), names: tuple[str, ...] = ("dp", "tp")) -> Any:
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def make_loader(mesh: Any = None, dataset: Any = None, **options: Any) -> Any:
+    dataset = Numbers(0, COUNT) if dataset is None else dataset
+    return ODBDataLoader(dataset, device_mesh=mesh or make_mesh(), **(SETTINGS | options))
+
+
+def read(loader: Any, steps: int | None = None) -> list[tuple[bool, list[int]]]:
+    """What each step holds. With the model's collective in each: peers that diverge would hang here, or sum other numbers."""
+    found = []
+    for batch, info in loader.steps():
+        numbers = batch["numbers"]
+        alike = [None] * dist.get_world_size()
+        dist.all_gather_object(alike, (info.step, info.global_tokens))
+        assert len(set(alike)) == 1, alike
+        found.append((info.is_idle, numbers))
+        if len(found) == steps:
+            break
+    else:
+        assert info.emitted_samples == COUNT - isinstance(loader.dataset, BadOn)  # of each rank once
+    return found
+
+
+def check_peers(results: list[Result], ranks: list[list[int]]) -> list[Any]:
+    """The processes of each rank have read the same; returns what each rank has."""
+    assert not any(result.error for result in results), results
+    for peers in ranks:
+        assert all(results[peer].value == results[peers[0]].value for peer in peers)
+    return [results[peers[0]].value for peers in ranks]
+
+
+def check_complete(parts: list[Any], missing: int | None = None) -> None:
+    numbers = sorted(number for part in parts for is_idle, numbers in part for number in numbers if not is_idle)
+    assert numbers == [number for number in range(COUNT) if number != missing]
+
+
+PAIRS = [[0, 1], [2, 3]]
+
+
+def read_all(rank: int, shape: Any, names: Any, options: Any) -> Any:
+    del rank
+    with make_loader(make_mesh(shape, names), **options) as loader:
+        return read(loader)
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "options", "ranks"),
+    [
+        ((2, 2), ("dp", "tp"), {}, PAIRS),
+        ((2, 2), ("dp", "tp"), {"transport": "gather"}, PAIRS),
+        ((2, 2), ("tp", "dp"), {"num_workers": 1}, [[0, 2], [1, 3]]),
+        ((2, 2), ("pp", "data"), {"mesh_dims": "data", "shard": "shared"}, [[0, 2], [1, 3]]),
+        ((2, 2), ("dp_replicate", "dp_shard"), {}, [[0], [1], [2], [3]]),
+        ((2, 2), ("dp_replicate", "dp_shard"), {"mesh_dims": ("dp_shard",)}, [[0, 2], [1, 3]]),
+        ((1, 4), ("dp", "tp"), {}, [[0, 1, 2, 3]]),
+        ((4,), ("world",), {}, [[0], [1], [2], [3]]),
+    ],
+)
+def test_peers_read_the_same_and_ranks_share_the_data_set(shape: Any, names: Any, options: Any, ranks: Any) -> None:
+    check_complete(check_peers(run_ranks(4, read_all, shape, names, options), ranks))
+
+
+def test_three_dimensions_of_eight_processes() -> None:
+    results = run_ranks(8, read_all, (2, 2, 2), ("dp_shard", "cp", "tp"), {})
+    check_complete(check_peers(results, [[0, 1, 2, 3], [4, 5, 6, 7]]))
+
+
+def accept_on(rank: int, told: int) -> Any:
+    with make_loader() as loader:
+        sizes = []
+        for batch, info in loader.steps():
+            if info.step == 1 and rank == told:
+                loader.accept_budget(31)
+            sizes.append((info.step, info.is_idle, batch["numbers"]))
+        return sizes
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_a_budget_that_one_peer_accepts_holds_on_all(told: int) -> None:
+    """As after an allocation that failed on one process alone."""
+    first, second = check_peers(run_ranks(4, accept_on, told), PAIRS)
+    check_complete([[(is_idle, numbers) for _, is_idle, numbers in part] for part in (first, second)])
+    for part in (first, second):
+        last = part[-6:]
+        lengths = [[len(make_sample(number)["input_ids"]) for number in numbers] for _, _, numbers in last]
+        assert all(len(sizes) == 1 or len(sizes) * max(sizes) <= 31 for sizes in lengths)
+
+
+class BadOn(Numbers):
+    """Raises for one sample, on some ranks of the job."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        super().__init__(0, COUNT)
+        self.ranks = ranks
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 30 and dist.get_rank() in self.ranks:
+            raise OSError("no such file")
+        return super().__getitem__(index)
+
+
+def read_bad(rank: int, ranks: tuple[int, ...], options: dict[str, Any]) -> Any:
+    del rank
+    with make_loader(dataset=BadOn(ranks), **options) as loader:
+        return read(loader)
+
+
+def test_a_sample_that_is_bad_for_all_peers_is_set_aside_by_all() -> None:
+    results = run_ranks(4, read_bad, (0, 1, 2, 3), {"on_bad_sample": "quarantine"})
+    check_complete(check_peers(results, PAIRS), missing=30)
+
+
+@pytest.mark.parametrize("transport", ["reduce", "gather"])
+def test_a_sample_that_only_one_peer_sets_aside_is_an_error_on_all_that_names_both(transport: str) -> None:
+    """Else the two would form other batches from there on."""
+    results = [
+        result
+        for bad in ((1, 3), (0, 2))  # whichever rank has drawn the sample, one of its peers cannot read it
+        for result in run_ranks(4, read_bad, bad, {"on_bad_sample": "quarantine", "transport": transport})
+    ]
+    assert {result.error for result in results} == {"JobError"}, results
+    for result in results:
+        assert re.search(
+            r"rank [01] is configured differently: in round \d its peer 1 holds .* tokens.*, its peer 0 ", result.text
+        ), result.text
+
+
+def test_a_failure_of_one_peer_ends_all_and_names_it() -> None:
+    results = run_ranks(4, read_bad, (3, 1), {})
+    assert {result.error for result in results} == {"JobError"}, results
+    assert len({result.text for result in results}) == 1
+    assert re.search(r"rank [01] failed: .*no such file.*\(on its peer 1\)", results[0].text), results[0].text
+
+
+def leave_on(rank: int, told: int) -> Any:
+    with make_loader() as loader:
+        for _, info in loader.steps():
+            if info.step == 3 and rank == told:
+                return "left"
+    return "complete"
+
+
+def test_a_consumer_that_leaves_on_one_peer_ends_all() -> None:
+    results = run_ranks(4, leave_on, 3)
+    assert results[3].value == "left"
+    assert {result.error for result in results[:3]} == {"JobError"}, results
+    assert all("rank 1 left the loop" in result.text for result in results[:3]), results
+
+
+def die_on(rank: int, told: int) -> Any:
+    with make_loader() as loader:
+        for _, info in loader.steps():
+            if info.step == 2 and rank == told:
+                os._exit(1)
+
+
+def test_a_process_that_dies_is_named_as_peer_and_by_its_rank_in_the_job() -> None:
+    results = run_ranks(4, die_on, 3)
+    assert results[3].is_gone
+    for result in results[:3]:
+        assert result.error == "JobError"
+        assert "rank 1 is lost: its process is gone (peer 1: rank 3 of the job)" in result.text, result.text
+
+
+def resume(rank: int) -> Any:
+    del rank
+    with make_loader() as loader:
+        before = read(loader, steps=4)
+        state = loader.state_dict()
+    with make_loader() as loader:
+        loader.load_state_dict(state)
+        return before + read(loader)
+
+
+def test_a_resume_goes_on_with_the_same_batches() -> None:
+    check_complete(check_peers(run_ranks(4, resume), PAIRS))
+
+
+def resume_from_another_step(rank: int) -> Any:
+    with make_loader() as loader:
+        states = []
+        for _, info in loader.steps():
+            states.append(loader.state_dict())
+            if info.step == 6:
+                break
+    with make_loader() as loader:
+        loader.load_state_dict(states[2 if rank == 3 else 5])
+        read(loader)
+
+
+def test_a_peer_that_resumes_elsewhere_is_named_on_all() -> None:
+    results = run_ranks(4, resume_from_another_step)
+    assert {result.error for result in results} == {"JobError"}, results
+    assert all("its peer 1 is in round" in result.text for result in results), results
+
+
+def save_job(rank: int, names: Any, dims: Any) -> Any:
+    del rank
+    mesh = make_mesh((2, 2), names)
+    with make_loader(mesh, mesh_dims=dims) as loader:
+        before = read(loader, steps=3)
+        state = JobState(loader).state_dict()
+        estimate = loader.estimate_steps()
+    with make_loader(mesh, mesh_dims=dims) as loader:
+        JobState(loader).load_state_dict(state)
+        return before + read(loader), estimate
+
+
+@pytest.mark.parametrize(
+    ("names", "dims", "ranks"),
+    [(("dp", "tp"), None, PAIRS), (("dp_replicate", "dp_shard"), None, [[0], [1], [2], [3]])],
+)
+def test_the_state_of_a_job_has_that_of_each_rank_once(names: Any, dims: Any, ranks: Any) -> None:
+    found = check_peers(run_ranks(4, save_job, names, dims), ranks)
+    check_complete([part for part, _ in found])
+    assert len({estimate for _, estimate in found}) == 1
+
+
+def make_badly(rank: int) -> list[str]:
+    mesh = make_mesh((2, 2), ("x", "y"))
+    texts = []
+    for options in ({}, {"mesh_dims": "z"}, {"mesh_dims": ("x", "z")}, {"process_group": dist.group.WORLD}):
+        with pytest.raises(UsageError) as caught:
+            make_loader(mesh, **options)
+        texts.append(str(caught.value))
+    with pytest.raises(UsageError) as caught:
+        ODBDataLoader(Numbers(0, 3), mesh_dims="dp", **SETTINGS)
+    texts.append(str(caught.value))
+    alone = dist.new_group([0])
+    if rank:
+        with pytest.raises(UsageError, match=f"rank {rank} is not a member of the loader's process_group"):
+            next(iter(ODBDataLoader(Numbers(0, 3), process_group=alone, **SETTINGS)))
+    dist.barrier()
+    return texts
+
+
+def test_what_makes_no_sense_of_a_mesh_is_refused() -> None:
+    for result in run_ranks(2 * 2, make_badly):
+        assert not result.error, result
+        unnamed, unknown, half, both, without = result.value
+        assert "mesh_dims" in unnamed
+        assert "('x', 'y')" in unnamed
+        assert "'z'" in unknown
+        assert "('x', 'z')" in half
+        assert both == "process_group and device_mesh exclude each other"
+        assert "needs device_mesh" in without
+
+
+def read_apart(rank: int) -> Any:
+    mesh = make_mesh()
+    with pytest.raises(UsageError, match="device_mesh has 2 of the job's 4 ranks: pass the whole mesh"):
+        make_loader(mesh["dp"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ODBDataLoader(Numbers(0, COUNT), process_group=mesh["dp"].get_group(), **SETTINGS) as loader:
+            read(loader)
+        dist.barrier()
+    return [str(item.message) for item in caught if "model-parallel peers" in str(item.message)]
+
+
+def test_data_parallel_groups_that_read_apart_are_warned_of_each_other() -> None:
+    results = run_ranks(4, read_apart)
+    assert not any(result.error for result in results), results
+    (text,) = [text for result in results for text in result.value]
+    assert re.search("ranks (0, 2 .* ranks 1, 3|1, 3 .* ranks 0, 2)", text)
+    assert "test_mesh.py:" in text
+
+
+def read_in_part(rank: int) -> Any:
+    group = dist.new_group([0, 2])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*model-parallel peers")
+        if rank in (0, 2):
+            with ODBDataLoader(Numbers(0, COUNT), process_group=group, **SETTINGS) as loader:
+                return len(list(loader))
+    return 0
+
+
+def test_a_group_whose_other_ranks_read_nothing_is_not_warned() -> None:
+    results = run_ranks(3, read_in_part)
+    assert not any(result.error for result in results), results
+
+
+def write_traces(rank: int, folder: Path, told: int, failing: tuple[int, ...]) -> Any:
+    with make_loader(dataset=BadOn(failing), trace=folder / "run.ndjson") as loader:
+        for _, info in loader.steps():
+            if info.step == 1 and rank == told:
+                loader.accept_budget(31)
+
+
+@pytest.mark.parametrize("failing", [(), (3, 1), (0, 2)])
+def test_the_traces_of_a_mesh_pass_the_checker(failing: tuple[int, ...], tmp_path: Path) -> None:
+    """What one peer alone has said is in the agreements of all, though it is in the trace of none but its own.
+
+    Spec: R17.5.
+    """
+    results = run_ranks(4, write_traces, tmp_path, 3, failing)
+    assert {result.error for result in results} == {"JobError" if failing else ""}, results
+    paths = sorted(tmp_path.glob("*.ndjson"))
+    assert [path.name for path in paths] == [
+        f"run-rank{rank}{peer}.ndjson" for rank in range(2) for peer in ("-peer1", "")
+    ]
+    verdict = check_traces(paths, is_replayed=True)
+    assert not verdict.violations
+    assert len(verdict.jobs) == 2

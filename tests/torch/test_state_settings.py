@@ -1,0 +1,243 @@
+"""Going on with a saved epoch: what differs is named, and what is left or dropped is said. Spec: R10.4, R10.5."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from odb_ref.core.errors import UsageError  # noqa: E402
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.plan.state import compute_digest  # noqa: E402
+from tests.torch.data import Numbers, collate, read  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT = 40
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": collate, "timeout_s": 20}
+
+
+def make_loader(**options: Any) -> ODBDataLoader:
+    return ODBDataLoader(options.pop("dataset", Numbers(0, COUNT)), **(SETTINGS | options))
+
+
+def save(**options: Any) -> dict[str, Any]:
+    with make_loader(**options) as loader:
+        read(loader, 5)
+        return loader.state_dict()
+
+
+def measure(sample: Any) -> int:
+    return len(sample["input_ids"])
+
+
+def count_one(sample: Any) -> list[int]:
+    return [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token_budget": 50}, "token_budget: saved 60, now 50"),
+        ({"window": 9, "ramp_rounds": 0}, "ramp_rounds: saved 3, now 0; window: saved 6, now 9"),
+        ({"layout": "packed"}, "layout: saved None, now 'packed'"),
+        ({"order": "sampler"}, "order: saved 'shuffled', now 'sampler'"),
+        ({"cost": "attention/8"}, "cost: saved None, now 'attention/8'"),
+        ({"sizes": "powers"}, "sizes: saved None, now 'powers'"),
+        ({"max_patches": 5}, r"limits: saved None, now \[5\]"),
+        ({"cost_fn": count_one, "limits": [2]}, r"cost_fn: saved 'none', now 'given'; limits: saved None, now \[2\]"),
+        ({"window_bytes": 5000}, "window_bytes: saved None, now 5000"),
+        ({"mode": "quota", "quota": 9}, "mode: saved 'join', now 'quota'; quota: saved None, now 9"),
+        ({"policy": "paper"}, "policy: saved 'odb', now 'paper'"),
+        ({"max_age_rounds": 1}, "max_age_rounds: saved 4, now 1"),
+        ({"length_fn": measure}, "length_fn: saved 'default', now 'given'"),
+        ({"supervised_fn": measure}, "supervised_fn: saved 'default', now 'given'"),
+        ({"causal_shift": False}, "causal_shift: saved True, now False"),
+        ({"shuffle": True}, "order of samples is another .*shuffle: saved False, now True"),
+        ({"seed": 4}, "order of samples is another .*seed: saved 0, now 4"),
+        ({"shard": "shared"}, "order of samples is another .*shard: saved 'given', now 'shared'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_each_setting_that_differs_is_named(options: dict[str, Any], message: str) -> None:
+    state = save(shard="given")
+    with make_loader(**({"shard": "given"} | options)) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match=message):
+            iter(loader)
+
+
+@pytest.mark.parametrize("options", [{"causal_shift": False}, {"supervised_fn": measure}, {"token_budget": 50}])
+def test_one_order_of_all_ranks_goes_on_with_other_settings(options: dict[str, Any]) -> None:
+    with make_loader(shuffle=True) as loader:
+        before = read(loader, 5)
+        state = loader.state_dict()
+    with make_loader(shuffle=True, **options) as loader:
+        loader.load_state_dict(state)
+        after = read(loader)
+    assert sorted(number for _, numbers, _ in before + after for number in numbers) == list(range(COUNT))
+
+
+def test_a_data_set_of_another_size_is_named() -> None:
+    state = save(shuffle=True)
+    with make_loader(dataset=Numbers(0, COUNT - 1), shuffle=True) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match="samples of the data set: saved 40, now 39"):
+            iter(loader)
+
+
+def test_other_settings_and_another_number_of_ranks_need_all_states() -> None:
+    first, second = (result.value for result in run_ranks(2, save_on))
+    with make_loader(token_budget=50) as loader:
+        loader.load_state_dict(first)
+        with pytest.raises(
+            UsageError, match=r"ranks: saved 2, now 1; token_budget: saved 60, now 50.*states of all ranks"
+        ):
+            iter(loader)
+        loader.load_state_dict([first, second])
+        assert read(loader)
+
+
+def save_on(rank: int) -> dict[str, Any]:
+    return save()
+
+
+# Keys ----------------------------------------------------------------------------------------------------------------
+
+
+def as_numpy(numbers: Sequence[int]) -> list[Any]:
+    return list(np.asarray(numbers))
+
+
+def as_tensors(numbers: Sequence[int]) -> list[Any]:
+    return list(torch.tensor(numbers))
+
+
+def as_arrays(numbers: Sequence[int]) -> list[Any]:
+    return [np.array([number, 1]) for number in numbers]
+
+
+def as_dicts(numbers: Sequence[int]) -> list[Any]:
+    return [{"row": np.int32(number), "file": np.str_("a")} for number in numbers]
+
+
+class Named(Numbers):
+    """Its keys are whatever holds a number."""
+
+    def __getitem__(self, index: Any) -> Any:
+        while not isinstance(index, int):
+            index = index["row"] if isinstance(index, dict) else index.tolist()
+            index = index[0] if isinstance(index, list) else index
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("make", [list, as_numpy, as_tensors, as_arrays, as_dicts])
+def test_keys_of_any_library_in_another_order_are_noticed(make: Any) -> None:
+    """Checks: ONCE, COVER."""
+    data = Named(0, COUNT)
+    numbers = list(range(COUNT))
+    state = save(dataset=data, sampler=make(numbers))
+    with make_loader(dataset=data, sampler=make(numbers[::-1])) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match="not what it was when the state was saved"):
+            iter(loader)
+    with make_loader(dataset=data, sampler=make(numbers)) as loader:
+        loader.load_state_dict(state)
+        assert read(loader)
+
+
+def test_numbers_are_the_same_keys_in_every_library() -> None:
+    numbers = [3, 1, 2**40]
+    found = {compute_digest(keys) for keys in (numbers, as_numpy(numbers), as_tensors(numbers))}
+    assert len(found) == 1
+    assert compute_digest([3.0, 1]) != compute_digest([3, 1])
+    assert compute_digest([np.float64(3), True]) == compute_digest([3.0, np.bool_(True)])
+    assert compute_digest([(np.int64(1), None)]) == compute_digest([(1, None)]) != compute_digest([(1, "None")])
+    assert compute_digest([2**70, 1]) != compute_digest([1, 2**70])
+
+
+# Moments -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loading_a_state_leaves_the_epoch_under_way(num_workers: int) -> None:
+    with make_loader(shuffle=True, num_workers=num_workers) as loader:
+        whole = read(loader)
+        loader.set_epoch(0)
+        steps = loader.steps()
+        for _ in range(4):
+            next(steps)
+        state = loader.state_dict()
+        next(steps)
+        loader.load_state_dict(state)
+        with pytest.raises(UsageError, match="load_state_dict has chosen where its loader goes on"):
+            next(steps)
+        assert loader.state_dict() == state
+        assert read(loader) == whole[4:]
+
+
+def leave_and_load(rank: int) -> Any:
+    with make_loader(shuffle=True) as loader:
+        whole = read(loader)
+        loader.set_epoch(0)
+        steps = loader.steps()
+        for _ in range(4):
+            next(steps)
+        loader.load_state_dict(loader.state_dict())
+        return read(loader) == whole[4:]
+
+
+def test_ranks_that_load_together_go_on_together() -> None:
+    assert [result.value for result in run_ranks(3, leave_and_load)] == [True] * 3
+
+
+def test_a_loaded_state_that_is_dropped_is_spoken_of() -> None:
+    with make_loader() as loader:
+        read(loader)
+        read(loader, 4)
+        state = loader.state_dict()
+        assert state["epoch"] == 1
+    with make_loader() as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        with pytest.warns(RuntimeWarning, match=r"epoch 0 begins.*dropped.*epoch 1 after 4 steps"):
+            read(loader)
+    with make_loader() as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.load_state_dict(state)
+        loader.set_epoch(0)
+        loader.set_epoch(1)
+        read(loader)
+        loader.load_state_dict(state)
+        loader.load_state_dict(loader.state_dict())
+        read(loader)
+
+
+def save_after_the_group(rank: int) -> Any:
+    loader = make_loader(shard="given")
+    before = make_loader(shard="given")
+    read(loader, 5)
+    state = loader.state_dict()
+    dist.destroy_process_group()
+    same = loader.state_dict() == state
+    loader.close()
+    try:
+        before.state_dict()
+    except UsageError as error:
+        return same, loader.state_dict() == state, str(error)
+
+
+def test_a_state_outlives_the_process_group() -> None:
+    for result in run_ranks(2, save_after_the_group):
+        same, is_kept, text = result.value
+        assert same
+        assert is_kept
+        assert "of an old generation" in text

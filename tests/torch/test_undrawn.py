@@ -1,0 +1,219 @@
+"""Where nothing is drawn nothing is seeded, and what is drawn is what it is with a seed for each sample. Checks: REPLAY."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch.reading import datasets  # noqa: E402
+from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
+from odb_ref.torch.reading.seeding import Snare, Use, compute_seed, isolate, seed_generators  # noqa: E402
+from tests.torch.data import make_sample  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+COUNT = 40
+SEED = 77
+
+DRAWS: dict[str, Callable[[int], Any]] = {
+    "random": lambda number: random.random(),
+    "gauss": lambda number: random.gauss(0, 1),
+    "numpy": lambda number: float(np.random.random()),
+    "randn": lambda number: float(np.random.randn()),
+    "torch": lambda number: float(torch.rand(())),
+    "normal": lambda number: float(torch.normal(0.0, 1.0, (1,))),
+    "shuffle": lambda number: random.sample(range(9), 9),
+    "one bit": lambda number: random.getrandbits(1),
+    "all": lambda number: (random.random(), float(np.random.random()), float(torch.rand(()))),
+}
+"""Ways to draw."""
+
+
+def reseed(number: int) -> Any:
+    """Seeds for itself, and leaves it at that."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def put_back(number: int) -> Any:
+    """Seeds for itself, and puts back what was."""
+    with isolate():
+        return reseed(number)
+
+
+def seed_only(number: int) -> Any:
+    random.seed(number)
+
+
+def draw_and_raise(number: int) -> Any:
+    """Raises for what it draws, once in a while."""
+    drawn = random.random()
+    if drawn < 0.3:
+        raise ValueError(f"{number}: {drawn}")
+    return drawn
+
+
+OTHERS: dict[str, Callable[[int], Any]] = {"reseed": reseed, "put back": put_back, "seed only": seed_only}
+
+
+class Drawing(Dataset[Any]):
+    """Its samples at ``where`` draw."""
+
+    def __init__(self, where: frozenset[int], draw: Callable[[int], Any]) -> None:
+        self.where, self.draw = where, draw
+        self.reads: list[int] = []
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads.append(index)
+        return index, self.draw(index) if index in self.where else None
+
+
+def read_seeded(dataset: Drawing, number: int) -> Any:
+    """A sample as R12.1 has it; or what it raises."""
+    seed_generators(compute_seed(Use.SAMPLE, SEED, number))
+    try:
+        return dataset[number]
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    with isolate():
+        yield
+
+
+def cut(sizes: list[int]) -> Iterator[range]:
+    """Chunks of these sizes, and of the last for what is left."""
+    first = 0
+    while first < COUNT:
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        yield range(first, min(COUNT, first + size))
+        first += size
+
+
+@given(
+    where=st.frozensets(st.integers(0, COUNT - 1)),
+    how=st.sampled_from(sorted(DRAWS | OTHERS)),
+    sizes=st.lists(st.integers(1, COUNT), min_size=1),
+)
+@settings(deadline=None)
+def test_what_is_drawn_is_what_the_sample_s_own_seed_gives(where: frozenset[int], how: str, sizes: list[int]) -> None:
+    """However samples are read together, and whichever of them draw. Spec: R12.1, R12.3."""
+    dataset = Drawing(where, (DRAWS | OTHERS)[how])
+    expected = [read_seeded(dataset, number) for number in range(COUNT)]
+    seeded = SeededDataset(dataset)
+    found = [item for chunk in cut(sizes) for item in seeded.__getitems__([(SEED, number, number) for number in chunk])]
+    assert found == expected
+
+
+@given(where=st.frozensets(st.integers(0, COUNT - 1)), size=st.integers(1, COUNT))
+@settings(deadline=None)
+def test_a_sample_that_raises_for_what_it_draws_does_so_with_its_own_seed(where: frozenset[int], size: int) -> None:
+    dataset = Drawing(where, draw_and_raise)
+    expected = [read_seeded(dataset, number) for number in range(COUNT)]
+    seeded = SeededDataset(dataset, is_guarded=True)
+    for chunk in cut([size]):
+        raised = [text for number in chunk if isinstance(text := expected[number], str)]
+        try:
+            assert (
+                seeded.__getitems__([(SEED, number, number) for number in chunk]) == expected[chunk[0] : chunk[-1] + 1]
+            )
+        except ValueError as error:
+            assert str(error) == raised[0]
+        else:
+            assert not raised
+
+
+@pytest.mark.parametrize("where", [frozenset[int](), frozenset({25})], ids=["nobody", "one"])
+def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is read twice, but for what was read together with the first that draws."""
+    seeds: list[int] = []
+    monkeypatch.setattr(datasets, "seed_generators", seeds.append)
+    laid: list[Snare] = []
+    lay = Snare.lay
+    monkeypatch.setattr(Snare, "lay", lambda self: (laid.append(self), lay(self)))
+    dataset = Drawing(where, DRAWS["random"])
+    seeded = SeededDataset(dataset)
+    for first in range(0, COUNT, 10):
+        seeded.__getitems__([(SEED, number, number) for number in range(first, first + 10)])
+    if where:
+        assert dataset.reads == [*range(26), *range(26, 30), *range(20, 40)]
+        assert len(seeds) == 20
+    else:
+        assert dataset.reads == list(range(COUNT))
+        assert not seeds
+        assert len(laid) <= 2 * 2 + COUNT // 10
+
+
+def test_what_draws_for_its_first_sample_is_read_once() -> None:
+    dataset = Drawing(frozenset(range(COUNT)), DRAWS["random"])
+    SeededDataset(dataset).__getitems__([(SEED, number, number) for number in range(COUNT)])
+    assert dataset.reads == list(range(COUNT))
+
+
+def test_a_snare_shows_each_way_to_draw() -> None:
+    snare = Snare(5)
+    for name, draw in (DRAWS | OTHERS).items():
+        snare.lay()
+        draw(3)
+        assert snare.is_touched() is (name != "put back"), name
+        snare.lay()
+        assert not snare.is_touched()
+
+
+@contextmanager
+def make_loader(workers: int) -> Iterator[Any]:
+    with ODBDataLoader(
+        Rare(), token_budget=60, num_workers=workers, collate_fn=lambda samples: samples, window=16
+    ) as loader:
+        yield loader
+
+
+class Rare(Dataset[Any]):
+    """One sample in nine draws a little."""
+
+    def __len__(self) -> int:
+        return 90
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = (random.random(), float(np.random.random()), float(torch.rand(()))) if index % 9 == 5 else ()
+        return make_sample(index) | {"drawn": drawn}
+
+
+def test_the_draws_of_few_samples_are_the_same_with_any_number_of_workers() -> None:
+    found = []
+    for workers in (0, 1, 2):
+        with make_loader(workers) as loader:
+            found.append([[(sample["number"], sample["drawn"]) for sample in batch] for batch in loader])
+    assert found[0] == found[1] == found[2]
+    assert len({drawn for batch in found[0] for _, drawn in batch}) == 11
+
+
+def test_the_consumer_draws_what_it_would_have_drawn() -> None:
+    """Spec: R12.2."""
+    seed_generators(3)
+    expected = [DRAWS["all"](0) for _ in range(5)]
+    seed_generators(3)
+    found = []
+    with make_loader(0) as loader:
+        for batch, _ in zip(loader, range(5), strict=False):
+            found.append(DRAWS["all"](len(batch)))
+    assert found == expected

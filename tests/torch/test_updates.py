@@ -1,0 +1,341 @@
+"""Updates of a fixed number of samples: the run that plain training is, whatever ranks and memory. Spec: R16."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler  # noqa: E402
+
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SAMPLES = 103
+UPDATE = 16
+SETTINGS: dict[str, Any] = {"token_budget": 60, "update_samples": UPDATE, "collate_fn": collate, "shuffle": True}
+
+
+def read(rank: int, settings: dict[str, Any], epochs: int = 1, **data: Any) -> list[dict[int, list[int]]]:
+    """The numbers of the samples of each update of each epoch on this rank."""
+    found = []
+    with ODBDataLoader(Numbers(0, SAMPLES, **data), **SETTINGS | settings) as loader:
+        for _ in range(epochs):
+            updates: dict[int, list[int]] = defaultdict(list)
+            for batch, info in loader.steps():
+                if not info.is_idle:
+                    updates[info.update] += batch["numbers"]
+            found.append(dict(updates))
+    return found
+
+
+def join(results: list[Any], epoch: int = 0) -> list[list[int]]:
+    """The updates of all ranks together, each sorted."""
+    assert not any(result.error for result in results), results
+    numbers = sorted({update for result in results for update in result.value[epoch]})
+    assert numbers == list(range(len(numbers)))
+    return [sorted(n for result in results for n in result.value[epoch].get(u, [])) for u in numbers]
+
+
+def list_expected(epoch: int = 0, **settings: Any) -> list[list[int]]:
+    """The updates that the common order has, by the plain loader of one process and its own order."""
+    order: list[int] = []
+    options = {"token_budget": 10**6, "window": 10**6, "ramp_rounds": 0, "order": "sampler", "collate_fn": collate}
+    with ODBDataLoader(Numbers(0, SAMPLES), shuffle=True, **options, **settings) as loader:
+        loader.set_epoch(epoch)
+        for batch, _ in loader.steps():
+            order += batch["numbers"]
+    return [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "settings"),
+    [
+        (1, {}),
+        (2, {}),
+        (3, {"num_workers": 1}),
+        (4, {"shard": "shared"}),
+        (2, {"shard": "shared", "num_workers": 2, "token_budget": 30}),
+        (3, {"shard": "shared", "order": "sampler"}),
+        (2, {"budget_schedule": lambda step, current: 60 - step % 20}),
+    ],
+)
+def test_an_update_holds_its_places_whoever_reads_them(world_size: int, settings: dict[str, Any]) -> None:
+    """Checks: UPDATE, COVER."""
+    results = run_ranks(world_size, read, settings, 2)
+    for epoch in range(2):
+        assert join(results, epoch) == list_expected(epoch)
+
+
+def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]]]:
+    with ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS, shard=shard, drop_last=True) as loader:
+        count = len(loader)
+        assert loader.updates_per_epoch == count
+    return count, read(rank, {"shard": shard, "drop_last": True})
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+def test_the_last_update_may_be_dropped(shard: str) -> None:
+    results = run_ranks(2, read_dropping, shard)
+    assert [result.value[0] for result in results] == [SAMPLES // UPDATE] * 2
+    joined = [sorted(n for result in results for n in result.value[1][0][u]) for u in range(SAMPLES // UPDATE)]
+    assert joined == list_expected()[:-1]
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_set_aside_leaves_its_update_smaller(shard: str, num_workers: int) -> None:
+    """Nothing is read in its place. Checks: UPDATE."""
+    settings = {"shard": shard, "on_bad_sample": "quarantine", "num_workers": num_workers}
+    results = run_ranks(2, read_with_bad, settings)
+    assert join(results) == [[n for n in update if n != 41] for update in list_expected()]
+
+
+def read_with_bad(rank: int, settings: dict[str, Any]) -> list[dict[int, list[int]]]:
+    return read(rank, settings, bad=41, fault="raise")
+
+
+def read_sampler(rank: int, kind: str) -> list[dict[int, list[int]]]:
+    data = Numbers(0, SAMPLES)
+    sampler: Any
+    if kind == "distributed":
+        sampler = DistributedSampler(data, shuffle=True, seed=5)
+        return read(rank, {"sampler": sampler, "shuffle": False})
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(5 + (rank if kind == "different" else 0)))
+    return read(rank, {"sampler": sampler, "shard": "shared", "shuffle": False})
+
+
+def test_the_order_may_be_that_of_a_sampler() -> None:
+    (alone,) = run_ranks(1, read_sampler, "random")
+    together = run_ranks(2, read_sampler, "random")
+    order = list(RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(5)))
+    expected = [sorted(order[first : first + UPDATE]) for first in range(0, SAMPLES, UPDATE)]
+    assert join([alone]) == join(together) == expected
+
+
+def test_the_order_may_be_that_of_distributed_sampler() -> None:
+    """With its repeated samples at the end."""
+    results = run_ranks(2, read_sampler, "distributed")
+    shares = [list(DistributedSampler(range(SAMPLES), 2, rank, seed=5)) for rank in range(2)]
+    half = UPDATE // 2
+    expected = [sorted(shares[0][i : i + half] + shares[1][i : i + half]) for i in range(0, len(shares[0]), half)]
+    assert join(results) == expected
+
+
+def test_samplers_that_differ_between_ranks_are_refused() -> None:
+    results = run_ranks(2, read_sampler, "different")
+    assert {result.error for result in results} == {"JobError"}
+    assert all("sampler" in result.text for result in results), results
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"accumulation_steps": 4}, "update_samples and accumulation_steps=4 exclude each other"),
+        ({"window_bytes": 1000}, "window_bytes"),
+        ({"update_samples": 0}, "update_samples must be at least 1"),
+        ({"update_samples": None, "drop_last": True}, "drop_last needs update_samples"),
+        ({"shard": "given", "drop_last": True}, "drop_last needs one order"),
+        ({"on_idle": "skip"}, "on_idle"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS | settings)
+
+
+# State --------------------------------------------------------------------------------------------------------------------
+
+
+def read_and_stop(rank: int, shard: str, steps: int, state: Any, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Reads so many steps, from a state on; returns the samples by update, each update's weights, and the state."""
+    updates: dict[int, list[int]] = defaultdict(list)
+    supervised: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    with ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS | settings, shard=shard) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        taken = None
+        for step, (batch, info) in enumerate(loader.steps(), 1):
+            if not info.is_idle:
+                updates[info.update] += batch["numbers"]
+                assert info.loss_scale * info.window_supervised == pytest.approx(
+                    info.local_supervised * info.world_size
+                )
+            supervised[info.update].append((info.global_supervised, info.window_supervised))
+            if step == steps:
+                taken = loader.state_dict()
+                break
+    return dict(updates), dict(supervised), taken
+
+
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1), (1, 4)])
+@pytest.mark.parametrize("steps", [1, 4, 9, 14])
+def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str, before: int, after: int, steps: int) -> None:
+    """Saved after any step. Checks: UPDATE, RESUME."""
+    saved = run_ranks(before, read_and_stop, shard, steps, None, {})
+    assert not any(r.error and r.error != "JobError" for r in saved), saved
+    states = [result.value[2] for result in saved]
+    settings = {} if before == after else {"token_budget": 45}
+    resumed = run_ranks(after, read_and_stop, shard, 10**6, states, settings)
+    assert not any(result.error for result in resumed), resumed
+    updates: dict[int, Counter[int]] = defaultdict(Counter)
+    for result in saved + resumed:
+        for update, numbers in result.value[0].items():
+            updates[update] += Counter(numbers)
+    found = [sorted(updates[update].elements()) for update in sorted(updates)]
+    assert found == list_expected()
+    # The weights of both parts of an update are those of the whole.
+    both: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for result in (saved[0], resumed[0]):
+        for update, counts in result.value[1].items():
+            both[update] += counts
+    for counts in both.values():
+        assert {window for _, window in counts} == {sum(own for own, _ in counts)}
+
+
+def test_another_size_of_updates_cannot_go_on() -> None:
+    saved = run_ranks(2, read_and_stop, "auto", 3, None, {})
+    states = [result.value[2] for result in saved]
+    with ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS | {"update_samples": 8}) as loader:
+        loader.load_state_dict(states)
+        with pytest.raises(UsageError, match="update_samples: saved 16, now 8"):
+            iter(loader)
+
+
+# Training -----------------------------------------------------------------------------------------------------------------
+
+
+class Regression(Dataset[Any]):
+    """Sequences of features with a target for each supervised position."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        choose = random.Random(index)
+        length = choose.randint(1, 20)
+        ids = torch.tensor([choose.randint(1, 31) for _ in range(length)])
+        labels = ids.clone()
+        labels[: choose.randint(0, length - 1)] = -100
+        return {"input_ids": ids, "labels": labels, "number": index}
+
+
+def make_model() -> Any:
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(
+        torch.nn.Embedding(32, 8), torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 32)
+    )
+    return layers.double()
+
+
+def compute_losses(model: Any, batch: Any) -> Any:
+    """The sum over supervised tokens, and how many there are; causal."""
+    if isinstance(batch, dict) and "labels" in batch:
+        ids, labels = batch["input_ids"], batch["labels"]
+    logits = model(ids)[:, :-1]
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
+    )
+
+
+def pad(samples: list[Any]) -> Any:
+    make = torch.nn.utils.rnn.pad_sequence
+    return {
+        "input_ids": make([s["input_ids"] for s in samples], batch_first=True),
+        "labels": make([s["labels"] for s in samples], batch_first=True, padding_value=-100),
+        "numbers": [s["number"] for s in samples],
+    }
+
+
+TRAINED, EPOCHS = 90, 3
+
+
+def get_weights(model: Any) -> list[float]:
+    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+
+
+def train_plain(rank: int) -> list[list[float]]:
+    """One process, fixed updates of the common order, mean over an update's supervised tokens."""
+    data, model = Regression(TRAINED), make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    weights = []
+    for epoch in range(EPOCHS):
+        sampler = DistributedSampler(data, 1, 0, seed=7)
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        for first in range(0, TRAINED, UPDATE):
+            samples = [data[i] for i in order[first : first + UPDATE]]
+            count = sum(int((s["labels"][1:] != -100).sum()) for s in samples)
+            for start in range(0, len(samples), 4):  # gradient accumulation
+                (compute_losses(model, pad(samples[start : start + 4])) / count).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            weights.append(get_weights(model))
+    return weights
+
+
+class SeededOrder(DistributedSampler[Any]):
+    """The order of one `DistributedSampler`, on every rank."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, 1, 0, seed=7)
+
+
+def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[list[float]]:
+    data, model = Regression(TRAINED), make_model()
+    wrapped: Any
+    if fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        wrapped = model
+        fully_shard(wrapped)
+    else:
+        wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    options: dict[str, Any] = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum"}
+    weights = []
+    loader: Any = ODBDataLoader(
+        data, sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options | settings
+    )
+    with loader:
+        for _ in range(EPOCHS):
+            for batch, info in loader.steps():
+                info.scale(compute_losses(wrapped, batch)).backward()
+                if info.is_update_end:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    if fsdp:
+                        full = [p.full_tensor() for p in wrapped.parameters()]
+                        weights.append([float(v) for p in full for v in p.detach().flatten()])
+                    else:
+                        weights.append(get_weights(model))
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("world_size", "settings", "fsdp"),
+    [(1, {}, False), (2, {}, False), (4, {"num_workers": 1}, False), (3, {"token_budget": 25}, False), (2, {}, True)],
+)
+def test_the_weights_are_those_of_plain_training_after_every_update(
+    world_size: int, settings: dict[str, Any], fsdp: bool
+) -> None:
+    """Checks: UPDATE, WEIGHT. Float64, three epochs of uneven updates, 1e-9."""
+    (plain,) = run_ranks(1, train_plain)
+    assert not plain.error, plain
+    for result in run_ranks(world_size, train_ours, settings, fsdp, timeout_s=120):
+        assert not result.error, result
+        assert len(result.value) == len(plain.value) == EPOCHS * -(-TRAINED // UPDATE)
+        for ours, theirs in zip(result.value, plain.value, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)

@@ -1,0 +1,163 @@
+"""What a user's own process does beside the loader: buffers used again, signals, forks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from odb_ref.torch.reading.collator import TRIED_BATCHES, OwnMemory  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate}
+ARRAY = np.zeros(64, dtype=np.int64)
+TENSOR = torch.zeros(64, dtype=torch.int64)
+OBJECT: dict[str, Any] = {}
+RING = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
+TURN = iter(range(10**6))
+
+
+def fill(buffer: Any, samples: list[Any]) -> Any:
+    for index, sample in enumerate(samples):
+        buffer[index] = sample["number"]
+    return buffer[: len(samples)]
+
+
+def into_a_tensor(samples: list[Any]) -> Any:
+    return {"numbers": fill(TENSOR, samples)}
+
+
+def into_an_array(samples: list[Any]) -> Any:
+    return torch.from_numpy(fill(ARRAY, samples))
+
+
+def into_an_object(samples: list[Any]) -> Any:
+    OBJECT["numbers"] = [sample["number"] for sample in samples]
+    return OBJECT
+
+
+def into_a_ring(samples: list[Any]) -> Any:
+    return [fill(RING[next(TURN) % 3], samples)]
+
+
+def get_numbers(batch: Any) -> list[int]:
+    match batch:
+        case dict():
+            return [int(number) for number in batch["numbers"]]
+        case list():
+            return get_numbers(batch[0])
+        case _:
+            return [int(number) for number in batch]
+
+
+@pytest.mark.parametrize("function", [into_a_tensor, into_an_array, into_an_object, into_a_ring])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
+    """It lost 37 of 120 samples and repeated 19, without a word."""
+    options = SETTINGS | {"collate_fn": function}
+    seen, steps = [], []
+    with ODBDataLoader(Numbers(0, 120), num_workers=num_workers, loss_scaling="none", **options) as loader:
+        for batch, info in loader.steps():
+            seen += get_numbers(batch)
+            steps.append((info.step, info.local_samples == len(get_numbers(batch))))
+    assert sorted(seen) == list(range(120))
+    assert steps == [(step, True) for step in range(len(steps))]
+
+
+def test_batches_of_their_own_are_not_copied_for_ever() -> None:
+    own, shared = OwnMemory(), OwnMemory()
+    buffer = torch.zeros(3)
+    for _ in range(TRIED_BATCHES):
+        batch = {"x": torch.zeros(3)}
+        assert own.keep(batch) is not batch
+    assert own.keep(batch) is batch
+    for _ in range(2 * TRIED_BATCHES):
+        batch = {"x": buffer}
+        assert shared.keep(batch) is not batch
+    unknown = {"lock": threading.Lock()}
+    assert OwnMemory().keep(unknown) is unknown
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def find_loader_process() -> int:
+    (process,) = (child for child in multiprocessing.active_children() if child.name == "odb-loader")
+    assert process.pid is not None
+    return process.pid
+
+
+def test_handlers_of_signals_run_in_the_users_process_only(tmp_path: Path, signals: None) -> None:
+    def note(number: int, frame: object) -> None:
+        (tmp_path / f"{os.getpid()}-{number}").touch()
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, note)
+    with ODBDataLoader(Numbers(0, 2000), num_workers=1, **SETTINGS) as loader:
+        batches = iter(loader)
+        next(batches)
+        pid = find_loader_process()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(pid, signal.SIGUSR1)  # its default: the process ends, and the job says so
+        with pytest.raises(Exception, match="the loader process exited unexpectedly"):
+            list(batches)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{os.getpid()}-{signal.SIGUSR1:d}"]
+
+
+def read_with_ends_ignored(rank: int) -> list[str]:
+    """In a process of its own: Python can never know that its children have ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with ODBDataLoader(Numbers(0, 200), num_workers=1, **SETTINGS) as loader:
+        assert sorted(number for batch in loader for number in get_numbers(batch)) == list(range(200))
+    deadline = time.monotonic() + 10
+    while any(thread.name == "odb-reap" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_ignored_ends_of_children_keep_no_thread_busy() -> None:
+    (result,) = run_ranks(1, read_with_ends_ignored)
+    assert not result.error, result
+    assert "odb-reap" not in result.value
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_forked_child_cannot_break_its_parents_job(num_workers: int) -> None:
+    with ODBDataLoader(Numbers(0, 400), num_workers=num_workers, **SETTINGS) as loader:
+        batches = iter(loader)
+        seen = get_numbers(next(batches))
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                with pytest.raises(UsageError, match="belongs to process"):
+                    next(batches)
+                with pytest.raises(UsageError, match="belongs to process"):
+                    iter(loader)
+                loader.close()
+                del batches
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        for batch in batches:
+            seen += get_numbers(batch)
+    assert sorted(seen) == list(range(400))

@@ -1,0 +1,285 @@
+"""Forged traces: each is consistent in all that its forger thought of, and breaks one property. None may pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import odb_ref.core.batching.alignment as alignment_module
+import odb_ref.core.machine as machine_module
+import odb_ref.core.rounds as rounds_module
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.effects import Outcome
+from odb_ref.core.offer import Offer
+from odb_ref.trace.check import check_traces
+from tests.helpers.tamper import Line, Tampered
+from tests.helpers.world import Fault, make_configs, run_by_arrival
+
+SHARDS = [[(i * i + 5 * rank) % 23 + 1 for i in range(40 - 9 * rank)] for rank in range(3)]
+FAIL = (Fault("fail", 1, 120),)
+STOP = (Fault("stop", 2, 120),)
+EARLY_STOP = (Fault("stop", 2, 30),)
+KILL = (Fault("kill", 0, 60),)
+DEEP: dict[str, Any] = {"depth_steps": 9}
+
+
+def run(path: Path, settings: dict[str, Any], faults: tuple[Fault, ...] = ()) -> Tampered:
+    run_by_arrival(SHARDS, make_configs(len(SHARDS), **settings), seed=3, faults=faults, trace=path)
+    return Tampered(path)
+
+
+def find(trace: Tampered, kind: str, rank: int | None = None) -> tuple[Line, Line]:
+    """The last record that has such an effect, and the effect."""
+    *_, found = trace.iterate(kind, rank)
+    return found
+
+
+def set_limit(trace: Tampered, rank: int, limit: int) -> None:
+    find(trace, "finish", rank)[1]["step_limit"] = limit
+
+
+def go_on_after_another_left(trace: Tampered) -> None:
+    """The consumer of rank 2 leaves after one step; the others take all, and nobody says that it left too early."""
+    places = [index for index, item in enumerate(trace.records) if item in trace.answers("step_taken", 2)]
+    stop = next(item for item in trace.records if item["event"] and item["event"]["kind"] == "consumer_stopped")
+    trace.drop(stop)
+    for index in reversed(places[1:]):
+        trace.records[index]["event"] = {"kind": "urged"}
+    trace.records.append({"rank": 2, "event": {"kind": "consumer_stopped"}, "effects": []})
+
+
+def allow_fewer_steps_on_one_rank(trace: Tampered) -> None:
+    set_limit(trace, 0, find(trace, "finish", 0)[1]["step_limit"] - 1)
+
+
+def allow_more_steps_on_one_rank(trace: Tampered) -> None:
+    set_limit(trace, 2, find(trace, "finish", 2)[1]["step_limit"] + 1)
+
+
+def allow_nobody_what_is_released(trace: Tampered) -> None:
+    for rank in trace.ranks:
+        set_limit(trace, rank, 0)
+
+
+def keep_released_steps_back(trace: Tampered) -> None:
+    """One rank finishes without delivering its last released step."""
+    record, effect = find(trace, "deliver", 0)
+    record["effects"].remove(effect)
+    taken = trace.answers("step_taken", 0)[-1]
+    trace.drop(taken)
+
+
+def ignore_a_loss(trace: Tampered) -> None:
+    """Rank 1 hears of the loss when it could still go on, and finishes later, by a loss told again."""
+    lost = trace.answers("peer_lost", 1)[0]
+    place = trace.records.index(lost)
+    trace.records.insert(place, {"rank": 1, "event": dict(lost["event"]), "effects": []})
+
+
+def train_on_after_a_loss(trace: Tampered) -> None:
+    taken = trace.answers("peer_lost", 1)[0]
+    set_limit(trace, 1, find(trace, "finish", 1)[1]["step_limit"] + 1)
+    trace.records.insert(trace.records.index(taken) + 1, {"rank": 1, "event": {"kind": "step_taken"}, "effects": []})
+
+
+def lose_another_rank(trace: Tampered) -> None:
+    find(trace, "finish", 1)[1]["outcome"]["rank"] = 2
+    trace.records.append({"rank": 1, "event": {"kind": "peer_lost", "rank": 2, "cause": "x"}, "effects": []})
+
+
+def lose_for_another_cause(trace: Tampered) -> None:
+    find(trace, "finish", 1)[1]["outcome"]["cause"] = "a cable"
+
+
+def blame_a_rank_for_completing(trace: Tampered) -> None:
+    for effect in trace.effects("finish"):
+        effect["outcome"]["rank"] = 1
+
+
+def offer_late(trace: Tampered) -> None:
+    """A rank that has all it needs waits for its next event before it offers."""
+    records = [item for item in trace.records if item["rank"] == 1]
+    early = next(
+        index
+        for index, item in enumerate(records[20:], 20)
+        if item["effects"]
+        and item["effects"][-1]["kind"] == "post_offer"
+        and records[index + 1]["event"]["kind"] == "step_taken"
+    )
+    records[early + 1]["effects"].append(records[early]["effects"].pop())
+
+
+def hold_a_step_back(trace: Tampered) -> None:
+    """A step that has room in the queue is delivered when the next is taken."""
+    full = [item for item in trace.records if sum(it["kind"] == "deliver" for it in item["effects"]) > 1]
+    record = full[-1]
+    late = [it for it in record["effects"] if it["kind"] == "deliver"][-1]
+    record["effects"].remove(late)
+    rest = trace.records[trace.records.index(record) :]
+    after = next(it for it in rest if it["rank"] == record["rank"] and it["event"]["kind"] == "step_taken")
+    after["effects"].insert(0, late)
+
+
+def answer_twice(trace: Tampered) -> None:
+    record = trace.answers("agreed", 1)[3]
+    trace.records.insert(trace.records.index(record) + 1, record | {"effects": []})
+
+
+def begin_without_a_beginning(trace: Tampered) -> None:
+    trace.drop(trace.records[0])
+
+
+def read_nothing_that_was_asked(trace: Tampered) -> None:
+    empty = {"kind": "samples_read", "samples": [], "is_ended": True}
+    trace.records.append({"rank": 0, "event": empty, "effects": []})
+
+
+def post_after_the_end(trace: Tampered) -> None:
+    trace.records.append({"rank": 0, "event": {"kind": "urged"}, "effects": [dict(trace.effects("read", 0)[0])]})
+
+
+def report_without_a_failure(trace: Tampered) -> None:
+    report = {"rank": 0, "cause": "", "round": 1, "config": "{}"}
+    record, _ = find(trace, "post_offer", 0)
+    record["effects"].append({"kind": "post_report", "report": report})
+
+
+def stop_earlier_than_agreed(trace: Tampered) -> None:
+    for rank in (0, 1):
+        set_limit(trace, rank, find(trace, "finish", rank)[1]["step_limit"] - 1)
+
+
+def read_twice_at_once(trace: Tampered) -> None:
+    record, effect = find(trace, "read", 1)
+    record["effects"].append(dict(effect))
+
+
+FORGED: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, ...]]] = [
+    (go_on_after_another_left, "STOP", DEEP, STOP),
+    (stop_earlier_than_agreed, "STOP", {}, STOP),
+    (allow_fewer_steps_on_one_rank, "RELEASE", {}, FAIL),
+    (allow_more_steps_on_one_rank, "RELEASE", {}, FAIL),
+    (allow_nobody_what_is_released, "RELEASE", {}, FAIL),
+    (keep_released_steps_back, "RELEASE", {}, FAIL),
+    (ignore_a_loss, "ABORT", {}, KILL),
+    (train_on_after_a_loss, "ABORT", {}, KILL),
+    (lose_another_rank, "ABORT", {}, KILL),
+    (lose_for_another_cause, "ABORT", {}, KILL),
+    (blame_a_rank_for_completing, "ABORT", {}, ()),
+    (offer_late, "FREE", {}, ()),
+    (hold_a_step_back, "FREE", {"depth_steps": 3, "window_samples": 16, "budget_tokens": 20}, ()),
+    (answer_twice, "EXCHANGE", {}, ()),
+    (begin_without_a_beginning, "EXCHANGE", {}, ()),
+    (read_nothing_that_was_asked, "CONSERVE", {}, ()),
+    (post_after_the_end, "FREE", {}, ()),
+    (report_without_a_failure, "RELEASE", {}, ()),
+    (read_twice_at_once, "EXCHANGE", {}, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("forge", "property_", "settings", "faults"), FORGED, ids=[item[0].__name__ for item in FORGED]
+)
+def test_a_forged_trace_is_refused(
+    forge: Callable[[Tampered], None],
+    property_: str,
+    settings: dict[str, Any],
+    faults: tuple[Fault, ...],
+    tmp_path: Path,
+) -> None:
+    """Spec: R3.4, R5, R6.6, R7."""
+    trace = run(tmp_path / "t", settings, faults)
+    assert check_traces([tmp_path / "t"], is_replayed=True).is_ok
+    forge(trace)
+    found = check_traces([trace.write(tmp_path / "t")]).violations
+    assert property_ in {str(item.property) for item in found}, [str(item) for item in found]
+
+
+# Other protocols under the same name: the machine itself is changed, its trace is honest, and nothing is replayed.
+
+
+def use_another_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute_target(rule: object, agreement: Offer, **options: object) -> int:
+        return agreement.groups_max
+
+    monkeypatch.setattr(rounds_module, "compute_checked_target", compute_target)
+
+
+def emit_the_emptiest(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = alignment_module.align
+
+    def align(groups: Any, target: int, *rest: Any, **options: Any) -> Any:
+        if len(groups) <= target:
+            return right(groups, target, *rest, **options)
+        chosen = sorted(groups, key=lambda group: len(group) * group[0].length)[:target]
+        left = [sample for group in groups if group not in chosen for sample in group]
+        return right(tuple(chosen), target, *rest, **options)[0], tuple(sorted(left, key=lambda it: it.position))
+
+    monkeypatch.setattr(rounds_module, "align", align)
+
+
+def idle_instead_of_splitting(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = alignment_module.align
+
+    def align(groups: Any, target: int, *rest: Any, **options: Any) -> Any:
+        steps, carried = right(groups, min(target, len(groups)), *rest, **options)
+        return (*steps, *[()] * (target - len(steps))), carried
+
+    monkeypatch.setattr(rounds_module, "align", align)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"), [(use_another_target, "odb"), (emit_the_emptiest, "odb"), (idle_instead_of_splitting, "paper")]
+)
+def test_another_protocol_under_the_same_name_is_refused_without_replay(
+    change: Callable[[pytest.MonkeyPatch], None], rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Spec: R3.3, R4.1, R4.2. Checks: REPLAY."""
+    monkeypatch.setattr(machine_module, "check_transition", lambda *transition: None)
+    change(monkeypatch)
+    path = tmp_path / "t"
+    run_by_arrival(SHARDS, make_configs(len(SHARDS), rule, max_age_rounds=9), seed=3, trace=path)
+    assert {str(item.property) for item in check_traces([path]).violations} == {"REPLAY"}
+
+
+# What only the machine, asked again, can tell: `docs/explanation/evidence.md` lists it.
+
+
+def split_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layout, "find_middle", lambda *group: 1)
+
+
+def exchange_steps_of_equal_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = alignment_module.align
+
+    def align(groups: Any, target: int, *rest: Any, **options: Any) -> Any:
+        steps, carried = right(groups, target, *rest, **options)
+        filled = sorted(filter(None, steps), key=lambda group: (-len(group) * group[0].length, -group[0].position))
+        return (*filled, *[()] * (len(steps) - len(filled))), carried
+
+    monkeypatch.setattr(rounds_module, "align", align)
+
+
+def say_why_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "Outcome", lambda kind, rank=None, cause="": Outcome(kind, rank, cause.upper()))
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"), [(split_elsewhere, ()), (exchange_steps_of_equal_cost, ()), (say_why_otherwise, EARLY_STOP)]
+)
+def test_what_only_replay_sees(
+    change: Callable[[pytest.MonkeyPatch], None], faults: tuple[Fault, ...], tmp_path: Path
+) -> None:
+    """Spec: R4.2, R7.4. Checks: REPLAY."""
+    path = tmp_path / "t"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(machine_module, "check_transition", lambda *transition: None)
+        change(monkeypatch)
+        shards = [[3] * 30, [5] * 30, [7] * 12]
+        configs = make_configs(len(shards), "paper", budget_tokens=15, window_samples=16)
+        run_by_arrival(shards, configs, seed=3, faults=faults, trace=path)
+    assert check_traces([path]).is_ok
+    assert {str(item.property) for item in check_traces([path], is_replayed=True).violations} == {"REPLAY"}
