@@ -66,6 +66,8 @@ def make_trainer(rank: int, folder: Path, *, kind: Any = Recorder, **settings: A
     defaults = {"save_strategy": "no", "num_train_epochs": 1, "lr_scheduler_type": "constant", "logging_steps": 1}
     args = TrainingArguments(
         output_dir=str(folder),
+        # An order of 11 steps, none of them without a supervised token, in whose first epoch rank 1 has a batch above `MOST`.
+        data_seed=3,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
