@@ -104,19 +104,20 @@ class Delivery:
         """
         if os.getpid() != self._pid:
             raise UsageError(f"this iterator belongs to process {self._pid}, which has forked this one")
-        began_s = time.monotonic()
+        began_s, is_served = time.monotonic(), False
         self._is_asking = True
         try:
             while True:
-                with self.driver.exchange.waiting():
-                    self._work()
                 with self._condition:
-                    if self._is_available():
+                    if self._is_available() and (is_served or not self.driver.service.has_work):
                         self.metrics.note_wait(began_s, time.monotonic())
                         return self._take()
                     if self._is_over():
                         break
-                # An answer of the exchange came in between, and has lowered the limit.
+                # More than once if an answer of the exchange that came in between has lowered the limit.
+                with self.driver.exchange.waiting():
+                    self._work()
+                is_served = True
         finally:
             self._is_asking = False
         self._check_ending()

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, assert_never
 
 from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
@@ -55,6 +56,13 @@ CHANGED: Final = "the samples are not what they were when the state was saved: t
 _CLOSED: Final = "its consumer left, and its loader was closed before all ranks knew"
 
 
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """The samples carried into the first round are here: the protocol can begin."""
+
+    carried: tuple[Sample, ...]
+
+
 class EpochDriver:
     """One epoch of one rank. Safe to call from any thread: `condition` is its lock, notified after each event."""
 
@@ -82,7 +90,7 @@ class EpochDriver:
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
         self._machine = Machine(config, self._record)
         self._trace: TraceWriter | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | _Begin] = deque()
         self._is_handling = False
         self.has_begun = False
         """True once the machine has begun."""
@@ -126,19 +134,7 @@ class EpochDriver:
                 if checkpoint is not None and checkpoint.start.carried:
                     self.service.read(len(checkpoint.start.carried))
                 elif not self.failure:
-                    self._begin_machine(())
-
-    def _begin_machine(self, carried: tuple[Sample, ...]) -> None:
-        """Begins the protocol, with the samples carried into the first round."""
-        checkpoint = self._start.checkpoint
-        try:
-            effects = self._machine.begin(self._start.make_first() if checkpoint is None else checkpoint.start, carried)
-            self.has_begun = True
-            self._accept(self._acceptance.begin(self.state.accepted_tokens))
-        except UsageError as error:  # the samples carried are not what they were
-            self.on_error(describe(error), error)
-        else:
-            self._perform(effects)
+                    self.submit(_Begin(()))
 
     def close(self) -> None:
         """Ends the service's epoch; one whose ranks do not all know that it ends has failed here. Spec: R7.2."""
@@ -178,7 +174,7 @@ class EpochDriver:
                 return
             samples = tuple(self._make_sample(*item) for item in items)
             if not self.has_begun:
-                self._begin_machine(samples)
+                self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
                 fault = (
                     "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger window=, "
@@ -238,7 +234,7 @@ class EpochDriver:
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, event: Event) -> None:
+    def submit(self, event: Event | _Begin) -> None:
         """Handles an event, after those that came before it."""
         with self.condition:
             self._events.append(event)
@@ -256,7 +252,10 @@ class EpochDriver:
                 self._is_handling = False
                 self.condition.notify_all()
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event | _Begin) -> None:
+        if isinstance(event, _Begin):
+            self._begin(event.carried)
+            return
         if self.state.phase is Phase.DONE and not isinstance(event, StepTaken):
             return
         if isinstance(event, BudgetAccepted):
@@ -268,6 +267,17 @@ class EpochDriver:
             self._note_round(effects)
         self._perform(effects)
         self._skip()
+
+    def _begin(self, carried: tuple[Sample, ...]) -> None:
+        checkpoint = self._start.checkpoint
+        try:
+            effects = self._machine.begin(self._start.make_first() if checkpoint is None else checkpoint.start, carried)
+        except UsageError as error:  # the samples carried are not what they were
+            self.on_error(describe(error), error)
+            return
+        self.has_begun = True
+        self._accept(self._acceptance.begin(self.state.accepted_tokens))
+        self._perform(effects)
 
     def _break(self, error: BaseException) -> None:
         """Ends the exchange: this rank cannot go on, and no other may wait for it."""
