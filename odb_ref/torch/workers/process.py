@@ -32,26 +32,9 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec
 from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener
+from odb_ref.torch.workers import wire
 from odb_ref.torch.workers.serving import WATCH_S, LoaderProcessError, LoaderTask, serve
 from odb_ref.torch.workers.watching import Silence
-from odb_ref.torch.workers.wire import (
-    BatchMade,
-    BeginEpoch,
-    CollateRequest,
-    Doubt,
-    DrawRequest,
-    EndEpoch,
-    EpochNotice,
-    Exit,
-    Failed,
-    Heartbeat,
-    Notice,
-    ReadRequest,
-    Request,
-    SamplesMeasured,
-    SetAside,
-    StopRequest,
-)
 
 JOIN_S: Final = 1.5
 """How long a loader process may take to end its workers, before it is killed with them."""
@@ -110,7 +93,7 @@ class LoaderProcess:
             is_alive = is_alive and digest == self._sent
             self._epoch += 1
             self._listener = listener if is_alive else None
-        first = BeginEpoch(self._epoch, plan, read_ahead)
+        first = wire.BeginEpoch(self._epoch, plan, read_ahead)
         if not is_alive:
             self.close()  # what is left of one that was lost in an epoch, or died between two
             self._listener = listener
@@ -119,7 +102,7 @@ class LoaderProcess:
         else:
             self._send(first)
 
-    def _start(self, first: BeginEpoch) -> None:
+    def _start(self, first: wire.BeginEpoch) -> None:
         self._is_spoilt = False
         self._doing = "starting its loader process"
         ours, theirs = self._context.Pipe()
@@ -141,22 +124,22 @@ class LoaderProcess:
         self._receiver = threading.Thread(target=self._receive, args=(ours, process), name="odb-receive", daemon=True)
         self._receiver.start()
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: wire.Request) -> None:
         pipe = self._pipe
         if pipe is not None:
             send(pipe, request)
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
         """Asks for samples."""
-        self._send(ReadRequest(count, held if self._spec.window_bytes is not None else None, end))
+        self._send(wire.ReadRequest(count, held if self._spec.window_bytes is not None else None, end))
 
     def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
         """Asks for samples that were drawn."""
-        self._send(DrawRequest(items, is_last))
+        self._send(wire.DrawRequest(items, is_last))
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Asks for batches."""
-        self._send(CollateRequest(requests))
+        self._send(wire.CollateRequest(requests))
 
     def describe(self) -> str:
         """Returns what the loader process is doing, by the last it has said."""
@@ -170,20 +153,20 @@ class LoaderProcess:
 
     def stop(self) -> None:
         """Asks for no more."""
-        self._send(StopRequest())
+        self._send(wire.StopRequest())
 
     def end(self) -> None:
         """Ends the epoch, and the process unless its workers persist."""
         self._listener = None
         if self._is_persistent and not self._is_spoilt:
-            self._send(EndEpoch())
+            self._send(wire.EndEpoch())
         else:
             self.close()
 
     def close(self) -> None:
         """Ends the process and its workers."""
         self._listener = None
-        self._send(Exit())
+        self._send(wire.Exit())
         process, pipe, receiver = self._process, self._pipe, self._receiver
         self._process = self._pipe = self._receiver = None
         # Two threads that wait for one process may both miss that it has ended: first the receiver, then this one.
@@ -237,26 +220,26 @@ class LoaderProcess:
 
     def _dispatch(self, message: object) -> None:
         match message:
-            case Heartbeat(doing):
+            case wire.Heartbeat(doing):
                 self._doing = doing
-            case EpochNotice(epoch, notice):
+            case wire.EpochNotice(epoch, notice):
                 if self._listener is not None and epoch == self._epoch:
                     self._report(notice, self._listener)
             case _:
                 raise OdbError(f"unexpected message of the loader process: {message!r}")
 
-    def _report(self, notice: Notice, listener: SampleListener) -> None:
+    def _report(self, notice: wire.Notice, listener: SampleListener) -> None:
         match notice:
-            case SamplesMeasured(_, _, is_ended, is_full):
+            case wire.SamplesMeasured(_, _, is_ended, is_full):
                 listener.on_read(list(notice.unpack()), is_ended=is_ended, is_full=is_full)
-            case BatchMade(number, packed):
+            case wire.BatchMade(number, packed):
                 batch = unpack(packed)
                 listener.on_batch(number, pin(batch) if self._is_pinned else batch)
-            case SetAside(place, cause):
+            case wire.SetAside(place, cause):
                 listener.on_bad(place, cause)
-            case Doubt(text):
+            case wire.Doubt(text):
                 listener.on_doubt(text)
-            case Failed(cause, text):
+            case wire.Failed(cause, text):
                 self._lose(cause, LoaderProcessError(text))
             case _:
                 assert_never(notice)

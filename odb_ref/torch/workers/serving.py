@@ -28,25 +28,8 @@ from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.serialization import pack
 from odb_ref.torch.reading.service import ReadItem
+from odb_ref.torch.workers import wire
 from odb_ref.torch.workers.watching import Stops
-from odb_ref.torch.workers.wire import (
-    BatchMade,
-    BeginEpoch,
-    CollateRequest,
-    Doubt,
-    DrawRequest,
-    EndEpoch,
-    EpochNotice,
-    Exit,
-    Failed,
-    Heartbeat,
-    Notice,
-    ReadRequest,
-    Request,
-    SamplesMeasured,
-    SetAside,
-    StopRequest,
-)
 
 WATCH_S: Final = 0.5
 """How often a loader process looks whether the training process and its own workers are still there, and says that it is."""
@@ -70,11 +53,11 @@ class _Sender:
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
-        self._messages: queue.SimpleQueue[EpochNotice | Heartbeat | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[wire.EpochNotice | wire.Heartbeat | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="odb-send", daemon=True)
         self._thread.start()
 
-    def send(self, message: EpochNotice | Heartbeat) -> None:
+    def send(self, message: wire.EpochNotice | wire.Heartbeat) -> None:
         self._messages.put(message)
 
     def close(self) -> None:
@@ -87,18 +70,18 @@ class _Sender:
             try:
                 self._pipe.send(message)
             except BaseException as error:  # no shared memory left for a batch, or one that cannot be pickled
-                if isinstance(message, EpochNotice):
+                if isinstance(message, wire.EpochNotice):
                     self._send_failure(message.epoch, error)
 
     def _send_failure(self, epoch: int, error: BaseException) -> None:
         try:
-            self._pipe.send(EpochNotice(epoch, _make_failure(describe(error), error)))
+            self._pipe.send(wire.EpochNotice(epoch, _make_failure(describe(error), error)))
         except OSError:  # the training process is gone
             os._exit(1)
 
 
-def _make_failure(cause: str, error: BaseException) -> Failed:
-    return Failed(cause, "".join(traceback.format_exception(error)))
+def _make_failure(cause: str, error: BaseException) -> wire.Failed:
+    return wire.Failed(cause, "".join(traceback.format_exception(error)))
 
 
 class _Reporter:
@@ -108,20 +91,20 @@ class _Reporter:
         self._sender = sender
         self._epoch = epoch
 
-    def _send(self, notice: Notice) -> None:
-        self._sender.send(EpochNotice(self._epoch, notice))
+    def _send(self, notice: wire.Notice) -> None:
+        self._sender.send(wire.EpochNotice(self._epoch, notice))
 
     def on_read(self, items: Sequence[ReadItem], *, is_ended: bool, is_full: bool) -> None:
-        self._send(SamplesMeasured.pack(items, is_ended=is_ended, is_full=is_full))
+        self._send(wire.SamplesMeasured.pack(items, is_ended=is_ended, is_full=is_full))
 
     def on_batch(self, number: int, batch: object) -> None:
-        self._send(BatchMade(number, pack(batch)))
+        self._send(wire.BatchMade(number, pack(batch)))
 
     def on_doubt(self, text: str) -> None:
-        self._send(Doubt(text))
+        self._send(wire.Doubt(text))
 
     def on_bad(self, place: int, cause: str) -> None:
-        self._send(SetAside(place, cause))
+        self._send(wire.SetAside(place, cause))
 
     def on_error(self, cause: str, error: BaseException) -> None:
         self._send(_make_failure(cause, error))
@@ -184,7 +167,7 @@ class LoaderTask:
     other_end: Pipe | None
     """A forked copy, which would hide that the training process is gone."""
     forked_from: int | None
-    first: BeginEpoch
+    first: wire.BeginEpoch
 
 
 def serve(task: LoaderTask) -> None:
@@ -206,7 +189,7 @@ def serve(task: LoaderTask) -> None:
 
     def look() -> None:
         server.check_workers(WATCH_S)
-        sender.send(Heartbeat(server.pipeline.describe()))
+        sender.send(wire.Heartbeat(server.pipeline.describe()))
 
     _start_watch(task.forked_from, look)
     server.run(task.pipe, task.first)
@@ -237,19 +220,19 @@ class _Server:
         self._reporter: _Reporter | None = None
         """Who is told that a worker is gone; None between two epochs."""
 
-    def run(self, pipe: Pipe, request: Request) -> None:
+    def run(self, pipe: Pipe, request: wire.Request) -> None:
         """Does what it is asked, ``request`` first, until it is told to end or the training process is gone."""
-        while not isinstance(request, Exit):
+        while not isinstance(request, wire.Exit):
             self._obey(request)
             try:
                 request = _receive(pipe)
             except (EOFError, ConnectionResetError):
                 return
 
-    def _obey(self, request: Request) -> None:
+    def _obey(self, request: wire.Request) -> None:
         pipeline = self.pipeline
         match request:
-            case BeginEpoch(epoch, plan, read_ahead):
+            case wire.BeginEpoch(epoch, plan, read_ahead):
                 self._reporter, reporter = None, _Reporter(self._sender, epoch)
                 try:
                     pipeline.begin(plan, reporter, read_ahead)
@@ -257,18 +240,18 @@ class _Server:
                     reporter.on_error(describe(error), error)
                 # Not before: workers that have died since the last epoch, and are replaced now, do not concern this one.
                 self._reporter = reporter
-            case ReadRequest(count, held, end):
+            case wire.ReadRequest(count, held, end):
                 pipeline.read(count, held, end)
-            case DrawRequest(items, is_last):
+            case wire.DrawRequest(items, is_last):
                 pipeline.draw(items, is_last=is_last)
-            case CollateRequest(requests):
+            case wire.CollateRequest(requests):
                 pipeline.collate(requests)
-            case StopRequest():
+            case wire.StopRequest():
                 pipeline.stop()
-            case EndEpoch():
+            case wire.EndEpoch():
                 self._reporter = None
                 pipeline.end()
-            case Exit():
+            case wire.Exit():
                 pass
             case _:
                 assert_never(request)
@@ -299,8 +282,8 @@ def _tell(reporter: _Reporter | None, cause: str) -> None:
         reporter.on_error(cause, RuntimeError(cause))
 
 
-def _receive(pipe: Pipe) -> Request:
+def _receive(pipe: Pipe) -> wire.Request:
     request = pipe.recv()
-    if not isinstance(request, Request):
+    if not isinstance(request, wire.Request):
         raise OdbError(f"unexpected message of the training process: {request!r}")
     return request
