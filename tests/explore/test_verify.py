@@ -116,7 +116,9 @@ def test_a_breach_of_the_bounds_is_found_and_made_small(answer: object, detail: 
 def test_hasty_rule_is_refuted_by_the_smallest_agreement() -> None:
     refuted = refute(load_rule(HASTY), list(iterate_grid()))
     assert refuted is not None
-    expected = make_agreement(samples_min=1, samples_max=3, groups_min=3, groups_max=3, due_max=0, round_=0)
+    expected = make_agreement(
+        samples_min=1, samples_max=3, groups_min=3, groups_max=3, due_max=0, round_=0, budget_min=1
+    )
     assert refuted.agreement == expected
 
 
@@ -222,7 +224,7 @@ def test_a_right_rule_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     data = json.loads(figures.read_text(encoding="utf-8"))
     assert data["ok"] and data["name"] == "eager"
     assert {entry["verdict"] for entry in data["properties"].values()} == {"holds"}
-    assert set(data["properties"]) == set(PROPERTIES)
+    assert set(data["properties"]) == {*PROPERTIES, "ORDER"}
     assert {one["rule"] for one in data["quality"]} == {"odb", "paper", "eager"}
     assert all(one["most_age"] <= 4 and one["steps"] > 0 for one in data["quality"])
 
