@@ -340,6 +340,18 @@ PLANTED = (
         "enumerate(settings.limits[:2], 4)",
     ),
     _trace(
+        "reports are compared in the order of their coming",
+        "check/exchanges",
+        "for _, item in sorted(exchange.posted.items())",
+        "for _, item in exchange.posted.items()",
+    ),
+    _trace(
+        "a stop is believed one step late",
+        "check/rank",
+        "self.output.limit(agreement.stop_step)",
+        "self.output.limit(agreement.stop_step + 1)",
+    ),
+    _trace(
         "a quota is met one sample late",
         "check/rounds",
         "if total >= self._quota_samples:",

@@ -325,17 +325,16 @@ class RankChecker:
         self._posted_counts = rows
         if (agreement := self._told.agreement) is None:
             return  # which is not the time for it: see `Phases`
-        what = f"{len(rows)} steps from at most {agreement.samples_max} samples of a rank: not from 1 to that many"
-        least = 1
+        steps, least, rule = len(rows), 1, self.settings.rule
+        what = f"{steps} steps from at most {agreement.samples_max} samples of a rank: not from 1 to that many"
         if self.input.updates.size is not None:
             least = agreement.groups_max
-            self._judge(self.input.updates.judge_steps(len(rows), least, self.round))
-        self._expect(least <= len(rows) <= agreement.samples_max, Property.TERM, what)
-        due = 0 if self.settings.is_quota else agreement.due_max
-        self._expect(len(rows) >= due, Property.AGE, f"{len(rows)} steps for {due} due groups")
-        target = compute_target(agreement, self.settings)
-        what = f"{len(rows)} steps; the rule {self.settings.rule} says {target}"
-        self._expect(target in (None, len(rows)), Property.REPLAY, what)
+            self._judge(self.input.updates.judge_steps(steps, least, self.round))
+        self._expect(least <= steps <= agreement.samples_max, Property.TERM, what)
+        if not self.settings.is_quota:
+            self._expect(steps >= agreement.due_max, Property.AGE, f"{steps} steps for {agreement.due_max} due groups")
+        if (target := compute_target(agreement, self.settings)) is not None:
+            self._expect(steps == target, Property.REPLAY, f"{steps} steps; the rule {rule} says {target}")
 
     def _count(self, rows: Rows, wants: list[int]) -> None:
         is_right = self._exchanges.answer_counts(self.rank, self.answered[ExchangeKind.COUNTS], rows, wants)
