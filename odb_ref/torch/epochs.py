@@ -178,7 +178,7 @@ class Epochs(Generic[Batch]):
         base = replace(base, peer=exchange.roster.peer, peers=exchange.roster.peers)
         service = session.get_service(self._make_service)
         try:
-            beginning = self._begin(exchange.roster, exchange.identity)
+            beginning = self._begin(exchange.roster, exchange.identity, f"{exchange.run:x}")
             start = beginning.start
             config = start.make_config(base)
             if start.trace is not None:
@@ -240,7 +240,7 @@ class Epochs(Generic[Batch]):
         accepted = [tokens for one in states if (tokens := _get_integer(one, "accepted_tokens")) is not None]
         self._accepted_tokens = min(accepted, default=None)
 
-    def _begin(self, roster: Roster, identity: LoaderIdentity) -> Beginning:
+    def _begin(self, roster: Roster, identity: LoaderIdentity, run: str) -> Beginning:
         rank, world_size = roster.rank, roster.world_size
         beginning = self._schedule.plan(rank, world_size)
         is_rest = beginning.start.checkpoint is not None or beginning.emitted_before > 0
@@ -253,6 +253,7 @@ class Epochs(Generic[Batch]):
             beginning.start,
             tag=self._shared.make_tag(beginning, identity.name),
             trace=trace,
+            run=run,
             workers=self.num_workers,
             accepted_tokens=NONE if self._accepted_tokens is None else self._accepted_tokens,
             steps_before=self._steps_before,

@@ -17,8 +17,8 @@ and every effect is performed in `EpochDriver._perform`::
 
 from __future__ import annotations
 
+import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,10 +39,11 @@ from odb_ref.core.effects import (
 from odb_ref.core.errors import OdbError, UsageError
 from odb_ref.core.events import BudgetAccepted, Collated, Counted, Event, LocalFailed, SamplesRead, StepTaken
 from odb_ref.core.machine import Machine
-from odb_ref.core.resume import Resumed, compute_round_start
+from odb_ref.core.resume import compute_round_start
 from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Sample, Step, StepCounts, make_sample
 from odb_ref.torch.epoch.cursor import Cursor, PlannedRound
+from odb_ref.torch.epoch.trace import EpochTrace
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import make_plan
 from odb_ref.torch.plan.start import EpochStart
@@ -50,7 +51,6 @@ from odb_ref.torch.plan.state import Progress
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import QuarantineError
 from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
-from odb_ref.trace.writing import TraceWriter
 
 CHANGED: Final = "the samples are not what they were when the state was saved: the steps taken would be others"
 _CLOSED: Final = "its consumer left, and its loader was closed before all ranks knew"
@@ -88,8 +88,8 @@ class EpochDriver:
         self._config = config
         self._start = start
         self._acceptance = start.make_acceptance(config.budget_tokens, schedule)
-        self._machine = Machine(config, self._record)
-        self._trace: TraceWriter | None = None
+        self._trace = EpochTrace(start, config)
+        self._machine = Machine(config, self._trace.record)
         self._events: deque[Event | _Begin] = deque()
         self._is_handling = False
         self.has_begun = False
@@ -118,10 +118,7 @@ class EpochDriver:
         start, checkpoint = self._start, self._start.checkpoint
         with self.condition:
             try:
-                if start.trace is not None:
-                    self._trace = TraceWriter(
-                        start.trace, self._config, driver="torch", epoch=start.epoch, workers=start.workers
-                    )
+                self._trace.open(self.quarantine)
                 plan = make_plan(start, self.quarantine)
                 self._is_reading = True
                 self.service.begin(plan, self, start.read_ahead)
@@ -156,9 +153,7 @@ class EpochDriver:
     def close_trace(self) -> None:
         """Completes the trace."""
         with self.condition:
-            trace, self._trace = self._trace, None
-            if trace is not None:
-                trace.close()
+            self._trace.close()
 
     # What the sample service reports -----------------------------------------------------------------------------------
 
@@ -200,6 +195,8 @@ class EpochDriver:
             fault = self.quarantine.find_contradiction(place, cause) or self.quarantine.add(place, cause)
             if fault:
                 self.on_error(fault, QuarantineError(fault))
+            elif self.has_begun:
+                self._trace.set_aside((place,))
 
     def on_doubt(self, text: str) -> None:
         """Keeps a warning for the training thread."""
@@ -276,6 +273,7 @@ class EpochDriver:
             self.on_error(describe(error), error)
             return
         self.has_begun = True
+        self._trace.set_aside(self.quarantine.get_bad_places(sys.maxsize))
         self._accept(self._acceptance.begin(self.state.accepted_tokens))
         self._perform(effects)
 
@@ -368,10 +366,6 @@ class EpochDriver:
 
     def _get_places(self, samples: Group) -> tuple[int, ...]:
         return tuple(self.quarantine.get_place(sample.position) for sample in samples)
-
-    def _record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
-        if self._trace is not None:
-            self._trace.record(rank, event, effects, time.monotonic() - self._start.started_s)
 
     # State -----------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ goes what they say, down what comes of it, so the messages of one of them do not
 from __future__ import annotations
 
 import json
+import secrets
 import struct
 from array import array
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from odb_ref.torch.exchange.roster import Roster
 FAN: Final = 8
 """How many children a rank has."""
 
+RUN_BITS: Final = 60
+
 _SIZE: Final = struct.Struct("!II")
 Combine = Callable[[int, int], int]
 Settle = Callable[[Sequence[int]], Sequence[int]]
@@ -34,6 +37,8 @@ class Transport(Protocol):
     """The collectives. Each is called by all processes, in the same order, with the same sizes."""
 
     roster: Roster
+    run: int
+    """A number that all its processes have, and no other transport."""
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:
         """Returns the elementwise maximum over all processes."""
@@ -77,6 +82,9 @@ class LocalTransport:
 
     roster = Roster()
 
+    def __init__(self) -> None:
+        self.run = secrets.randbits(RUN_BITS)
+
     def reduce_max(self, values: Sequence[int]) -> list[int]:
         """Returns the values themselves."""
         return list(values)
@@ -112,6 +120,7 @@ class ReduceTransport:
     def __init__(self, links: Links, roster: Roster) -> None:
         self.links = links
         self.roster = roster
+        self.run = 0
         self._tree = compute_tree(roster)
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:

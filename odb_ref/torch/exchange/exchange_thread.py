@@ -54,6 +54,7 @@ class Exchange:
     def __init__(self, transport: Transport, identity: LoaderIdentity, timeout_s: float = 60.0) -> None:
         self._transport: Transport | None = transport
         self.roster = transport.roster
+        self.run = transport.run
         self.rank = self.roster.rank
         self.world_size = self.roster.world_size
         self.identity = identity

@@ -26,6 +26,7 @@ from odb_ref.core.errors import JobError, OdbError, UsageError
 from odb_ref.core.events import PeerLost, Report
 from odb_ref.torch.exchange.blocked import Wait, blocked
 from odb_ref.torch.exchange.collectives import (
+    RUN_BITS,
     TRANSPORTS,
     LocalTransport,
     ReduceTransport,
@@ -107,9 +108,9 @@ def _meet(meeting: _Meeting, name: str, roster: Roster) -> ReduceTransport:
 
 
 def _check_name(transport: ReduceTransport, check: Check) -> None:
-    """Waits until all are connected, and have asked for the same transport."""
+    """Waits until all are connected, and have asked for the same transport; they get its run's number."""
     number = sorted(TRANSPORTS).index(transport.name)
-    low, high = transport.meet((-number, number), check)
+    low, high, transport.run = transport.meet((-number, number, secrets.randbits(RUN_BITS)), check)
     if -low == high:
         return
     reports = transport.gather(Report(transport.roster.rank, "", 0, transport.name))

@@ -41,6 +41,8 @@ class EpochStart:
     steps_before: int = 0
     """Steps of the epochs before, and of this one by another number of ranks: for who counts all of a training's."""
     trace: Path | None = None
+    run: str = ""
+    """Which run the trace is of. Spec: R9.6."""
     workers: int = 0
     """How many processes read: the trace says it."""
     epoch: int = 0

@@ -34,6 +34,11 @@ class Lineage:
         return {part.rank: part for origin in self.origins for part in origin.before}
 
     @property
+    def where(self) -> tuple[str, int, int]:
+        """What the parts of one epoch have in common: its driver and number, and which of a rank's peers wrote it."""
+        return self.header.driver, self.header.epoch, self.header.peer
+
+    @property
     def run(self) -> str:
         """The run that it is of; empty where that is not known."""
         return self.origins[0].run
@@ -89,16 +94,14 @@ def list_unsaid(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[str]:
 
 
 def _is_same_epoch(job: Lineage, other: Lineage) -> bool:
-    ours, theirs = job.header, other.header
-    return (ours.driver, ours.epoch) == (theirs.driver, theirs.epoch) and (other is job or job.run == other.run)
+    return job.where == other.where and (other is job or job.run == other.run)
 
 
 def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
     """Returns the jobs that a resumed one may go on from: of the same epoch, with the same samples."""
     found = []
     for other in all_jobs:
-        ours, theirs = job.header, other.header
-        if other is job or (ours.driver, ours.epoch) != (theirs.driver, theirs.epoch) or not other.accounts:
+        if other is job or other.where != job.where or not other.accounts:
             continue
         if part.rank is not None:
             is_same = other.inputs.get(part.rank, other.inputs.get(None)) == job.inputs.get(

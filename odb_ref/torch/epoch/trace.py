@@ -1,0 +1,73 @@
+"""The trace of one epoch on one rank, with what it is held to: which samples there were, and which were trained on before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from odb_ref.core.config import Config
+from odb_ref.core.effects import Effect
+from odb_ref.core.events import Event
+from odb_ref.core.resume import Resumed
+from odb_ref.torch.plan.start import EpochStart
+from odb_ref.torch.reading.quarantine import Quarantine
+from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.writing import TraceWriter
+
+
+class EpochTrace:
+    """Writes nothing where no trace is asked for."""
+
+    def __init__(self, start: EpochStart, config: Config) -> None:
+        self._start = start
+        self._config = config
+        self._writer: TraceWriter | None = None
+
+    def open(self, quarantine: Quarantine) -> None:
+        """Begins the file."""
+        start = self._start
+        if start.trace is not None:
+            origin = make_origin(start, quarantine, self._config.rank)
+            self._writer = TraceWriter(
+                start.trace, self._config, driver="torch", epoch=start.epoch, workers=start.workers, origin=origin
+            )
+
+    def record(self, rank: int, event: Event | Resumed | None, effects: tuple[Effect, ...]) -> None:
+        """Writes a transition of the machine, whose observer this is."""
+        if self._writer is not None:
+            self._writer.record(rank, event, effects, time.monotonic() - self._start.started_s)
+
+    def set_aside(self, places: Iterable[int]) -> None:
+        """Writes which samples are set aside, once the machine has begun. Spec: R9.6."""
+        if self._writer is not None:
+            for place in places:
+                self._writer.set_aside(self._config.rank, self._start.get_id(place))
+
+    def close(self) -> None:
+        """Completes the file."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
+    """Returns what this rank knows of its epoch. Spec: R9.6.
+
+    It does not know how many samples a stream has, nor what the others had drawn of a shared order before the epoch was
+    resumed. What another number of ranks had trained on is no part of what there is.
+    """
+    progress, checkpoint = start.progress, start.checkpoint
+    run = "" if progress.base else start.run
+    if start.keys is None or (start.is_shared and checkpoint is not None):
+        return Origin(run=run)
+
+    def make(places: Iterable[int]) -> Lot:
+        return make_lot(map(start.get_id, places))
+
+    owner = None if start.is_shared else rank
+    inputs = (OwnedLot(rank=owner, lot=make(range(len(start.keys))) - make(progress.gone)),)
+    if checkpoint is None:
+        return Origin(run=run, inputs=inputs)
+    positions = range(max(checkpoint.start.read_samples, *(position + 1 for position in checkpoint.taken), 0))
+    taken = (quarantine.get_place(position) for position in positions if checkpoint.is_taken(position))
+    return Origin(run=run, inputs=inputs, before=(OwnedLot(rank=rank, lot=make(taken), steps=progress.steps),))

@@ -1,0 +1,138 @@
+"""Traces that real ranks write: what there was to train on and what was trained on before stand in them, and lies are found."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from odb_ref.torch import ODBDataLoader
+from odb_ref.trace.check import Property, Status, check_traces
+from tests.helpers.tamper import Tampered
+from tests.torch.data import Numbers, collate
+from tests.torch.ranks import run_ranks
+from tests.trace.test_lineage import (
+    change,
+    drop_the_tail,
+    give_one_sample_another_id,
+    go_on_after_another_step,
+    tell,
+)
+
+pytestmark = pytest.mark.torch
+
+SETTINGS: dict[str, Any] = {
+    "token_budget": 40,
+    "window": 8,
+    "collate_fn": collate,
+    "timeout_s": 20,
+    "on_bad_sample": "quarantine",
+    "max_bad_samples": 3,
+    "loss_scaling": "none",
+    "shuffle": True,
+}
+SAMPLES, STEPS = 60, 4
+
+
+def train_and_resume(rank: int, folder: Path, options: dict[str, Any]) -> None:
+    """An epoch that is left after some steps, its rest by another loader, and a second epoch."""
+    settings = SETTINGS | options | {"trace": folder / "run.ndjson"}
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **settings) as loader:
+        for number, _ in enumerate(loader.steps()):
+            if number + 1 == STEPS:
+                break
+        state = loader.state_dict()
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **settings) as loader:
+        loader.load_state_dict(state)
+        for _ in range(2):
+            for _ in loader.steps():
+                pass
+
+
+def write(folder: Path, **options: Any) -> list[Path]:
+    results = run_ranks(2, train_and_resume, folder, options)
+    assert not any(result.error for result in results), results
+    return sorted(folder.glob("*.ndjson"))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The files of two ranks: each of an epoch's beginning, of its rest, and of the next epoch."""
+    return write(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture
+def paths(recorded: list[Path], tmp_path: Path) -> list[Path]:
+    return [Path(shutil.copy(path, tmp_path)) for path in recorded]
+
+
+def find(paths: list[Path], rank: int, *, is_rest: bool) -> Path:
+    """The file of a rank that is the rest of epoch 0, or that of epoch 1."""
+    for path in paths:
+        trace = Tampered(path)
+        is_wanted = bool(trace.header.get("before")) if is_rest else trace.header["epoch"] == 1
+        if is_wanted and trace.records[0]["rank"] == rank:
+            return path
+    raise AssertionError("no such file")
+
+
+def forget_what_was_set_aside(trace: Tampered) -> None:
+    for record in [record for record in trace.records if (record["event"] or {}).get("kind") == "set_aside"]:
+        trace.drop(record)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"shard": "shared"}, {"update_samples": 16}], ids=str)
+def test_true_traces_are_accepted(options: dict[str, Any], tmp_path: Path) -> None:
+    """Spec: R9.6. Checks: COVER, ONCE, RESUME."""
+    verdict = check_traces(write(tmp_path, **options), is_replayed=True)
+    assert verdict.is_ok, [str(item) for item in verdict.violations]
+    statuses = [(job.get_status(Property.COVER), job.get_status(Property.RESUME)) for job in verdict.jobs]
+    is_known = options.get("shard") != "shared"  # else no rank knows what the others had drawn
+    resumed = Status.HOLDS if is_known else Status.NOT_APPLICABLE
+    silent = Status.NOT_APPLICABLE
+    assert sorted(statuses) == sorted([(silent, silent), (Status.HOLDS, resumed), (Status.HOLDS, silent)])
+    assert sum(len(job.unsaid) for job in verdict.jobs) == (0 if is_known else 2)
+
+
+@pytest.mark.parametrize(
+    ("forge", "broken"),
+    [(drop_the_tail, "COVER"), (give_one_sample_another_id, "COVER"), (go_on_after_another_step, "RESUME")],
+)
+def test_a_forged_rest_is_refused(forge: Callable[[Tampered], None], broken: str, paths: list[Path]) -> None:
+    """Checks: COVER, RESUME."""
+    change(find(paths, 0, is_rest=True), forge)
+    assert broken in tell(paths)
+
+
+def test_ids_exchanged_between_ranks_are_found(paths: list[Path]) -> None:
+    """Checks: COVER."""
+    places = [find(paths, rank, is_rest=False) for rank in range(2)]
+    first, second = map(Tampered, places)
+    rows = [
+        next(event["samples"] for event in trace.events("samples_read") if event["samples"])
+        for trace in (first, second)
+    ]
+    rows[0][0][0], rows[1][0][0] = rows[1][0][0], rows[0][0][0]
+    first.write(places[0])
+    second.write(places[1])
+    assert tell(paths) == {"COVER"}
+
+
+def test_a_bad_sample_that_nobody_set_aside_is_missed(paths: list[Path]) -> None:
+    """Checks: COVER."""
+    for path in paths:
+        change(path, forget_what_was_set_aside)
+    assert tell(paths) == {"COVER"}
+
+
+def test_an_epoch_that_a_run_begins_again_is_found(paths: list[Path]) -> None:
+    """Checks: ONCE."""
+    whole = [find(paths, rank, is_rest=False) for rank in range(2)]
+    for path in whole:
+        shutil.copy(path, path.with_name(f"again-{path.name}"))
+    assert tell([*paths, *whole[0].parent.glob("again-*")]) == {"ONCE"}
