@@ -54,7 +54,7 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     """Returns what this rank knows of its epoch. Spec: R9.6.
 
     It does not know how many samples a stream has, nor what the others had drawn of a shared order before the epoch was
-    resumed. What another number of ranks had trained on is no part of what there is.
+    resumed. What another number of ranks had trained on is not counted.
     """
     progress, checkpoint = start.progress, start.checkpoint
     run = "" if progress.base else start.run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import socket
@@ -97,6 +96,10 @@ def _can_bind(address: str) -> bool:
 
 
 def _find_address_of(interface: str) -> str:
+    try:
+        import fcntl
+    except ImportError:
+        raise UsageError(f"{INTERFACE_VARIABLE} names an interface, which needs Linux: unset it") from None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import socket
 import threading
@@ -102,9 +101,7 @@ class Links:
         if not link.sending.acquire(timeout=wait_s):
             return False
         try:
-            poller = select.poll()
-            poller.register(link.connection, select.POLLOUT)
-            if not poller.poll(1000 * wait_s):
+            if not _is_ready(link.connection, selectors.EVENT_WRITE, wait_s):
                 return False
             link.connection.sendall(HEADER.pack(kind, len(payload)) + payload)
         except (OSError, ValueError):  # it has ended, or we have closed it: who reads finds out
@@ -304,11 +301,15 @@ class Links:
 
 def _has_unread(connection: socket.socket) -> bool:
     # Not by a recv that peeks: a socket with a timeout waits for as long, whatever the flags say.
-    poller = select.poll()
     with contextlib.suppress(OSError, ValueError):  # it is closed
-        poller.register(connection, select.POLLIN)
-        return bool(poller.poll(0))
+        return _is_ready(connection, selectors.EVENT_READ, 0)
     return False
+
+
+def _is_ready(connection: socket.socket, events: int, wait_s: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, events)
+        return bool(selector.select(wait_s))
 
 
 _open: weakref.WeakSet[Links] = weakref.WeakSet()

@@ -64,6 +64,8 @@ def make_transport(
         raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
     if len(roster.processes) == 1:
         return LocalTransport()
+    if os.name != "posix":
+        raise UsageError("a loader of several ranks needs Linux or macOS: in a job of one process it works here too")
     group = dist.group.WORLD
     if group is None:
         raise UsageError("torch.distributed is not initialized")

@@ -37,9 +37,6 @@ WATCH_S: Final = 0.5
 ORPHAN_CODE: Final = 83
 """The exit code of a process that ends because the one that started it is gone: no other code of ours or of Python's."""
 
-_OWN_SIGNALS: Final = (signal.SIGKILL, signal.SIGSTOP)
-"""Those that no process can choose an answer to."""
-
 
 class LoaderProcessError(OdbError, RuntimeError):
     """Something failed in the loader process; the text is its traceback."""
@@ -203,8 +200,8 @@ def serve(task: LoaderTask) -> None:
 
 def _reset_signals() -> None:
     """Takes back what a forked process inherits: the user's handlers are for the training process to run."""
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)) and number not in _OWN_SIGNALS:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:  # which no process can choose an answer to
+        if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, or a DataLoader's own: then no worker's end is seen here

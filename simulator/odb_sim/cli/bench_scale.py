@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -44,6 +43,8 @@ def measure(ranks: int, samples: int, driver: Driver) -> Figures:
     begin_s = time.process_time()
     workload = build_workload(lengths, ranks=ranks, samples=samples)
     summary = run(Run(workload=workload, policy="odb", budget_tokens=_BUDGET_TOKENS, driver=driver)).summary
+    import resource
+
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
     cpu_time_s = time.process_time() - begin_s
     return {

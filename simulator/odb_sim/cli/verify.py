@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -66,6 +67,8 @@ def run(options: argparse.Namespace) -> int:
     if options.time_limit <= 0:
         raise UsageError(f"--time-limit must be more than 0, got {options.time_limit:g}")
     check_writable(options.json, options.save)
+    if not hasattr(signal, "setitimer"):
+        raise UsageError("verify stops a rule that does not answer by a signal, which needs Linux or macOS")
     if options.core is not None:
         print(f"core {options.core}")
         stages = _show(verify_core(options.core, seed=options.seed))

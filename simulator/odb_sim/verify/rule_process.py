@@ -13,7 +13,6 @@ import datetime
 import inspect
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -275,6 +274,8 @@ def main(arguments: Sequence[str]) -> int:
     """Serves until the client closes its end."""
     name, rank, limit_s = arguments[0], int(arguments[1]), float(arguments[2])
     questions, answers = os.fdopen(int(arguments[3])), os.fdopen(int(arguments[4]), "w")
+    import resource
+
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     signal.signal(signal.SIGALRM, _raise_too_long)
     _be_rank(rank)
