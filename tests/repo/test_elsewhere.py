@@ -1,11 +1,14 @@
-"""Where Windows and macOS lack what Linux has: everything can be imported, and one process trains and simulates."""
+"""Without what only Linux has everything can be imported and one process trains; without any package the checker judges."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.helpers.world import make_configs, run_by_arrival
 
 HIDE = """
 import importlib, os, pkgutil, select, signal, socket, sys, warnings
@@ -60,3 +63,28 @@ def test_it_works_without_what_only_linux_has(program: str) -> None:
         pytest.importorskip("torch")
     done = subprocess.run([sys.executable, "-c", HIDE + program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+BARE = """
+import json, sys
+for name in ("numpy", "torch", "simpy", "networkx", "rich", "matplotlib"):
+    sys.modules[name] = None
+from odb_sim.cli.main import build_parser, main
+assert main(["check", sys.argv[1]]) == 0
+assert main(["simulate", "gsm8k", "--ranks", "2", "--token-budget", "4096"]) == 2
+assert "not here: pip install" in build_parser().format_help()
+import odb_ref, odb_ref.plan, odb_ref.conformance
+odb_ref.plan_all([3, 4, 5], ranks=2, budget=8)
+try:
+    odb_ref.ODBDataLoader
+except ImportError as error:
+    assert "needs PyTorch" in str(error)
+"""
+
+
+def test_the_checker_and_the_planner_need_python_alone(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.ndjson"
+    run_by_arrival([[3, 5], [4]], make_configs(2), trace=trace)
+    done = subprocess.run([sys.executable, "-c", BARE, str(trace)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "odb-ref simulate: needs the simulator: pip install -e '.[sim]'\n"

@@ -11,10 +11,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from odb_sim import cli as commands
 from odb_sim.cli import bench_scale, demo
 from odb_sim.cli import verify as verify_command
-from odb_sim.cli.main import main
+from odb_sim.cli.main import EXAMPLES, load_command, main
 from odb_sim.engine.metrics import list_step_columns
 from odb_sim.reports import demo_report
 from odb_sim.studies.processes import Local
@@ -74,7 +73,7 @@ def list_keys(value: Json) -> Iterator[str]:
 def headings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The headings of every table that a command prints while the test runs."""
     seen: list[str] = []
-    for module in (*commands.ALL, bench_scale):
+    for module in (*map(load_command, EXAMPLES), bench_scale):
         if hasattr(module, "print_table"):
             monkeypatch.setattr(module, "print_table", lambda title, header, rows, keys=1: seen.extend(header))
     return seen
@@ -173,7 +172,9 @@ def test_what_the_explorer_writes_has_a_formula(tmp_path: Path) -> None:
 
 def test_every_command_that_prints_a_table_is_run_here() -> None:
     names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
-    tables = {module.__name__.split(".")[-1] for module in commands.ALL if hasattr(module, "print_table")}
+    tables = {
+        module.__name__.split(".")[-1] for module in map(load_command, EXAMPLES) if hasattr(module, "print_table")
+    }
     assert tables <= names
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import check_writable
+from odb_sim.inputs.files import check_writable
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.reports.answers_report import check_plots

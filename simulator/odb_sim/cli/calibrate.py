@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import check_writable
 from odb_sim.cli.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import Transport
-from odb_sim.inputs.files import write_json
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
 from odb_sim.recorded.replay import Replay
 from odb_sim.recorded.runs import find_workers, load_runs

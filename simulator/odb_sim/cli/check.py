@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from odb_ref.core.batching.rules import TargetRule
 from odb_ref.core.errors import UsageError
 from odb_ref.trace.check import Follower, JobVerdict, Status, Verdict, Violation, check_traces
-from odb_sim.cli.options import check_writable
-from odb_sim.inputs.files import write_json
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.inputs.rules import load_policy_rule
 
 if TYPE_CHECKING:

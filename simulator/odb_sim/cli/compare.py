@@ -14,13 +14,12 @@ from odb_sim.cli.options import (
     add_run_options,
     build_run,
     check_batch_size,
-    check_writable,
     complain,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import Summary, describe_update
-from odb_sim.inputs.files import write_csv, write_json
+from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import write_compare_report

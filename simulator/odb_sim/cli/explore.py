@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import add_terms, build_terms, check_writable
+from odb_sim.cli.options import add_terms, build_terms
 from odb_sim.explore.bounds import Bounds, compute_lengths
 from odb_sim.explore.graph import Shape, build_graph, check_graph_path, describe_rank, measure_graph, write_graph
 from odb_sim.explore.scenario import (
@@ -26,6 +26,7 @@ from odb_sim.explore.scenario import (
 from odb_sim.explore.search import Exploration, OnProgress, Reduction, Search
 from odb_sim.explore.suites import SUITES
 from odb_sim.inputs.conditions import parse_budget_schedule
+from odb_sim.inputs.files import check_writable
 from odb_sim.inputs.rules import load_rule
 
 

@@ -8,16 +8,16 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Final, NoReturn
 
 from odb_ref import __version__
 from odb_ref.core.errors import UsageError
-from odb_sim import cli as commands
 
 EXAMPLES: Final = {
     "demo": "odb-ref demo --out demo-out",
@@ -48,15 +48,31 @@ class _Parser(argparse.ArgumentParser):
         return f"example: {self.example}\n\n{text}" if self.example else text
 
 
+INSTALL: Final = "pip install -e '.[sim]'"
+
+
+def load_command(name: str) -> ModuleType | None:
+    """Returns the module of a subcommand; None where it needs a package that comes with the simulator and is not here."""
+    try:
+        return import_module(f"odb_sim.cli.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("odb_"):
+            raise
+        return None
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser = _Parser(prog="odb-ref", description="Online dynamic batching: simulate, check and explore its protocol.")
     parser.add_argument("--version", action="version", version=f"odb-ref {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in commands.ALL:
-        command.add_parser(subparsers)
     for name, example in EXAMPLES.items():
-        subparsers.choices[name].example = example
+        command = load_command(name)
+        if command is None:
+            subparsers.add_parser(name, help=f"not here: {INSTALL}")
+        else:
+            command.add_parser(subparsers)
+            subparsers.choices[name].example = example
     return parser
 
 
@@ -100,6 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     130, 143 and 141 broken off: by Ctrl-C, by SIGTERM, or because nobody reads what is printed.
     """
     _make_printable()
+    wanted = next((item for item in (sys.argv[1:] if arguments is None else arguments) if not item.startswith("-")), "")
+    if wanted in EXAMPLES and load_command(wanted) is None:
+        print(f"odb-ref {wanted}: needs the simulator: {INSTALL}", file=sys.stderr)
+        return 2
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.command is None:

@@ -6,8 +6,7 @@ import argparse
 import os
 from dataclasses import asdict
 
-from odb_sim.cli.options import check_writable
-from odb_sim.inputs.files import write_json
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.processes import make_executor
 from odb_sim.studies.published import ASSUMPTIONS, Comparison, compare_published

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import check_writable
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
-from odb_sim.inputs.files import write_json
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.replay import Replay, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.reports.terminal import print_table, show_progress

@@ -14,14 +14,13 @@ from odb_sim.cli.options import (
     add_run_options,
     build_run,
     check_batch_size,
-    check_writable,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary, describe_update, list_step_columns, list_step_values
 from odb_sim.engine.timeline import Timeline
 from odb_sim.inputs.conditions import BudgetTable, parse_budget_schedule, parse_fault
-from odb_sim.inputs.files import naming, write_csv, write_json
+from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import choose_ranks, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress

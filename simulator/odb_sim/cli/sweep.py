@@ -15,12 +15,11 @@ from odb_sim.cli.options import (
     build_global_batch,
     build_terms,
     check_batch_size,
-    check_writable,
     complain,
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.inputs.files import write_csv, write_json
+from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_plots, write_sweep_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress

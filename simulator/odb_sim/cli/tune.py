@@ -8,9 +8,8 @@ from typing import Final
 
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import check_writable
 from odb_sim.cli.sweep import add_data_options, build_study
-from odb_sim.inputs.files import write_json
+from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.reports.answers_report import (
     TUNE_HEADER,
     TUNE_NOTE,

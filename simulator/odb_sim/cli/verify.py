@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.options import check_writable
 from odb_sim.explore.scenario import encode_scenario, write_scenario
+from odb_sim.inputs.files import check_writable
 from odb_sim.reports.terminal import print_table
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.quality import Quality, measure_quality

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from odb_ref.core.errors import UsageError
+
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
@@ -44,3 +46,32 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[object]]) -> None:
     """
     with naming(path), Path(path).open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
+
+
+def check_writable(*paths: str | Path | None, reads: Iterable[str | Path | None] = ()) -> None:
+    """Checks that every path can be written, that none is named twice and that it is none of those that are read: better said
+    before a long run than after it.
+
+    Raises: UsageError naming the path.
+    """
+    files = {Path(path).resolve() for path in reads if path is not None and Path(path).is_file()}
+    for path in paths:
+        if path is None:
+            continue
+        if str(path) == "-":
+            raise UsageError("-: standard output takes --json only; of a file of that name, say ./-")
+        file = Path(path).resolve()
+        if file in files:
+            raise UsageError(f"{path}: named twice, so what is in it would be lost")
+        if file.is_file() or not file.exists():  # a device takes what it is given
+            files.add(file)
+        is_new = not Path(path).exists()
+        try:
+            with Path(path).open("ab"):
+                pass
+        except OSError as error:
+            folder = Path(path).parent
+            hint = "" if folder.is_dir() else f" (make the folder {folder} first)"
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}{hint}") from error
+        if is_new:
+            Path(path).unlink()
