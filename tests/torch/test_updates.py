@@ -259,11 +259,20 @@ def pad(samples: list[Any]) -> Any:
     }
 
 
+def pack(samples: list[Any]) -> Any:
+    """One row without padding; the first label of a sample is nobody's to predict."""
+    labels = [torch.cat([torch.tensor([-100]), s["labels"][1:]]) for s in samples]
+    return {"input_ids": torch.cat([s["input_ids"] for s in samples])[None], "labels": torch.cat(labels)[None]}
+
+
 TRAINED, EPOCHS = 90, 3
+UPDATES = -(-TRAINED // UPDATE)
+RESUMED = UPDATES + 2
 
 
 def get_weights(model: Any) -> list[float]:
-    return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
+    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return [float(value) for parameter in full for value in parameter.detach().flatten()]
 
 
 def train_plain(rank: int) -> list[list[float]]:
@@ -304,38 +313,46 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     else:
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
-    options: dict[str, Any] = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum"}
-    weights = []
-    loader: Any = ODBDataLoader(
-        data, sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options | settings
-    )
-    with loader:
-        for _ in range(EPOCHS):
-            for batch, info in loader.steps():
-                info.scale(compute_losses(wrapped, batch)).backward()
-                if info.is_update_end:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if fsdp:
-                        full = [p.full_tensor() for p in wrapped.parameters()]
-                        weights.append([float(v) for p in full for v in p.detach().flatten()])
-                    else:
-                        weights.append(get_weights(model))
+    options: dict[str, Any] = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum"} | settings
+    weights: list[list[float]] = []
+    state: Any = None
+    for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch, and gone on with by another loader
+        with ODBDataLoader(data, sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            while len(weights) < updates:
+                for batch, info in loader.steps():
+                    info.scale(compute_losses(wrapped, batch)).backward()
+                    if info.is_update_end:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        weights.append(get_weights(wrapped))
+                        if len(weights) == updates:
+                            state = loader.state_dict()
+                            break
     return weights
 
 
 @pytest.mark.parametrize(
     ("world_size", "settings", "fsdp"),
-    [(1, {}, False), (2, {}, False), (4, {"num_workers": 1}, False), (3, {"token_budget": 25}, False), (2, {}, True)],
+    [
+        (1, {}, False),
+        (2, {}, False),
+        (4, {"num_workers": 1}, False),
+        (3, {"token_budget": 25}, False),
+        (2, {"layout": "packed", "collate_fn": pack}, False),
+        (2, {}, True),
+        (4, {"layout": "packed", "collate_fn": pack}, True),
+    ],
 )
 def test_the_weights_are_those_of_plain_training_after_every_update(
     world_size: int, settings: dict[str, Any], fsdp: bool
 ) -> None:
-    """Checks: UPDATE, WEIGHT. Float64, three epochs of uneven updates, 1e-9."""
+    """Checks: UPDATE, WEIGHT, RESUME. Float64, three epochs of uneven updates, across a resume, 1e-9."""
     (plain,) = run_ranks(1, train_plain)
     assert not plain.error, plain
     for result in run_ranks(world_size, train_ours, settings, fsdp, timeout_s=120):
         assert not result.error, result
-        assert len(result.value) == len(plain.value) == EPOCHS * -(-TRAINED // UPDATE)
+        assert len(result.value) == len(plain.value) == EPOCHS * UPDATES
         for ours, theirs in zip(result.value, plain.value, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
