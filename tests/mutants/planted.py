@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
-OF_THE_ADAPTER = ("tests/torch/test_budget.py",)
+OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
 OF_THE_PLANNER = ("tests/plan",)
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
@@ -148,6 +148,18 @@ PLANTED = (
         "batching.budgets",
         "min(agreed_tokens, self.budget_tokens)",
         "self.budget_tokens",
+    ),
+    _torch(
+        "the weight of an update is that of a micro-step",
+        "epoch/cursor",
+        "self._sum_update(self._find_round(window.start).steps)",
+        "self._sum_update(self._find_round(window.start).steps[:1])",
+    ),
+    _torch(
+        "an update that is resumed forgets what was trained on of it",
+        "epoch/cursor",
+        "self._start.gone_counts if is_resumed else ZERO_COUNTS)",
+        "ZERO_COUNTS)",
     ),
     _torch(
         "a schedule goes by the rank's own steps",
