@@ -7,6 +7,7 @@ thousand times, a mutant must meet the examples that the unmutated code met, and
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,29 @@ _ALONE_FILES: Final = (
 )
 
 
+SLICED: Final = {
+    # Each of these builds, explores or starts something of its own for every case.
+    "test_an_attack_is_refused": 11,
+    "test_a_rule_that_is_no_function_of_the_agreement_or_has_no_name_of_its_own_is_refuted": 6,
+    "test_a_rule_that_leaves_its_bounds_ends_its_process_or_hangs_is_refuted": 5,
+    "test_a_deep_defect_is_caught": 4,
+    "test_a_reduced_search_comes_to_the_same_verdict_and_the_same_ends": 4,
+    "test_the_configuration_holds_or_fails_as_it_says": 4,
+    "test_the_model_and_the_code_have_the_same_graph": 4,
+    "test_every_property_holds_in_every_interleaving_of_large_worlds": 3,
+    "test_the_losses_of_one_process_each_sample_once_the_same_after_a_checkpoint_and_no_warning": 3,
+    "test_ours_is_right": 3,
+    "test_pairs_go_in_halves_of_whole_pairs_with_exact_gradients": 3,
+    "test_the_batches_are_those_of_the_seed_whatever_the_workers": 3,
+    "test_the_peer_beside_it": 3,
+    "test_what_is_drawn_depends_on_no_worker_and_no_start_method": 3,
+    "test_a_cluster_survives_likewise": 2,
+    "test_a_worker_that_is_stopped_ends_every_rank": 2,
+    "test_no_process_outlives_the_training_process": 2,
+}
+"""Tests of which ``make test`` runs one case in so many, always the same ones; ``make soak`` and a plain ``pytest`` run all."""
+
+
 def is_alone(path: Path) -> bool:
     """True for a file of tests that fork ranks by the dozen, measure time, or look for what is left on the machine."""
     return path.parent.name in _ALONE_FOLDERS or path.name in _ALONE_FILES
@@ -52,6 +76,8 @@ def is_alone(path: Path) -> bool:
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "Only the tests that may share the machine with each other (see `-n`), or only the others. Default: all."
     parser.addoption("--part", choices=["together", "alone"], help=text)
+    parser.addoption("--slice", action="store_true", help="Of the tests with many long cases only some: see `SLICED`.")
+    parser.addoption("--sliced", action="store_true", help="Only the tests that --slice cuts, with all their cases.")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -59,3 +85,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if part is None or collection_path.is_dir():
         return None  # for other options to say
     return True if is_alone(collection_path) != (part == "alone") else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_cut, is_rest = config.getoption("slice"), config.getoption("sliced")
+    seen: Counter[str] = Counter()
+    kept = []
+    for item in items:
+        test, _, _ = item.nodeid.partition("[")
+        name, place = test.rpartition("::")[2], seen[test]
+        seen[test] += 1
+        if name in SLICED if is_rest else not is_cut or place % SLICED.get(name, 1) == 0:
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept

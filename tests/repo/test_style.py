@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from odb_ref.trace.check import Property
+from tests.conftest import SLICED
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted([*ROOT.glob("odb_ref/**/*.py"), *ROOT.glob("simulator/**/*.py")])
@@ -215,3 +216,8 @@ def test_no_path_of_a_workplace_is_shipped() -> None:
         text = path.read_text(errors="replace")
         for item in forbidden:
             assert item not in text, f"{show(path)} mentions {item}"
+
+
+def test_what_is_cut_to_a_slice_is_there() -> None:
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [name for name in SLICED if sum(f"def {name}(" in text for text in texts) != 1] == []

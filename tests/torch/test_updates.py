@@ -316,7 +316,7 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     options: dict[str, Any] = {"token_budget": 64, "collate_fn": pad, "loss_reduction": "sum"} | settings
     weights: list[list[float]] = []
     state: Any = None
-    for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch, and gone on with by another loader
+    for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch; another loader goes on
         with ODBDataLoader(data, sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options) as loader:
             if state is not None:
                 loader.load_state_dict(state)
