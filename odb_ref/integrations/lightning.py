@@ -9,9 +9,13 @@
     trainer = Trainer(strategy="ddp", accumulate_grad_batches=2, max_epochs=3, callbacks=[loader.callback])
     trainer.fit(Tuned(), loader)
 
-Lightning divides each loss by ``accumulate_grad_batches``; the loader's weights allow for it, and another number than the
-loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens of its window on all
-ranks. An epoch whose last window is not full ends with up to ``accumulation_steps - 1`` idle replays.
+With ``update_samples=N`` every optimizer step is an update of exactly N samples: the callback sets
+``accumulate_grad_batches``, which is left at 1, before each batch, so that Lightning steps where an update ends.
+``global_step``, ``max_steps`` and schedules by the step count updates, as in plain training with batches of N samples.
+
+In the free mode Lightning divides each loss by ``accumulate_grad_batches``; the loader's weights allow for it, and another
+number than the loader's is refused. The gradient of every optimizer step is that of the mean over all supervised tokens of its
+window on all ranks. An epoch whose last window is not full ends with up to ``accumulation_steps - 1`` idle replays.
 
 Lightning shards and wraps loaders of PyTorch's class only: ``use_distributed_sampler`` changes nothing here. Since the length
 of an epoch is not known before its end, Lightning reads one batch ahead, and ``max_epochs`` or ``max_steps`` ends training.
@@ -56,7 +60,8 @@ _MOST_AHEAD: Final = 3
 class LightningLoader:
     """An `ODBDataLoader` that knows what Lightning does to a loss, and which of its batches Lightning has trained on.
 
-    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``. ``intervals``
+    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``, 1 with
+    ``update_samples``. ``intervals``
     say after how many samples or tokens to evaluate, besides at an epoch's end and in place of ``val_check_interval``, and to
     save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
 
@@ -80,10 +85,11 @@ class LightningLoader:
             dataset,
             token_budget=token_budget,
             accumulation_steps=accumulation_steps,
-            trainer_divides_loss=True,
+            trainer_divides_loss=options.get("update_samples") is None,
             **options,  # type: ignore[arg-type]
         )
         self.accumulation_steps = accumulation_steps
+        """Into so many parts Lightning divides the loss of a batch; with ``update_samples`` chosen for each."""
         self.intervals = Intervals() if intervals is None else intervals
         self.progress = Progress(math.inf)
         """How far training has come."""
@@ -127,12 +133,17 @@ class LightningLoader:
         self.step_info, self._place = self._read_ahead.popleft()
         self._is_scaled = False
         self._begun, self._loaded = None, []
-        k = self.accumulation_steps
+        k = self.accumulation_steps if self.loader.update_samples is None else 1
         if (batch_idx - self.step_info.step) % k:
             raise UsageError(
                 f"Lightning's batch {batch_idx} and the loader's step {self.step_info.step} are at different places of an "
                 f"accumulation window of {k}: go on from a checkpoint made at the end of a window"
             )
+
+    @property
+    def is_inside_update(self) -> bool:
+        """True when the batch trained on last has not ended its update."""
+        return self.step_info is not None and not self.step_info.is_update_end
 
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the loss of the batch being trained on, weighed; once for each batch.
@@ -144,7 +155,16 @@ class LightningLoader:
                 "scale_loss: no batch is being trained on, or its loss was scaled before: it would count twice"
             )
         self._is_scaled = True
-        return self.step_info.scale(loss)
+        scaled = self.step_info.scale(loss)
+        return scaled if self.loader.update_samples is None else scaled * self.accumulation_steps
+
+    def choose_accumulation(self, batches: int) -> int:
+        """Returns what ``accumulate_grad_batches`` must be for Lightning to step after this batch, number ``batches`` of the
+        epoch from 1, or not. It steps where that divides ``batches``, and zeroes gradients where it divides the number before.
+        """
+        if self.loader.update_samples is not None and self.step_info is not None:
+            self.accumulation_steps = batches if self.step_info.is_update_end else 2 * batches
+        return self.accumulation_steps
 
     def end_step(self) -> None:
         """Notes that Lightning has trained on the batch.
@@ -159,7 +179,9 @@ class LightningLoader:
 
     def estimate_epoch(self) -> None:
         """Estimates the length of an epoch from some samples' lengths, where that is not known yet; a collective."""
-        if math.isinf(self.progress.updates_per_epoch):
+        if self.loader.has_updates_per_epoch:
+            self.progress.updates_per_epoch = self.loader.updates_per_epoch
+        elif math.isinf(self.progress.updates_per_epoch):
             try:
                 self.progress.updates_per_epoch = self.loader.estimate_steps() / self.accumulation_steps
             except UsageError:
@@ -168,6 +190,8 @@ class LightningLoader:
     def compute_batches(self) -> int | None:
         """Returns about how many batches the present epoch has, exactly at its end; None while nobody knows."""
         info, updates = self.step_info, self.progress.updates_per_epoch
+        if self.loader.update_samples is not None:
+            return None if info is None or not info.is_last else info.step + 1
         if info is None or math.isinf(updates):
             return None if math.isinf(updates) else round(updates * self.accumulation_steps)
         is_over = info.is_last and info.is_window_end
@@ -230,7 +254,13 @@ class LoaderCallback(Callback):  # type: ignore[misc]
                 f"Lightning divides losses by accumulate_grad_batches={trainer.accumulate_grad_batches}, the loader's weights "
                 f"are for accumulation_steps={self._loader.accumulation_steps}: unequal, they would normalise wrongly"
             )
+        is_begun = self._loader.is_inside_update
         self._loader.begin_step(batch_idx)
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        trainer.accumulate_grad_batches = self._loader.choose_accumulation(batches)
+        if not is_begun and self._loader.loader.update_samples is not None:
+            for optimizer in trainer.optimizers:
+                module.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, batch_idx: int

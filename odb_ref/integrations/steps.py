@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
-from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch import ODBDataLoader, StepInfo
 from odb_ref.torch.batches import Batch
 
 
@@ -20,13 +20,8 @@ def read_windows(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Itera
     The loader's epoch is concluded before its last batch is handed out: a framework that stops after that batch does not leave
     the epoch early, and a state saved then stands at the start of the next one. Spec: R10.
 
-    Raises: JobError as the loader does; UsageError when its windows are updates, whose micro-steps differ in number.
+    Raises: JobError as the loader does.
     """
-    if loader.update_samples is not None:
-        raise UsageError(
-            f"update_samples={loader.update_samples} is not for this framework, which counts as many micro-steps in each "
-            "update: leave it out, and say accumulation_steps"
-        )
     steps = loader.steps()
     for batch, info in steps:
         if not info.is_last:

@@ -1,0 +1,126 @@
+"""Lightning with ``update_samples``: the run that plain Lightning is with fixed batches, weights and schedule alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("lightning")
+
+import lightning.pytorch as pl  # noqa: E402
+import torch  # noqa: E402
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint  # noqa: E402
+
+from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
+from odb_ref.torch import UsageError  # noqa: E402
+from tests.integrations.common import set_environment  # noqa: E402
+from tests.integrations.test_lightning import be_quiet, make_trainer  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 48, 4, 2, 3
+UPDATE = RANKS * PER_RANK * ACCUMULATED
+
+
+class Module(pl.LightningModule):
+    """Every sample counts alike. Notes weights and rate of every update."""
+
+    def __init__(self, is_plain: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.model = torch.nn.Sequential(torch.nn.Embedding(32, 6), torch.nn.Linear(6, 32)).double()
+        self.is_plain = is_plain
+        self.updates: list[list[float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        logits, labels = self.model(batch["input_ids"]).transpose(1, 2), batch["labels"]
+        each = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="none").sum(1)
+        loss = (each / (labels != -100).sum(1)).mean()
+        return loss if self.is_plain else scale_loss(self, loss)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        (rate,) = (group["lr"] for group in self.optimizers().param_groups)
+        self.updates.append([rate, *(float(v) for p in self.model.parameters() for v in p.detach().flatten())])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def make_loader(**options: Any) -> LightningLoader:
+    settings: dict[str, Any] = {"token_budget": 60, "update_samples": UPDATE, "loss_scaling": "samples"} | options
+    return LightningLoader(Numbers(0, SAMPLES), collate_fn=collate, timeout_s=30, **settings)
+
+
+def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **settings: Any) -> Any:
+    is_ours = isinstance(loader, LightningLoader)
+    module = Module(not is_ours)
+    trainer = make_trainer(
+        folder,
+        RANKS,
+        callbacks=[*callbacks, *([loader.callback] if is_ours else [])],
+        **{"max_epochs": EPOCHS} | settings,
+    )
+    trainer.fit(module, loader, ckpt_path=resume or None)
+    return module.updates, trainer.global_step
+
+
+def train_both(rank: int, folder: Path) -> Any:
+    be_quiet()
+    set_environment(rank, RANKS)
+    data = Numbers(0, SAMPLES)
+    sampler: Any = torch.utils.data.DistributedSampler(data, RANKS, rank, shuffle=False)
+    plain = torch.utils.data.DataLoader(data, batch_size=PER_RANK, collate_fn=collate, sampler=sampler)
+    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    with make_loader() as loader:
+        ours = fit(folder, loader, callbacks=[saving])
+    with make_loader(token_budget=45, num_workers=1) as loader:
+        resumed = fit(folder, loader, resume=str(folder / "step=4.ckpt"))
+    with make_loader() as loader:
+        bounded = fit(folder, loader, max_epochs=-1, max_steps=5)
+    settings = {"accumulate_grad_batches": ACCUMULATED, "use_distributed_sampler": False}
+    return fit(folder, plain, **settings), ours, resumed, bounded
+
+
+def test_weights_rates_and_counts_are_those_of_plain_lightning(tmp_path: Path) -> None:
+    """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; from a checkpoint inside an epoch; up to ``max_steps``."""
+    results = run_ranks(RANKS, train_both, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for result in results:
+        (plain, steps), ours, resumed, bounded = result.value
+        assert steps == len(plain) == EPOCHS * SAMPLES // UPDATE
+        for (found, count), expected, total in (
+            (ours, plain, steps),
+            (resumed, plain[4:], steps),
+            (bounded, plain[:5], 5),
+        ):
+            assert count == total and len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+def misuse(rank: int, folder: Path) -> list[str]:
+    be_quiet()
+    set_environment(rank, 1)
+    said = []
+    for settings in ({"accumulate_grad_batches": 2}, {"callbacks": [GradientAccumulationScheduler({1: 4})]}):
+        with make_loader() as loader, pytest.raises(UsageError) as caught:
+            module = Module(False)
+            callbacks = [loader.callback, *settings.pop("callbacks", [])]
+            make_trainer(folder, 1, callbacks=callbacks, max_epochs=2, **settings).fit(module, loader)
+        said.append(str(caught.value))
+    return said
+
+
+def test_an_accumulation_of_the_users_own_is_refused(tmp_path: Path) -> None:
+    (result,) = run_ranks(1, misuse, tmp_path, timeout_s=100)
+    assert not result.error, result
+    assert all("accumulate_grad_batches" in text for text in result.value)
