@@ -11,7 +11,7 @@ SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test soak lint proofs bench mutants docs clean
+.PHONY: help setup demo quick test soak lint audit proofs bench mutants docs clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -60,6 +60,9 @@ lint: $(READY) ## Format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+audit: ## Have coqchk judge the proofs that are built, all of them (two minutes)
+	proofs/audit.py --here --whole
 
 proofs: ## Check the Coq development, audit it and build its executable model (installs Coq where apt-get and root are at hand)
 	.ci/install-coq.sh
