@@ -12,7 +12,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.resume import Checkpoint, Ledger, RoundStart
 from odb_ref.core.types import ZERO_COUNTS, Step, StepCounts
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import Progress
+from odb_ref.torch.plan.state import EpochProgress
 from odb_ref.torch.reading.quarantine import Quarantine
 
 
@@ -25,7 +25,7 @@ class PlannedRound:
     budget_tokens: int
     """The budget in force. Spec: R15.1."""
     known_places: int
-    """So many places of the rank's order have decided its steps: see `Progress.known`."""
+    """So many places of the rank's order have decided its steps: see `EpochProgress.known`."""
     carried_places: tuple[int, ...]
     """With shared shards: the places of what is carried into the next round."""
 
@@ -150,7 +150,7 @@ class Cursor:
         is_resumed = bool(steps) and self.compute_update(steps[0]) == self._resumed_update
         return sum((step.global_counts for step in steps), self._start.gone_counts if is_resumed else ZERO_COUNTS)
 
-    def compute_progress(self, quarantine: Quarantine) -> Progress:
+    def compute_progress(self, quarantine: Quarantine) -> EpochProgress:
         """Returns what to save after the last taken step. Spec: R10, R11.3."""
         if self.next_step <= self.first_step and self._start.checkpoint is not None:
             return self._start
@@ -158,7 +158,7 @@ class Cursor:
         # What was read for the round decided its steps, the taken ones included.
         planned = self._find_round(self.next_step - 1) if checkpoint.taken_steps else None
         known = 0 if planned is None else planned.known_places
-        return Progress(
+        return EpochProgress(
             checkpoint=checkpoint,
             window=self._compute_taken(checkpoint),
             bad=quarantine.get_bad_places(known),

@@ -47,7 +47,7 @@ from odb_ref.torch.epoch.trace import EpochTrace
 from odb_ref.torch.exchange.exchange_thread import Exchange
 from odb_ref.torch.plan.order import make_plan
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import Progress
+from odb_ref.torch.plan.state import EpochProgress
 from odb_ref.torch.reading.description import describe
 from odb_ref.torch.reading.quarantine import QuarantineError
 from odb_ref.torch.reading.service import BatchRequest, ReadItem, SampleService
@@ -406,7 +406,7 @@ class EpochDriver:
         self._is_wanted = False
         self._batches.clear()
 
-    def compute_progress(self) -> Progress:
+    def compute_progress(self) -> EpochProgress:
         """Returns where the epoch stands after the last taken step."""
         with self.condition:
             return self.cursor.compute_progress(self.quarantine)

@@ -13,7 +13,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.sampler import list_keys
 from odb_ref.torch.plan.settings import describe_changes
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import START, EpochState, Generation, Progress, compute_digest, join_states
+from odb_ref.torch.plan.state import START, EpochState, Generation, EpochProgress, compute_digest, join_states
 from odb_ref.torch.plan.updates import begin_inside
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
@@ -240,7 +240,7 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     return ReadPlan(keys=_pack([keys[place] for place in places]), places=places, seed=start.seed)
 
 
-def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> Progress:
+def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> EpochProgress:
     """Returns where ``rank`` goes on.
 
     Raises: UsageError when the states do not fit.
@@ -274,4 +274,4 @@ def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[E
         )
     if order.update_samples is not None:
         return begin_inside(loaded, order.update_samples, rank, world_size, is_shared=order.is_shared)
-    return Progress(base=join_states(loaded))
+    return EpochProgress(base=join_states(loaded))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.order import Beginning, Order, choose_progress, make_beginning
-from odb_ref.torch.plan.state import START, EpochState, Progress
+from odb_ref.torch.plan.state import START, EpochState, EpochProgress
 
 
 class Schedule:
@@ -72,7 +72,7 @@ class Schedule:
         self.beginning, self.epoch = beginning, beginning.start.epoch + 1
         self._loaded, self._digest = (), ""
 
-    def compute_state(self, rank: int, world_size: int, progress: Progress | None) -> EpochState:
+    def compute_state(self, rank: int, world_size: int, progress: EpochProgress | None) -> EpochState:
         """Returns what to save: ``progress`` is where the epoch under way stands on this rank; None between two epochs."""
         state = EpochState(
             epoch=self.epoch,

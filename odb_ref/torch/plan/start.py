@@ -12,7 +12,7 @@ from odb_ref.core.config import Config
 from odb_ref.core.machine import start as begin_epoch
 from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start
-from odb_ref.torch.plan.state import START, Progress
+from odb_ref.torch.plan.state import START, EpochProgress
 from odb_ref.torch.reading.quarantine import Places, Quarantine
 
 
@@ -26,7 +26,7 @@ class EpochStart:
     With shared shards those of all ranks, of which it draws some.
     """
     is_shared: bool = False
-    progress: Progress = START
+    progress: EpochProgress = START
     seed: int = 0
     order_seed: int = 0
     """Of the order of steps: the same on all ranks."""

@@ -39,10 +39,10 @@ class Part:
     places: tuple[int, ...] = ()
     """With shared shards: where the samples carried stood in the order of all ranks."""
     gone: tuple[int, ...] = ()
-    """The places left out because other ranks had trained on them: see `Progress.gone`."""
+    """The places left out because other ranks had trained on them: see `EpochProgress.gone`."""
 
     @classmethod
-    def of(cls, progress: Progress) -> Part:
+    def of(cls, progress: EpochProgress) -> Part:
         """Returns what a rank had taken that stood at ``progress``, which is not a beginning."""
         if progress.checkpoint is None:
             raise UsageError("load_state_dict: a rank at its beginning has taken no part")
@@ -100,7 +100,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class EpochProgress:
     """Where one rank stands in an epoch: at its beginning, or after a step."""
 
     checkpoint: Checkpoint | None = None
@@ -127,7 +127,7 @@ class Progress:
         return 0 if self.checkpoint is None else self.checkpoint.start.planned_steps + self.checkpoint.taken_steps
 
 
-START: Final = Progress()
+START: Final = EpochProgress()
 """The beginning of an epoch."""
 
 
@@ -144,7 +144,7 @@ class EpochState:
     """What decides the order of the samples; must not change."""
     keys: str = ""
     """How many keys the order lists, and their digest (`compute_digest`); empty where no epoch is under way."""
-    progress: Progress = START
+    progress: EpochProgress = START
 
     def to_dict(self) -> StateDict:
         """Returns the state as plain integers, strings, lists and dicts."""
@@ -194,7 +194,7 @@ class EpochState:
                     settings=settings,
                     order=order,
                     keys=keys,
-                    progress=Progress(
+                    progress=EpochProgress(
                         checkpoint=None if place is None else _decode_checkpoint(place),
                         window=StepCounts.from_row(_decode_places(window)),
                         bad=_decode_places(bad),
@@ -237,7 +237,7 @@ def _decode_places(values: object) -> tuple[int, ...]:
     return places
 
 
-def _encode_gone(progress: Progress) -> StateDict:
+def _encode_gone(progress: EpochProgress) -> StateDict:
     """Returns what other ranks had trained on of an update, as a part of a state; nothing where they had of none."""
     is_inside = bool(progress.gone_counts.samples)
     return {"gone": [list(progress.gone), progress.gone_counts.to_row()]} if is_inside else {}

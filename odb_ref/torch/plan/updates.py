@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from odb_ref.core.batching.updates import compute_first_place, count_portions
 from odb_ref.core.resume import Checkpoint, RoundStart
-from odb_ref.torch.plan.state import START, EpochState, Part, Progress, check_moment
+from odb_ref.torch.plan.state import START, EpochState, Part, EpochProgress, check_moment
 
 
 def begin_inside(
     states: Sequence[EpochState], update_samples: int, rank: int, world_size: int, *, is_shared: bool
-) -> Progress:
+) -> EpochProgress:
     """Returns where ``rank`` begins, of so many, after all ranks of another number have saved these states.
 
     Raises: UsageError when they are not the states of one moment.
@@ -44,7 +44,7 @@ def begin_inside(
         planned_steps=first.steps,
         global_samples=begun.global_samples + first.window.samples - first.gone_counts.samples,
     )
-    return Progress(
+    return EpochProgress(
         checkpoint=Checkpoint(start=start),
         window=first.window,
         bad=tuple(sorted(bad)),
