@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 
@@ -72,11 +72,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = ODBDataLoader(
         Texts(sum(args.shards[:rank]), args.shards[rank]),
-        shard="given",  # this rank's data set is its shard
+        shard="given",  # this rank's data set is its shard; for one data set on all ranks leave this out
         token_budget=600,
-        window=16,
         collate_fn=collate,
         trace=args.trace / "train-rank{rank}.ndjson",
+        batching=Batching(window=16),
     )
 
     steps, idle_steps, numbers = 0, 0, []

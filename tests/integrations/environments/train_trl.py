@@ -117,7 +117,7 @@ def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
         "error": compare(
             trainer,
             make(),
-            [(info.is_window_end, batch) for (info, _), batch in zip(trainer.batches, numbers, strict=True)],
+            [(info.is_update_end, batch) for (info, _), batch in zip(trainer.batches, numbers, strict=True)],
         ),
         "losses": [entry["loss"] for entry in logs],
         "logs": logs[-1],
