@@ -64,8 +64,7 @@ class LightningLoader:
 
     ``options`` are those of `ODBDataLoader`; ``Loss(accumulation_steps=)`` is Lightning's ``accumulate_grad_batches``, 1 with
     ``update_samples``. ``intervals`` say after how many samples or tokens to evaluate, besides at an epoch's end and in place of
-    ``val_check_interval``, and to
-    save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
+    ``val_check_interval``, and to save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
 
     Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
     """

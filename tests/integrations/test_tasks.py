@@ -219,7 +219,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     # of a task: what a user who passes nothing is told
     "masked": (
         "causal without labels",
-        "pass loss_scaling='samples'",
+        r"pass Loss\(scaling='samples'\)",
         {"collate_fn": DataCollatorForLanguageModeling(TOKENIZER)},
     ),
     "decoder": ("encoder and decoder", "pass Loss\\(causal_shift=False\\)", {"causal_shift": True}),
