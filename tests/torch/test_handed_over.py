@@ -93,7 +93,7 @@ def test_a_quota_of_numpy_is_met() -> None:
         ({"window": torch.tensor(1.5)}, "window must be an integer"),
         ({"timeout": 3}, "timeout needs num_workers of at least 1"),
         ({"shuffle": "no"}, "shuffle must be True or False"),
-        ({"trainer_divides_loss": 1}, "trainer_divides_loss must be True or False"),
+        ({"trainer_divides_loss": 1}, "is_divided_by_trainer must be True or False"),
     ],
 )
 def test_numbers_beyond_what_can_be_exchanged_are_refused(options: dict[str, Any], message: str) -> None:
