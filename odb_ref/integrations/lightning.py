@@ -62,9 +62,9 @@ _MOST_AHEAD: Final = 3
 class LightningLoader:
     """An `ODBDataLoader` that knows what Lightning does to a loss, and which of its batches Lightning has trained on.
 
-    ``options`` are those of `ODBDataLoader`; ``Loss(accumulation_steps=)`` is Lightning's ``accumulate_grad_batches``, 1 with
-    ``update_samples``. ``intervals`` say after how many samples or tokens to evaluate, besides at an epoch's end and in place of
-    ``val_check_interval``, and to save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
+    ``options`` are those of `ODBDataLoader`; ``Loss(accumulation_steps=)`` is Lightning's ``accumulate_grad_batches``, 1
+    with ``update_samples``. ``intervals`` say after how many samples or tokens to evaluate, besides at an epoch's end and in
+    place of ``val_check_interval``, and to save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
 
     Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
     """

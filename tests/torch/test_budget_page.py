@@ -43,7 +43,8 @@ class Page:
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {
-            "Batching": Batching, "ODBDataLoader": ODBDataLoader, "StepGuard": StepGuard, "dataset": Texts(), "collate": collate,
+            "Batching": Batching, "ODBDataLoader": ODBDataLoader,
+            "StepGuard": StepGuard, "dataset": Texts(), "collate": collate,
             "TOKENS_OF_THIS_GPU": 5_000,
         }  # fmt: skip
         self.blocks = BLOCK.findall(PAGE.read_text())
