@@ -69,7 +69,7 @@ def main() -> None:
     model.eval()  # without gradients DDP has nothing to synchronize: the bare model does
     loader = ODBDataLoader(
         Texts(sum(args.shards[:rank]), args.shards[rank]),
-        shard="given",
+        shard="given",  # this rank's data set is its shard; for one data set on all ranks leave this out
         token_budget=4096,
         collate_fn=collate,
         batching=Batching(window=16),

@@ -72,7 +72,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = ODBDataLoader(
         Texts(sum(args.shards[:rank]), args.shards[rank]),
-        shard="given",  # this rank's data set is its shard; for one data set on all ranks leave this out
+        shard="given",  # this rank's data set is its shard
         token_budget=600,
         collate_fn=collate,
         trace=args.trace / "train-rank{rank}.ndjson",
