@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 
@@ -71,8 +71,8 @@ def main() -> None:
         Texts(sum(args.shards[:rank]), args.shards[rank]),
         shard="given",  # this rank's data set is its shard; for one data set on all ranks leave this out
         token_budget=4096,
-        window=16,
         collate_fn=collate,
+        batching=Batching(window=16),
     )
 
     totals = torch.zeros(3, dtype=torch.float64)  # loss, tokens predicted right, tokens

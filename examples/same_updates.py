@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
-from odb_ref import ODBDataLoader
+from odb_ref import Loss, ODBDataLoader
 
 LONGEST = 512
 MODULES = 60
@@ -193,7 +193,7 @@ def train_ours(data: Docstrings, options: argparse.Namespace) -> Run:
         sampler=Order(data),
         shard="shared",
         collate_fn=collate,
-        loss_reduction="sum",
+        loss=Loss(reduction="sum"),
     )
     with loader:
         for _ in range(options.epochs):

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
 
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader, pop_step_info
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> torch.Tensor:
@@ -29,7 +29,9 @@ def main() -> None:
     dataset = [{"input_ids": torch.ones(int(choose.lognormvariate(4, 0.8)) + 1, dtype=torch.long)} for _ in range(3000)]
     with (
         SummaryWriter(args.logdir) as writer,
-        ODBDataLoader(dataset, token_budget=4096, window=512, shuffle=True, collate_fn=collate) as loader,
+        ODBDataLoader(
+            dataset, token_budget=4096, shuffle=True, collate_fn=collate, batching=Batching(window=512)
+        ) as loader,
     ):
         for batch in loader:
             info = pop_step_info(batch)

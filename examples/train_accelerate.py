@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from odb_ref.integrations.accelerate import accumulate
-from odb_ref.torch import ODBDataLoader, pop_step_info
+from odb_ref.torch import Batching, Loss, ODBDataLoader, pop_step_info
 
 VOCABULARY = 128
 SAMPLES = 61
@@ -51,7 +51,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    loader = ODBDataLoader(Texts(), token_budget=600, window=16, accumulation_steps=2, collate_fn=collate, shuffle=True)
+    loader = ODBDataLoader(
+        Texts(),
+        token_budget=600,
+        collate_fn=collate,
+        shuffle=True,
+        batching=Batching(window=16),
+        loss=Loss(accumulation_steps=2),
+    )
     model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY))
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loader)
 
@@ -62,7 +69,7 @@ def main() -> None:
         with accumulate(accelerator, model, info):
             loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
             accelerator.backward(info.scale(loss))
-        if info.is_window_end:
+        if info.is_update_end:
             optimizer.step()
             optimizer.zero_grad()
         steps += 1

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 
@@ -74,9 +74,9 @@ def main() -> None:
         Texts(sum(args.shards[:rank]), args.shards[rank]),
         shard="given",  # this rank's data set is its shard
         token_budget=600,
-        window=16,
         collate_fn=collate,
         trace=args.trace / "train-rank{rank}.ndjson",
+        batching=Batching(window=16),
     )
 
     steps, idle_steps, numbers = 0, 0, []

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref import ODBDataLoader, gather_objects
+from odb_ref import Batching, ODBDataLoader, gather_objects
 from odb_ref.torch.loop import StepGuard, fit_token_budget, rehearse, scaled_learning_rate
 
 VOCABULARY = 128
@@ -69,7 +69,7 @@ def choose_budget() -> int:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    loader = ODBDataLoader(Texts(), token_budget=choose_budget(), collate_fn=collate, window=16)
+    loader = ODBDataLoader(Texts(), token_budget=choose_budget(), collate_fn=collate, batching=Batching(window=16))
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     passes = 0

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref.torch import ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, Loss, ODBDataLoader, gather_objects, pop_step_info
 
 VOCABULARY = 128
 SHARDS = (40, 11)
@@ -68,21 +68,22 @@ def main() -> None:
         [make_sample(number) for number in range(first, first + SHARDS[replica])],
         shard="given",
         token_budget=600,
-        window=16,
         collate_fn=collate,
-        accumulation_steps=4,
-        loss_reduction="sum",  # a sum is defined for a batch without a supervised token, a mean is not
-        device_mesh=mesh,
+        mesh=mesh,
+        batching=Batching(window=16),
+        loss=Loss(
+            accumulation_steps=4, reduction="sum"
+        ),  # a sum is defined for a batch without a supervised token, a mean is not
     )
     steps, updates, numbers = 0, 0, []
     with loader:
         for batch in loader:
             info = pop_step_info(batch)
-            model.set_requires_gradient_sync(info.is_window_end)
+            model.set_requires_gradient_sync(info.is_update_end)
             logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             loss = nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum")
             info.scale(loss).backward()
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()
                 optimizer.zero_grad()
                 updates += 1

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref import ODBDataLoader, StepInfo, gather_objects
+from odb_ref import Batching, ODBDataLoader, StepInfo, gather_objects
 
 VOCABULARY = 128
 IMAGE = 1
@@ -107,9 +107,8 @@ def main() -> None:
         [make_sample(number) for number in range(first, first + SHARDS[rank])],
         shard="given",
         token_budget=600,
-        max_patches=300,
-        window=16,
         collate_fn=collate,
+        batching=Batching(max_patches=300, window=16),
     )
     steps, numbers = 0, []
     with loader:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from odb_ref import Batching, Loss
 from odb_ref.integrations.lightning import LightningLoader, scale_loss
 
 VOCABULARY = 128
@@ -73,10 +74,10 @@ def main() -> None:
     loader = LightningLoader(
         Texts(),
         token_budget=600,
-        window=16,
-        accumulation_steps=ACCUMULATION_STEPS,
+        loss=Loss(accumulation_steps=ACCUMULATION_STEPS),
         collate_fn=collate,
         shuffle=True,
+        batching=Batching(window=16),
     )
     trainer = pl.Trainer(
         default_root_dir=args.out,

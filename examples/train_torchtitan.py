@@ -29,7 +29,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
 from odb_ref.integrations.progress import Progress
-from odb_ref.torch import JobState, ODBDataLoader, gather_objects
+from odb_ref.torch import Batching, JobState, Loss, ODBDataLoader, Protocol, gather_objects
 
 VOCABULARY = 128
 SHARDS = (40, 11)
@@ -150,7 +150,7 @@ def train(training: Training, loader: ODBDataLoader, args: argparse.Namespace) -
     total, updates = torch.zeros(()), 0
     for _ in range(loader.epoch, training.epochs):
         for batch, info in loader.steps():
-            model.set_requires_gradient_sync(info.is_window_end)
+            model.set_requires_gradient_sync(info.is_update_end)
             logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             loss = nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum")
             loss = info.scale(loss)
@@ -158,7 +158,7 @@ def train(training: Training, loader: ODBDataLoader, args: argparse.Namespace) -
             total += loss.detach()
             numbers += [] if info.is_idle else batch["numbers"].tolist()
             training.progress.note_step(info)
-            if not info.is_window_end:
+            if not info.is_update_end:
                 continue
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             training.optimizer.step()
@@ -197,11 +197,12 @@ def main() -> None:
         [make_sample(number) for number in range(first, first + count)],
         shard="given",
         token_budget=600,
-        window=16,
         collate_fn=collate,
-        accumulation_steps=ACCUMULATION_STEPS,
-        loss_reduction="sum",  # as torchtitan's; defined for a batch without a supervised token, too
-        process_group=mesh.get_group(),
+        batching=Batching(window=16),
+        loss=Loss(
+            accumulation_steps=ACCUMULATION_STEPS, reduction="sum"
+        ),  # as torchtitan's; defined for a batch without a supervised token, too
+        protocol=Protocol(process_group=mesh.get_group()),
     )
     with loader:
         progress = Progress(loader.estimate_steps() / ACCUMULATION_STEPS)

@@ -20,18 +20,23 @@ if TYPE_CHECKING:
     from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
     from odb_ref.torch.reading.costs import count_patches
     from odb_ref.torch.reading.quarantine import BadSampleWarning
+    from odb_ref.torch.settings import Batching, Faults, Loss, Protocol
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadSampleWarning",
+    "Batching",
     "BoundedShapes",
+    "Faults",
     "FlattenSamples",
     "JobError",
     "JobState",
+    "Loss",
     "MicroBatch",
     "ODBDataLoader",
     "OdbError",
+    "Protocol",
     "StepInfo",
     "UsageError",
     "__version__",

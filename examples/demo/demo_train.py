@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Subset
 
-from odb_ref import ODBDataLoader, UsageError, gather_objects
+from odb_ref import Batching, Loss, ODBDataLoader, UsageError, gather_objects
 
 TOKEN_BUDGET: Final = 4096
 MAX_TOKENS: Final = 1024
@@ -193,10 +193,10 @@ def _make_loader(shard: Subset[Batch], trace: Path, seed: int) -> ODBDataLoader[
         shuffle=True,
         seed=seed,
         token_budget=TOKEN_BUDGET,
-        window=WINDOW,
         collate_fn=collate,
-        loss_reduction="sum",
         trace=trace,
+        batching=Batching(window=WINDOW),
+        loss=Loss(reduction="sum"),
     )
 
 

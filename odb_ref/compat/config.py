@@ -71,7 +71,7 @@ class ODBConfig:
                 )
         options: dict[str, object] = {
             "token_budget": self.token_budget,
-            "loss_scaling": resolve_scaling(self.loss_scaling),
+            "scaling": resolve_scaling(self.loss_scaling),
             "mode": "join" if self.join else "quota",
         }
         if self.buffer_size is not None:

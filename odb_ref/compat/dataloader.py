@@ -16,6 +16,7 @@ from odb_ref.torch.batches import Batch
 from odb_ref.torch.from_dataloader import ADOPTED, adopt_options
 from odb_ref.torch.info import TABLE
 from odb_ref.torch.plan.state import StateDict
+from odb_ref.torch.settings import arrange, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class ODBDataLoader(Generic[Batch]):
         self.odb_config = config
         self.options = make_options(plain, config, own)
         """What `odb_ref.ODBDataLoader` is told."""
-        self.loader: OwnDataLoader[Batch] = OwnDataLoader(plain.dataset, **self.options)  # type: ignore[arg-type]
+        self.loader: OwnDataLoader[Batch] = OwnDataLoader(plain.dataset, **arrange(self.options))  # type: ignore[arg-type]
         """The loader of `odb_ref`, for all it offers beside: states, metrics, traces."""
         # What a framework reads of a DataLoader.
         self.dataset: object = plain.dataset
@@ -172,7 +173,7 @@ def make_options(plain: DataLoader[object], config: ODBConfig, own: Mapping[str,
     if plain.num_workers and plain.prefetch_factor is not None and plain.prefetch_factor > _USUAL_PREFETCH:
         # Who set it chose how many samples are ready when batches are formed: what a window is here.
         options.setdefault("window", plain.num_workers * plain.prefetch_factor)
-    return adopt_options(plain, {"prefetch_factor": None, **options, **own})
+    return adopt_options(plain, {"prefetch_factor": None, **options, **spread(own)})
 
 
 def apply(

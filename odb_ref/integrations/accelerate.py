@@ -2,18 +2,18 @@
 
 ::
 
-    loader = ODBDataLoader(dataset, token_budget=16_384, accumulation_steps=4, collate_fn=collate)
+    loader = ODBDataLoader(dataset, token_budget=16_384, loss=Loss(accumulation_steps=4), collate_fn=collate)
     model, optimizer = accelerator.prepare(model, optimizer)
     for batch in loader:
         info = pop_step_info(batch)
         with accumulate(accelerator, model, info):
             accelerator.backward(info.scale(compute_loss(model, batch)))
-        if info.is_window_end:
+        if info.is_update_end:
             optimizer.step()
             optimizer.zero_grad()
 
 `Accelerator.prepare` leaves an `ODBDataLoader` as it is. `Accelerator.accumulate` does not know where such a loader's epoch
-ends, and would carry the rest of an epoch that does not fill a window into the next one; ``is_window_end`` does know. A
+ends, and would carry the rest of an epoch that does not fill a window into the next one; ``is_update_end`` does know. A
 prepared optimizer or scheduler may as well be told in every step, within the context: it steps where a window ends.
 """
 
@@ -56,16 +56,18 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
             "would be normalised twice: leave it at 1 and pass accumulation_steps to the ODBDataLoader"
         )
     if info.weighting.is_divided_by_steps:
-        raise UsageError("trainer_divides_loss=True is not for Accelerate, which divides nothing here: leave it out")
+        raise UsageError(
+            "Loss(is_divided_by_trainer=True) is not for Accelerate, which divides nothing here: leave it out"
+        )
     if info.step == 0:
         check_strategy(accelerator)
         _check_schedulers(accelerator)
-    accelerator.sync_gradients = info.is_window_end
+    accelerator.sync_gradients = info.is_update_end
     if accelerator.distributed_type is DistributedType.DEEPSPEED:
         # Its engine averages gradients, and steps, in the backward pass that is said to end a window.
         _check_engine(accelerator)
         return nullcontext()
-    if info.is_window_end:
+    if info.is_update_end:
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)
     return context

@@ -2,7 +2,7 @@
 
 ::
 
-    loader = ODBDataLoader(dataset, token_budget=16_384, accumulation_steps=4, collate_fn=collate)
+    loader = ODBDataLoader(dataset, token_budget=16_384, loss=Loss(accumulation_steps=4), collate_fn=collate)
     engine, *_ = deepspeed.initialize(model=model, config=config)
     for batch, info in loader.steps():
         backward(engine, engine(**batch).loss, info)  # the mean over this batch's supervised tokens
@@ -51,14 +51,14 @@ def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None
     steps, wanted = engine.gradient_accumulation_steps(), info.weighting.accumulation_steps
     if steps not in (1, wanted):
         raise UsageError(
-            f"DeepSpeed has gradient_accumulation_steps={steps}, and ODBDataLoader accumulation_steps={wanted}: say the same "
+            f"DeepSpeed has gradient_accumulation_steps={steps}, and the loader accumulation_steps={wanted}: say the same "
             "number in both"
         )
     if engine.dp_world_size != info.world_size:
         raise UsageError(
             f"DeepSpeed averages gradients over {engine.dp_world_size} ranks, and the loader's weights are for "
-            f"{info.world_size}: pass ODBDataLoader(process_group=...), the engine's data-parallel group"
+            f"{info.world_size}: pass Protocol(process_group=...), the engine's data-parallel group"
         )
     divisor = wanted if info.weighting.is_divided_by_steps else 1
-    engine.set_gradient_accumulation_boundary(info.is_window_end)
+    engine.set_gradient_accumulation_boundary(info.is_update_end)
     engine.backward(info.scale(loss, logits) / divisor, scale_wrt_gas=False)

@@ -5,7 +5,7 @@
             loss = ...  # the mean over this batch's supervised tokens
             return scale_loss(self, loss)
 
-    loader = LightningLoader(dataset, token_budget=16_384, accumulation_steps=2, collate_fn=collate)
+    loader = LightningLoader(dataset, token_budget=16_384, loss=Loss(accumulation_steps=2), collate_fn=collate)
     trainer = Trainer(strategy="ddp", accumulate_grad_batches=2, max_epochs=3, callbacks=[loader.callback])
     trainer.fit(Tuned(), loader)
 
@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -50,6 +51,7 @@ from odb_ref.integrations.progress import Intervals, Progress
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.gathering import gather_objects
+from odb_ref.torch.settings import Loss, check_spelling, spread
 
 _RANKS: Final = "ranks"
 _PROGRESS: Final = "progress"
@@ -60,10 +62,9 @@ _MOST_AHEAD: Final = 3
 class LightningLoader:
     """An `ODBDataLoader` that knows what Lightning does to a loss, and which of its batches Lightning has trained on.
 
-    ``options`` are those of `ODBDataLoader`; ``accumulation_steps`` is Lightning's ``accumulate_grad_batches``, 1 with
-    ``update_samples``. ``intervals``
-    say after how many samples or tokens to evaluate, besides at an epoch's end and in place of ``val_check_interval``, and to
-    save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
+    ``options`` are those of `ODBDataLoader`; ``Loss(accumulation_steps=)`` is Lightning's ``accumulate_grad_batches``, 1
+    with ``update_samples``. ``intervals`` say after how many samples or tokens to evaluate, besides at an epoch's end and in
+    place of ``val_check_interval``, and to save (`IntervalCheckpoint`). Its `callback` goes to the Trainer.
 
     Raises: UsageError as `ODBDataLoader`, and when an option is not the caller's to choose.
     """
@@ -73,22 +74,22 @@ class LightningLoader:
         dataset: Dataset[object],
         *,
         token_budget: int,
-        accumulation_steps: int = 1,
+        loss: Loss = Loss(),  # noqa: B008 - frozen
         intervals: Intervals | None = None,
         **options: object,
     ) -> None:
-        if "trainer_divides_loss" in options:
-            raise UsageError("LightningLoader: trainer_divides_loss is not to be given: Lightning always divides")
-        if options.get("on_idle", "replay") != "replay":
+        check_spelling(options)
+        if loss.is_divided_by_trainer:
+            raise UsageError("LightningLoader: is_divided_by_trainer is not to be given: Lightning always divides")
+        if "on_idle" in spread(options):
             raise UsageError("LightningLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
         self.loader = ODBDataLoader(
             dataset,
             token_budget=token_budget,
-            accumulation_steps=accumulation_steps,
-            trainer_divides_loss=options.get("update_samples") is None,
+            loss=replace(loss, is_divided_by_trainer=options.get("update_samples") is None),
             **options,  # type: ignore[arg-type]
         )
-        self.accumulation_steps = accumulation_steps
+        self.accumulation_steps = loss.accumulation_steps
         """Into so many parts Lightning divides the loss of a batch; with ``update_samples`` chosen for each."""
         self.intervals = Intervals() if intervals is None else intervals
         self.progress = Progress(math.inf)
@@ -194,7 +195,7 @@ class LightningLoader:
             return None if info is None or not info.is_last else info.step + 1
         if info is None or math.isinf(updates):
             return None if math.isinf(updates) else round(updates * self.accumulation_steps)
-        is_over = info.is_last and info.is_window_end
+        is_over = info.is_last and info.is_update_end
         return info.step + 1 if is_over else max(round(updates * self.accumulation_steps), info.step + 2)
 
     def gather_state(self) -> dict[str, object]:

@@ -27,6 +27,7 @@ from lightning.pytorch import LightningModule
 from torch.utils.data import Dataset
 
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.settings import check_spelling, spread
 
 _KEPT: Final = 8
 """More steps than Lightning reads ahead."""
@@ -40,10 +41,12 @@ class EvaluationLoader:
     """
 
     def __init__(self, dataset: Dataset[object], *, token_budget: int, **options: object) -> None:
-        for name in ("loss_scaling", "accumulation_steps"):
-            if name in options:
+        check_spelling(options)
+        settings = spread(options)
+        for name in ("scaling", "accumulation_steps"):
+            if name in settings:
                 raise UsageError(f"EvaluationLoader: {name} is of training")
-        if options.get("on_idle", "replay") != "replay":
+        if "on_idle" in settings:
             raise UsageError("EvaluationLoader: Lightning needs a batch in every step, so on_idle must be 'replay'")
         self.loader = ODBDataLoader(dataset, token_budget=token_budget, **options)  # type: ignore[arg-type]
         self._newest: deque[tuple[int, StepInfo]] = deque(maxlen=_KEPT)

@@ -54,8 +54,8 @@ class Progress:
     def note_step(self, info: StepInfo) -> None:
         """Follows a step, and with the last one of an accumulation window the optimizer's update."""
         self._window_tokens += info.global_tokens
-        self._has_updated = info.is_window_end
-        if info.is_window_end:
+        self._has_updated = info.is_update_end
+        if info.is_update_end:
             self._note_update(info)
 
     def _note_update(self, info: StepInfo) -> None:

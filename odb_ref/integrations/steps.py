@@ -30,19 +30,19 @@ def read_windows(loader: ODBDataLoader[Batch], accumulation_steps: int) -> Itera
         next(steps, None)
         missing = -(info.step + 1) % accumulation_steps
         fillers = [copy.copy(batch) for _ in range(missing)]
-        yield batch, replace(info, is_window_end=not missing)
+        yield batch, replace(info, is_update_end=not missing)
         for number, filler in enumerate(fillers, 1):
-            yield filler, _make_idle(info, info.step + number, is_window_end=number == missing)
+            yield filler, _make_idle(info, info.step + number, is_update_end=number == missing)
 
 
-def _make_idle(info: StepInfo, step: int, *, is_window_end: bool) -> StepInfo:
+def _make_idle(info: StepInfo, step: int, *, is_update_end: bool) -> StepInfo:
     """Returns what belongs to an idle replay after the last step of an epoch."""
     return replace(
         info,
         step=step,
         loss_scale=0.0,
         is_idle=True,
-        is_window_end=is_window_end,
+        is_update_end=is_update_end,
         local_samples=0,
         local_tokens=0,
         local_supervised=0,

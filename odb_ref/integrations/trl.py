@@ -32,6 +32,7 @@ from odb_ref.integrations.hf import ODBTrainer, enable
 from odb_ref.integrations.hf.data import PAIRS, CollatedLength, has_pairs
 from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import UsageError
+from odb_ref.torch.settings import check_spelling, spread
 
 _TRAINERS: Final = ("SFTTrainer", "DPOTrainer", "RewardTrainer")
 _UNPAIRED_LOSSES: Final = {
@@ -56,11 +57,13 @@ def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **se
             "packing=True fills rows before training, and cuts or drops samples for it: say packing=False with "
             "padding_free=True and max_length=None, and rows are filled here, of whole samples"
         )
-    is_counted = "length_fn" in settings and ("supervised_fn" in settings or settings.get("loss_scaling") == "samples")
+    check_spelling(settings)
+    told = spread(settings)
+    is_counted = "length_fn" in told and ("supervised_fn" in told or told.get("scaling") == "samples")
     if getattr(trainer, "_is_vision_dataset", False) and not is_counted:
         raise UsageError(
-            "the collator of a vision data set makes its texts, so nobody can count them beforehand: pass length_fn= and "
-            "supervised_fn=, or loss_scaling='samples' in place of the second"
+            "the collator of a vision data set makes its texts, so nobody can count them beforehand: pass "
+            "batching=Batching(length_fn=) and loss=Loss(supervised_fn=), or Loss(scaling='samples') in place of the second"
         )
     options: dict[str, object] = {}
     max_length: int | None = getattr(args, "max_length", None)
@@ -69,14 +72,14 @@ def configure_trainer(trainer: Trainer, *, token_budget: int | None = None, **se
     if getattr(trainer, "padding_free", False):
         options["layout"] = "packed"
     elif is_paired:
-        if "loss_scaling" not in settings:
+        if "scaling" not in told:
             _check_loss(args)
         options |= PAIRS | {"length_fn": CollatedLength(multiple, max_length)}
     if token_budget is None:
         if max_length is None:
             raise UsageError("max_length=None says nothing of memory: pass token_budget=")
         token_budget = args.per_device_train_batch_size * max_length * (2 if is_paired else 1)
-    return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | settings))
+    return enable(trainer, ODBOptions.from_settings({"token_budget": token_budget} | options | told))
 
 
 def _check_trainer(trainer: Trainer) -> None:
@@ -99,7 +102,7 @@ def _check_loss(args: TrainingArguments) -> None:
     for name, what in found:
         raise UsageError(
             f"{name}: this loss is {what}, and batches of any size do not add up to that of one process. If the mean of the "
-            "batches' losses, weighed by their pairs, will do, pass loss_scaling='samples'"
+            "batches' losses, weighed by their pairs, will do, pass loss=Loss(scaling='samples')"
         )
 
 

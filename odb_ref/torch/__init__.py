@@ -10,16 +10,21 @@ from odb_ref.torch.loader import ODBDataLoader
 from odb_ref.torch.micro_batches import MicroBatch, plan_micro_batches
 from odb_ref.torch.reading.costs import count_patches
 from odb_ref.torch.reading.quarantine import BadSampleWarning
+from odb_ref.torch.settings import Batching, Faults, Loss, Protocol
 
 __all__ = [
     "BadSampleWarning",
+    "Batching",
     "BoundedShapes",
+    "Faults",
     "FlattenSamples",
     "JobError",
     "JobState",
+    "Loss",
     "MicroBatch",
     "ODBDataLoader",
     "OdbError",
+    "Protocol",
     "StepInfo",
     "UsageError",
     "apply",

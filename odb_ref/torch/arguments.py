@@ -98,7 +98,7 @@ def make_loader_options(
     worker_init_fn: Callable[[int], None] | None,
     timeout: object,
     pin_memory: object,
-    loader_timeout_s: object,
+    silence_s: object,
 ) -> LoaderOptions:
     """Returns what the inner DataLoader is made with.
 
@@ -132,5 +132,5 @@ def make_loader_options(
         worker_init_fn=worker_init_fn,
         timeout=timeout_s,
         is_pinned=check_flag(pin_memory, "pin_memory") and _can_pin(),
-        silence_s=check_seconds(loader_timeout_s, "loader_timeout_s", is_zero_allowed=False),
+        silence_s=check_seconds(silence_s, "timeout_s", is_zero_allowed=False),
     )

@@ -30,7 +30,7 @@ from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
 from odb_ref.torch.info import TABLE, Reminders, StepInfo, Weighting
 from odb_ref.torch.iterator import EpochIterator, LastStep, StepIterator
-from odb_ref.torch.options import claim_trace, compute_trace_path, release_traces
+from odb_ref.torch.options import SharedSettings, claim_trace, compute_trace_path, release_traces
 from odb_ref.torch.plan.order import Beginning, Order
 from odb_ref.torch.plan.schedule import Schedule
 from odb_ref.torch.plan.seal import check_states, seal
@@ -43,7 +43,6 @@ from odb_ref.torch.reading.pipeline import PipelineSpec, ReadPipeline
 from odb_ref.torch.reading.quarantine import OnBadSample, Quarantined
 from odb_ref.torch.reading.service import SampleService
 from odb_ref.torch.reading.source import LoaderOptions
-from odb_ref.torch.shared import SharedSettings
 from odb_ref.torch.workers.process import LoaderProcess
 from odb_ref.trace.writing import TraceWriter
 
@@ -115,8 +114,8 @@ class Epochs(Generic[Batch]):
             return bound
         raise TypeError(
             "an ODBDataLoader has no length: how many steps an epoch takes depends on the samples' lengths, which are known "
-            "only when they are read; ask for a bound with len_bound=, or use StepInfo.progress. (Is it passed where a data "
-            "set is wanted?)"
+            "only when they are read; ask for a bound with Batching(len_bound=), or use StepInfo.progress. (Is it passed where "
+            "a data set is wanted?)"
         )
 
     @property

@@ -108,7 +108,7 @@ class StepInfo:
     """True when this rank has nothing to train on: the batch, if any, is a replay with loss scale 0."""
     is_last: bool
     """True for the last step of the epoch, if it is complete: one that is broken off has none, on any rank."""
-    is_window_end: bool
+    is_update_end: bool
     """True when the accumulation window ends with this step: time for the optimizer."""
     update: int
     """Counts the optimizer updates of the epoch from 0."""
@@ -137,11 +137,6 @@ class StepInfo:
     """What ``loss_scale`` goes by."""
     quarantined_samples: int = 0
     """Bad samples set aside on this rank in this epoch so far, those read ahead included."""
-
-    @property
-    def is_update_end(self) -> bool:
-        """True when an optimizer update ends with this step: the same as ``is_window_end``."""
-        return self.is_window_end
 
     def scale(self, loss: torch.Tensor, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the loss times ``loss_scale``, for ``backward``; zero, and still part of the graph, where the batch has
@@ -187,7 +182,7 @@ class Reminders:
         self._is_reminded = True
         return (
             f"the losses of {steps} batches were to be scaled, and pop_step_info was called for none: "
-            "info = pop_step_info(batch), then info.scale(loss).backward(); with loss_scaling='none' there is nothing to scale"
+            "info = pop_step_info(batch), then info.scale(loss).backward(); with Loss(scaling='none') there is nothing to scale"
         )
 
     def is_new(self, text: str) -> bool:

@@ -145,7 +145,7 @@ class EpochIterator(Generic[Batch]):
             epoch=self._beginning.start.epoch,
             is_idle=step.is_idle,
             is_last=taken.is_last,
-            is_window_end=taken.is_window_end,
+            is_update_end=taken.is_update_end,
             update=taken.update,
             local_samples=taken.local.samples,
             local_tokens=taken.local.tokens,

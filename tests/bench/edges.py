@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from odb_ref import Batching, Protocol
 from odb_ref.core.config import RAMP_ROUNDS
 from tests.bench.launch import find_descendants, launch
 from tests.bench.report import Spread, compute_ratios, print_table
@@ -128,11 +129,11 @@ def _make_ours(edge: Edge, dataset: Dataset[Sample]) -> Any:
     return ODBDataLoader(
         dataset,
         token_budget=4 * edge.group,
-        window=edge.window,
-        ramp_rounds=edge.ramp,
         num_workers=edge.workers,
         collate_fn=Stack(edge.collate_s),
         shuffle=True,
+        batching=Batching(window=edge.window),
+        protocol=Protocol(ramp_rounds=edge.ramp),
     )
 
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from tests.bench.data import BrokenCollate, Texts, collate, compute_shards
 from tests.bench.launch import Rank, find_descendants, launch
 from tests.bench.report import print_table
+from tests.helpers.options import nested
 
 Spec = dict[str, Any]
 
@@ -146,7 +147,7 @@ def fail(spec: Spec, rank: int, ranks: int) -> Spec:
     first = rank * SHARD
     settings = {"token_budget": spec["budget"], "window": spec["window"], "num_workers": spec["workers"]}
     settings |= {"timeout_s": TIMEOUT_S, "shard": "given", "collate_fn": collate}
-    with ODBDataLoader(Texts(lengths[:40], first), **settings) as loader:
+    with ODBDataLoader(Texts(lengths[:40], first), **nested(**settings)) as loader:
         for _ in loader:
             pass
     before = settle({})
@@ -164,7 +165,7 @@ def fail(spec: Spec, rank: int, ranks: int) -> Spec:
         time.sleep(TIMEOUT_S + SETTLE_S)
         return {}
     started, error, blamed, steps = time.monotonic(), "", None, 0
-    with ODBDataLoader(FaultyTexts(lengths, first, kind, mark), **settings) as loader:
+    with ODBDataLoader(FaultyTexts(lengths, first, kind, mark), **nested(**settings)) as loader:
         try:
             for _ in loader:
                 if steps == spec["at_step"] and not act(kind, mark):

@@ -20,6 +20,7 @@ from tests.bench import edges, failures, process, training
 from tests.bench.collectives import Meter
 from tests.bench.data import BrokenCollate, Stream, Texts, collate, collate_known, compute_shards
 from tests.bench.launch import find_descendants, get_maker
+from tests.helpers.options import nested
 
 Spec = dict[str, Any]
 SETTLE_S = 4.0
@@ -54,7 +55,7 @@ def make_loader(spec: Spec, rank: int) -> tuple[Any, Callable[[Any], Any]]:
                 own["shard"] = "given"
             if spec.get("is_idle_sample_given"):
                 own["idle_sample"] = Texts([4], 0)[0]
-            return ODBDataLoader(dataset, **{**own, **options}), pop_step_info
+            return ODBDataLoader(dataset, **nested(**{**own, **options})), pop_step_info
         case "peer":
             import odb
 

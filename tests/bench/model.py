@@ -26,7 +26,7 @@ from odb_sim.studies.runs import Run, run
 from torch.utils.data import DataLoader, Dataset
 
 from odb_ref.core.batching.order import StepOrder
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import Batching, Loss, ODBDataLoader
 from tests.bench.report import print_table
 
 Sample = dict[str, Any]
@@ -202,12 +202,10 @@ def _open(case: Case, dataset: Sleepy) -> Iterator[dict[str, float]]:
     with ODBDataLoader(
         dataset,
         token_budget=BUDGET_TOKENS,
-        window=WINDOW_SAMPLES,
-        depth=2,
         num_workers=case.workers,
         collate_fn=collate_slowly,
-        loss_scaling="none",
-        order="fullest",
+        batching=Batching(window=WINDOW_SAMPLES, depth=2, order="fullest"),
+        loss=Loss(scaling="none"),
     ) as loader:
         yield from loader
 

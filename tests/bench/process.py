@@ -20,9 +20,11 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from odb_ref import Batching
 from tests.bench.data import Texts, collate, compute_shards
 from tests.bench.launch import launch
 from tests.bench.report import Spread, print_table
+from tests.helpers.options import nested
 
 Spec = dict[str, Any]
 
@@ -132,10 +134,10 @@ def busy(spec: Spec, rank: int, ranks: int) -> Spec:
     with ODBDataLoader(
         Texts(lengths, rank * samples),
         token_budget=BUDGET_TOKENS,
-        window=spec["window"],
         num_workers=spec["workers"],
         collate_fn=collate,
         shard="given",
+        batching=Batching(window=spec["window"]),
     ) as loader:
         batches: Iterator[Any] = iter(loader)
         first_round = pop_step_info(next(batches)).round
@@ -224,7 +226,7 @@ def first(spec: Spec, rank: int, ranks: int) -> Spec:
     from odb_ref.torch import ODBDataLoader
 
     options = {"window": window, "num_workers": workers, "collate_fn": collate, "shard": "given"}
-    with ODBDataLoader(dataset, token_budget=BUDGET_TOKENS, **options, **spec["options"]) as loader:
+    with ODBDataLoader(dataset, token_budget=BUDGET_TOKENS, **nested(**options, **spec["options"])) as loader:
         for _ in loader:
             break
         return {"first_s": loader.metrics()["odb/first_step_s"]}

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Subset
 from tests.bench.cases import has_peer
 from tests.bench.launch import Rank, launch
 from tests.bench.report import compute_ratios, print_table
+from tests.helpers.options import nested
 
 SHARDS: Final = (300, 100)
 MAX_TOKENS: Final = 1024
@@ -130,12 +131,8 @@ def _iterate(texts: Any, spec: dict[str, Any], rank: int, ranks: int) -> Iterato
             own = {} if spec["kind"] == "packed" else {"collate_fn": _pad}
             with ODBDataLoader(
                 shard,
-                shard="given",
-                layout=spec["kind"],
                 token_budget=spec["budget"],
-                window=spec["window"],
-                num_workers=spec["workers"],
-                **own,
+                **nested(shard="given", layout=spec["kind"], window=spec["window"], num_workers=spec["workers"], **own),
             ) as loader:
                 for batch, info in loader.steps():
                     yield batch, float(info.loss_scale), info.is_idle

@@ -77,7 +77,7 @@ def test_settings_have_their_legacy_names() -> None:
     assert (config.max_input_length, config.join_mode, config.loss_scaling_enabled) == (60, True, True)
     assert not config.loss_scaling_approx
     loader = make(config=config, token_budget=None)
-    wanted = {"token_budget": 60, "loss_scaling": "exact", "mode": "join", "window": 7, "max_patches": 9}
+    wanted = {"token_budget": 60, "scaling": "exact", "mode": "join", "window": 7, "max_patches": 9}
     assert wanted.items() <= loader.options.items()
     assert make(num_workers=2, prefetch_factor=64).options["window"] == 128
     assert "window" not in make(num_workers=2).options

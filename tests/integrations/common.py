@@ -132,7 +132,7 @@ def find_due(infos: Iterable[StepInfo], *, samples: int, tokens: int) -> tuple[l
     seen = [0, 0]
     for info in infos:
         seen = [seen[0] + info.global_samples, seen[1] + info.global_tokens]
-        updates += [(seen[0] // samples, seen[1] // tokens)] if info.is_window_end else []
+        updates += [(seen[0] // samples, seen[1] // tokens)] if info.is_update_end else []
     steps = list(enumerate(itertools.pairwise(updates), 1))
     return [at for at, ((old, _), (new, _)) in steps if new > old], [
         at for at, ((_, old), (_, new)) in steps if new > old

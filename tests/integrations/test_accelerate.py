@@ -22,6 +22,7 @@ from odb_ref.integrations.accelerate import accumulate  # noqa: E402
 from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
 from odb_ref.torch import JobState, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from odb_ref.torch.loop import StepGuard  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -47,7 +48,7 @@ def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = Fal
     options = OPTIONS | {"shard": "given", "accumulation_steps": steps, "collate_fn": collate}
     model = Model()
     updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         wrapped, optimizer, prepared = accelerator.prepare(
             model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), loader
         )
@@ -61,7 +62,7 @@ def train(accelerator: Any, rank: int, steps: int, *, is_told_always: bool = Fal
                         optimizer.step()
                         optimizer.zero_grad()
                 updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-                if info.is_window_end:
+                if info.is_update_end:
                     if not is_told_always:
                         optimizer.step()
                         optimizer.zero_grad()
@@ -93,7 +94,7 @@ def train_guarded(rank: int, folder: Path) -> Any:
     options = OPTIONS | {"accumulation_steps": 2, "collate_fn": collate}
     model, updates = Model(), [[]]
     intervals, saved, seen = Intervals(save_samples=10), [], []
-    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         wrapped, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
         progress = Progress(loader.estimate_steps() / 2)
         accelerator.register_for_checkpointing(progress, JobState(loader))
@@ -108,11 +109,11 @@ def train_guarded(rank: int, folder: Path) -> Any:
             for batch, info in loader.steps():
                 guard.backward(batch, info)
                 updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-                if info.is_window_end:
+                if info.is_update_end:
                     optimizer.step()
                     updates.append([])
                 progress.note_step(info)
-                seen.append((progress.epochs, info.epoch + (info.progress or 0.0), info.is_window_end))
+                seen.append((progress.epochs, info.epoch + (info.progress or 0.0), info.is_update_end))
                 if intervals.is_save_due(progress):
                     accelerator.save_state(str(folder / str(progress.samples)))
                     saved.append(progress.samples)
@@ -136,7 +137,7 @@ def test_a_guard_runs_its_passes_and_progress_says_when_to_save(tmp_path: Path) 
     assert [number // 10 for number in saved[0]] == sorted({number // 10 for number in saved[0]})
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, saved[0]))
     for own in seen:
-        assert all(found == share for found, share, is_window_end in own if is_window_end)
+        assert all(found == share for found, share, is_update_end in own if is_update_end)
         assert own[-1][0] == 2.0
 
 
@@ -151,13 +152,13 @@ def schedule(rank: int, world_size: int, settings: dict[str, Any]) -> Any:
     updates = 0
     with (
         warnings.catch_warnings(record=True) as caught,
-        ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader,
+        ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options)) as loader,
     ):
         warnings.simplefilter("always")
         for batch, info in loader.steps():
             with accumulate(accelerator, wrapped, info):
                 accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()
                 prepared.step()
                 optimizer.zero_grad()
@@ -199,12 +200,12 @@ def divide(rank: int) -> list[str]:
 def test_an_accelerator_that_divides_as_well_or_is_expected_to_is_refused() -> None:
     (result,) = run_ranks(1, divide, timeout_s=30)
     assert "normalised twice: leave it at 1" in result.value[0], result
-    assert "trainer_divides_loss=True is not for Accelerate" in result.value[1], result
+    assert "Loss(is_divided_by_trainer=True) is not for Accelerate" in result.value[1], result
 
 
 def make_registered(accelerator: Any) -> ODBDataLoader:
     options = OPTIONS | {"shuffle": True, "collate_fn": collate}
-    loader = ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options)
+    loader = ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options))
     accelerator.register_for_checkpointing(JobState(loader))
     return loader
 

@@ -79,7 +79,7 @@ REFUSED = {
     "plain: batch sizes that imply other steps": "gradient_accumulation_steps=4, and ODBDataLoader accumulation_steps=2",
     "plain: the loader as training_data": "passed where a data set is wanted",
     "accelerate: steps in the configuration": "leave it at 1 and pass accumulation_steps to the ODBDataLoader",
-    "accelerate: told to expect a division": "trainer_divides_loss=True is not for Accelerate",
+    "accelerate: told to expect a division": "Loss(is_divided_by_trainer=True) is not for Accelerate",
     "accelerate: an automatic batch size": "set an integer value in `train_micro_batch_size_per_gpu`",
     "trainer: other steps in the configuration": "ds gradient_accumulation_steps=4 vs hf gradient_accumulation_steps=2",
     "trainer: a batch size of the whole job": "ds train_batch_size=7 vs hf",

@@ -29,6 +29,7 @@ from odb_ref import ODBDataLoader, UsageError, gather_samples  # noqa: E402
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
 from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
 from odb_ref.integrations.lightning_evaluation import EvaluationLoader, get_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -73,7 +74,7 @@ def loop(model: nn.Module, rank: int, reduce: Any) -> Any:
     """Every rank calls the model in each step, also an idle one: a sharded model gathers its weights there."""
     totals = torch.zeros(2, dtype=torch.float64)
     numbers: list[int] = []
-    with ODBDataLoader(make_shard(rank), **GIVEN) as loader, torch.no_grad():
+    with ODBDataLoader(make_shard(rank), **nested(**GIVEN)) as loader, torch.no_grad():
         for batch, info in loader.steps():
             loss = model(input_ids=batch["input_ids"], labels=batch["labels"])["loss"]
             if info.local_supervised:
@@ -89,7 +90,7 @@ def add_up(totals: Any) -> Any:
 
 
 def refuse_rows(rank: int) -> str:
-    with ODBDataLoader(make_shard(rank), **GIVEN) as loader:
+    with ODBDataLoader(make_shard(rank), **nested(**GIVEN)) as loader:
         _, info = next(loader.steps())
         with pytest.raises(UsageError) as caught:
             gather_samples(range(info.local_samples + rank), info)
@@ -121,7 +122,7 @@ def test_a_loop_of_ones_own_gathers_each_sample_once() -> None:
 
 
 def test_one_process_gathers_what_it_has() -> None:
-    with ODBDataLoader(Samples(ALL), **READ) as loader:
+    with ODBDataLoader(Samples(ALL), **nested(**READ)) as loader:
         found = [number for batch, info in loader.steps() for number in gather_samples(batch["numbers"], info)]
     assert sorted(int(number) for number in found) == ALL
 
@@ -158,7 +159,9 @@ def evaluate_trainer(rank: int, world_size: int, folder: Path) -> Any:
     given = {"shard": "given", "token_budget": 2 * BUDGET_TOKENS}
     found = []
     for evaluation, dataset in ((given, make_shard(rank) if world_size > 1 else Samples(ALL)), ({}, Samples(ALL))):
-        odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=OPTIONS, evaluation=evaluation)
+        odb = ODBOptions(
+            update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS), evaluation=nested(**evaluation)
+        )
         trainer = make_trainer(
             rank, folder, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=dataset, max_steps=2
         )
@@ -240,8 +243,8 @@ def evaluate_lightning(rank: int, world_size: int, folder: Path) -> Any:
     module = Judged()
     dataset = make_shard(rank) if world_size > 1 else Samples(ALL)
     with (
-        EvaluationLoader(dataset, **GIVEN) as loader,
-        LightningLoader(dataset, **GIVEN) as training,
+        EvaluationLoader(dataset, **nested(**GIVEN)) as loader,
+        LightningLoader(dataset, **nested(**GIVEN)) as training,
     ):
         trainer = pl.Trainer(
             default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, enable_progress_bar=False,
@@ -293,7 +296,10 @@ def evaluate_carelessly(rank: int, world_size: int, folder: Path) -> dict[str, s
     found = {}
     for kind in (ODBDataLoader, EvaluationLoader, LightningLoader):
         for entry in ("validate", "test", "predict", "fit"):
-            with kind(Samples(ALL), **READ) as loader, LightningLoader(Samples(ALL), **READ) as training:
+            with (
+                kind(Samples(ALL), **nested(**READ)) as loader,
+                LightningLoader(Samples(ALL), **nested(**READ)) as training,
+            ):
                 trainer = pl.Trainer(
                     default_root_dir=folder, accelerator="cpu", devices=world_size, logger=False, max_epochs=1,
                     strategy=DDPStrategy(process_group_backend="gloo"), enable_progress_bar=False,
@@ -335,7 +341,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **settings)
     with (
-        EvaluationLoader(Samples(ALL), **READ) as loader,
+        EvaluationLoader(Samples(ALL), **nested(**READ)) as loader,
         pytest.raises(UsageError, match="to train: LightningLoader"),
         warnings.catch_warnings(),
     ):
@@ -344,7 +350,7 @@ def test_an_evaluation_loader_does_not_train(tmp_path: Path) -> None:
 
 
 def test_the_trainer_does_not_evaluate_on_the_loader_of_training(tmp_path: Path) -> None:
-    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=OPTIONS)
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**OPTIONS))
     trainer = make_trainer(0, tmp_path, kind=ODBTrainer, odb=odb, model=Speaking(), eval_dataset=Samples(ALL))
     trainer.get_eval_dataloader = lambda *_: trainer.get_train_dataloader()
     with pytest.raises(UsageError, match="reads the loader of training"):
@@ -354,7 +360,7 @@ def test_the_trainer_does_not_evaluate_on_the_loader_of_training(tmp_path: Path)
 def test_what_is_of_training_is_refused() -> None:
     for option in ({"loss_scaling": "none"}, {"accumulation_steps": 2}, {"on_idle": "none"}):
         with pytest.raises(UsageError, match="EvaluationLoader"):
-            EvaluationLoader(Samples(ALL), token_budget=1, **option)
+            EvaluationLoader(Samples(ALL), token_budget=1, **nested(**option))
     nobody: Any = SimpleNamespace(validating=False, sanity_checking=False, testing=False, predicting=False)
     with pytest.raises(UsageError, match="NoneType"):
         get_step_info(SimpleNamespace(trainer=nobody), 0)  # type: ignore[arg-type]

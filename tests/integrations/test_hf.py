@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
 from odb_ref.torch import JobError, UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -36,9 +37,12 @@ from tests.torch.ranks import run_ranks  # noqa: E402
 pytestmark = pytest.mark.torch
 
 GIVEN = ODBOptions(
-    update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"}
+    update_samples=None,
+    token_budget=BUDGET_TOKENS,
+    updates_per_epoch=3,
+    loader=nested(**(OPTIONS | {"shard": "given"})),
 )
-AUTO = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=30, loader=OPTIONS)
+AUTO = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=30, loader=nested(**OPTIONS))
 
 
 class Recorder(ODBTrainer):
@@ -209,7 +213,7 @@ def supervise_all(samples: list[dict[str, Any]]) -> dict[str, Any]:
 MISTAKES: dict[str, dict[str, Any]] = {
     "normalised twice: ODBTrainer needs loss_is_scaled_for_ga": {"kind": Unscaled},
     "normalised twice: get_batch_samples": {"kind": Counting, "model": Accepting},
-    "or pass supervised_fn=": {"data_collator": supervise_all},
+    "or pass Loss(supervised_fn=)": {"data_collator": supervise_all},
     "ODBOptions(updates_per_epoch=...)": {
         "odb": ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader={"sampler": list(range(sum(SIZES)))}),
     },
@@ -236,7 +240,7 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
 
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="normalise twice"):
-        ODBOptions(update_samples=None, token_budget=1, loader={"trainer_divides_loss": True})
+        ODBOptions(update_samples=None, token_budget=1, loader=nested(**{"trainer_divides_loss": True}))
     (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=120)
     assert not result.error, result
     for expected, message in zip(MISTAKES, result.value, strict=True):

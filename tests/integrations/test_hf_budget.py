@@ -26,6 +26,7 @@ from odb_ref.torch import UsageError  # noqa: E402
 from odb_ref.torch.loop import MemoryFit  # noqa: E402
 from odb_ref.torch.loop import guard as guard_module  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     OPTIONS,
@@ -47,9 +48,13 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:FSDP2-wrappe
 MOST = 40
 """Tokens, of several samples, that a rank can hold."""
 ALONE = ODBOptions(
-    update_samples=None, token_budget=BUDGET_TOKENS, updates_per_epoch=3, survives_out_of_memory=True, loader=OPTIONS
+    update_samples=None,
+    token_budget=BUDGET_TOKENS,
+    updates_per_epoch=3,
+    survives_out_of_memory=True,
+    loader=nested(**OPTIONS),
 )
-GUARDED = replace(ALONE, loader=OPTIONS | {"shard": "given"})
+GUARDED = replace(ALONE, loader=nested(**(OPTIONS | {"shard": "given"})))
 FIT = MemoryFit(points=(), base_bytes=0, bytes_per_token=1, limit_bytes=1000, threshold=0.9, token_budget=BUDGET_TOKENS)
 
 
@@ -74,7 +79,7 @@ class Failing(ODBTrainer):
         loss = super().training_step(model, inputs, *args, **kwargs)
         self.updates[-1] += [] if info.is_idle else numbers
         self.sizes.append((info.epoch, info.round, info.padded_tokens if info.local_samples > 1 else 0))
-        if info.is_window_end:
+        if info.is_update_end:
             self.updates.append([])
         return loss
 
@@ -235,7 +240,7 @@ def test_a_sharded_model_is_refused_by_name_or_tries_beforehand(tmp_path: Path) 
 def refuse(rank: int, folder: Path) -> str:
     set_environment(rank, 1)
     with pytest.raises(UsageError) as caught:
-        train(rank, folder, odb=replace(ALONE, loader=OPTIONS | {"layout": "packed"}))
+        train(rank, folder, odb=replace(ALONE, loader=nested(**(OPTIONS | {"layout": "packed"}))))
     return str(caught.value)
 
 
@@ -287,10 +292,12 @@ def adapt(rank: int, folder: Path, workers: int) -> Any:
                 token_budget=BUDGET_TOKENS,
                 intervals=Intervals(evaluate_samples=25),
                 budget_from_metrics=choose,
-                loader=loader,
+                loader=nested(**loader),
             )
         else:
-            odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=loader | {"budget_schedule": grow})
+            odb = ODBOptions(
+                update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**(loader | {"budget_schedule": grow}))
+            )
         trainer = make_trainer(rank, folder, kind=Adapting, odb=odb, dataloader_num_workers=workers, **settings)
         trainer.train()
         assert trainer.updates.pop() == []
@@ -343,7 +350,7 @@ def resume_lowered(rank: int, folder: Path) -> Any:
         token_budget=BUDGET_TOKENS,
         intervals=Intervals(evaluate_samples=20, save_samples=20),
         budget_from_metrics=lower_once,
-        loader=OPTIONS,
+        loader=nested(**OPTIONS),
     )
     found = []
     for checkpoint in (None, "first"):

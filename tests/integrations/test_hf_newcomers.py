@@ -22,6 +22,7 @@ from transformers import Trainer  # noqa: E402
 
 from odb_ref.integrations.hf import STEP_INFO, ODBTrainer, enable  # noqa: E402
 from odb_ref.torch import UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     OPTIONS,
     SIZES,
@@ -115,7 +116,7 @@ def read_streams(rank: int, folder: Path) -> Any:
         with pytest.raises(UsageError) as caught:
             trainer.evaluate() if evaluates else trainer.train()
         said.append(str(caught.value))
-    odb = replace(AUTO, loader=OPTIONS | {"shard": "given"})
+    odb = replace(AUTO, loader=nested(**(OPTIONS | {"shard": "given"})))
     trainer = make_trainer(rank, folder, odb=odb, train_dataset=Stream(is_split=True), **settings)
     steps = iter(trainer.get_train_dataloader())
     numbers = [number for batch in steps if not batch[STEP_INFO].is_idle for number in batch["numbers"].tolist()]

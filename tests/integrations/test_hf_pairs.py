@@ -17,6 +17,7 @@ import torch  # noqa: E402
 
 from odb_ref.integrations.hf import ODBOptions  # noqa: E402
 from odb_ref.torch.loop import count_pairs, split_pairs  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import LEARNING_RATE, OPTIONS, SIZES, get_weights, join, set_environment  # noqa: E402
 from tests.integrations.test_hf import make_trainer  # noqa: E402
 from tests.integrations.test_hf_budget import Failing, Unlucky, get_largest  # noqa: E402
@@ -31,7 +32,7 @@ PAIRED = ODBOptions(
     survives_out_of_memory=True,
     split=split_pairs,
     count=count_pairs,
-    loader=OPTIONS | {"shard": "given"},
+    loader=nested(**(OPTIONS | {"shard": "given"})),
 )
 
 

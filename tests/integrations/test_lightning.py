@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from odb_ref.integrations.lightning import IntervalCheckpoint, LightningLoader, scale_loss  # noqa: E402
 from odb_ref.integrations.progress import Intervals  # noqa: E402
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -71,7 +72,9 @@ def make_loader(rank: int | None, steps: int, **options: Any) -> LightningLoader
     dataset = Samples(range(sum(SIZES))) if rank is None else make_shard(rank)
     shard = {} if rank is None else {"shard": "given"}
     return LightningLoader(
-        dataset, token_budget=BUDGET_TOKENS, accumulation_steps=steps, collate_fn=collate, **(OPTIONS | shard | options)
+        dataset,
+        token_budget=BUDGET_TOKENS,
+        **nested(accumulation_steps=steps, collate_fn=collate, **(OPTIONS | shard | options)),
     )
 
 
@@ -284,11 +287,11 @@ def test_it_evaluates_and_saves_by_samples_and_shows_how_far_it_is(tmp_path: Pat
             assert all(
                 abs(share - info.progress) < 1e-6
                 for info, (share, _) in zip(read, seen, strict=True)
-                if info.is_window_end
+                if info.is_update_end
             )
             # Rich makes its bar after the first batch of a resumed epoch.
             for info, (_, total) in list(zip(read, seen, strict=True))[read is rest :]:
-                at_end = info.is_last and info.is_window_end
+                at_end = info.is_last and info.is_update_end
                 assert rank > 0 or (total == info.step + 1 if at_end else info.step + 1 < total <= 2 * len(infos))
 
 
@@ -327,7 +330,7 @@ def make_mistakes(rank: int, folder: Path) -> list[str]:
 
 def test_what_would_normalise_twice_or_wrongly_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Lightning always divides"):
-        make_loader(0, 1, trainer_divides_loss=False)
+        make_loader(0, 1, trainer_divides_loss=True)
     (result,) = run_ranks(1, make_mistakes, tmp_path, timeout_s=60)
     assert not result.error, result
     mismatch, unfollowed, plain, forgotten, unknown, twice = result.value

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.options import nested
 from tests.integrations import require
 
 require("lightning")
@@ -57,7 +58,7 @@ class Module(pl.LightningModule):
 
 def make_loader(**options: Any) -> LightningLoader:
     settings: dict[str, Any] = {"token_budget": 60, "update_samples": UPDATE, "loss_scaling": "samples"} | options
-    return LightningLoader(Numbers(0, SAMPLES), collate_fn=collate, timeout_s=30, **settings)
+    return LightningLoader(Numbers(0, SAMPLES), **nested(collate_fn=collate, timeout_s=30, **settings))
 
 
 def fit(folder: Path, loader: Any, *, resume: str = "", callbacks: Any = (), **settings: Any) -> Any:

@@ -37,6 +37,7 @@ from odb_ref.integrations.accelerate import accumulate  # noqa: E402
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer  # noqa: E402
 from odb_ref.integrations.lightning import LightningLoader, scale_loss  # noqa: E402
 from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -78,11 +79,11 @@ class Log:
         """Whether the checkpoint is due, on all ranks alike."""
         self.numbers += [] if info.is_idle else batch["numbers"].tolist()
         self.loss += loss.item()
-        if info.is_window_end:
+        if info.is_update_end:
             self.updates.append(self.numbers)
             self.losses.append(self.loss)
             self.numbers, self.loss = [], 0.0
-        return bool(info.is_window_end) and len(self.updates) == AT
+        return bool(info.is_update_end) and len(self.updates) == AT
 
 
 def make_data() -> Samples:
@@ -91,7 +92,7 @@ def make_data() -> Samples:
 
 def make_loader() -> ODBDataLoader:
     options = OPTIONS | {"shard": "given", "accumulation_steps": STEPS, "collate_fn": collate}
-    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options)
+    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options))
 
 
 # Plain torch --------------------------------------------------------------------------------------------------------------
@@ -122,12 +123,12 @@ def train_plain(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
         while loader.epoch < 2:
             for batch, info in loader.steps():
                 if strategy == "fsdp2":
-                    model.set_requires_gradient_sync(info.is_window_end)
+                    model.set_requires_gradient_sync(info.is_update_end)
                 elif strategy == "ddp":
-                    model.require_backward_grad_sync = info.is_window_end
+                    model.require_backward_grad_sync = info.is_update_end
                 loss = info.scale(model(batch["input_ids"], batch["labels"])["loss"])
                 loss.backward()
-                if info.is_window_end:
+                if info.is_update_end:
                     optimizer.step()
                     optimizer.zero_grad()
                 if log.note(batch, info, loss) and not is_resumed:
@@ -210,7 +211,7 @@ def train_lightning(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     )
     options = OPTIONS | {"shard": "given", "accumulation_steps": STEPS, "collate_fn": collate}
     module = Module(log, is_split=strategy != "ddp")
-    with LightningLoader(make_data(), token_budget=BUDGET_TOKENS, **options) as loader:
+    with LightningLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         keep = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=AT, save_top_k=-1)
         trainer = pl.Trainer(
             default_root_dir=folder,
@@ -269,7 +270,7 @@ def train_trainer(strategy: str, folder: Path, *, is_resumed: bool) -> Log:
     )
     if sharding:
         pretend()
-    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=OPTIONS | {"shard": "given"})
+    odb = ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, loader=nested(**(OPTIONS | {"shard": "given"})))
     # Torch computes the norm of FSDP 1's gradients in single precision, and of no other.
     model: Any = Model().float() if strategy == "fsdp1" else Model()
     trainer = NotingTrainer(model=model, args=args, train_dataset=make_data(), data_collator=collate, odb=odb)

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset  # noqa: E402
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, enable  # noqa: E402
 from odb_ref.integrations.progress import Intervals, Progress  # noqa: E402
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Samples, find_due, set_environment  # noqa: E402
 from tests.integrations.test_hf import GIVEN, Recorder, make_trainer  # noqa: E402
 from tests.torch.data import Numbers, Stream  # noqa: E402
@@ -47,7 +48,7 @@ class Lengths(Dataset[Any]):
 def count(rank: int, shard: str) -> Any:
     dataset = Lengths(2000 if shard == "auto" else 800 + 800 * rank)
     options = {"token_budget": 8192, "window": 256, "loss_scaling": "none", "shard": shard, "shuffle": True}
-    with ODBDataLoader(dataset, collate_fn=len, timeout_s=30, **options) as loader:
+    with ODBDataLoader(dataset, **nested(collate_fn=len, timeout_s=30, **options)) as loader:
         before = torch.get_rng_state()
         estimate, reads = loader.estimate_steps(256), dataset.reads
         assert torch.equal(before, torch.get_rng_state())
@@ -82,7 +83,7 @@ def test_the_steps_of_an_epoch_are_estimated_from_some_lengths_and_corrected(sha
 def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> None:
     for dataset, options in ((Stream(0, 9), {}), (Numbers(0, 9), {"sampler": [1, 2]})):
         with (
-            ODBDataLoader(dataset, token_budget=9, **options) as loader,
+            ODBDataLoader(dataset, token_budget=9, **nested(**options)) as loader,
             pytest.raises(UsageError, match="map-style data sets without a sampler"),
         ):
             loader.estimate_steps()
@@ -91,7 +92,7 @@ def test_a_stream_and_an_order_of_ones_own_are_not_read_for_an_estimate() -> Non
 def test_progress_goes_on_in_the_middle_of_an_epoch() -> None:
     """From any update; where nobody knows how many samples there are, too, and on another number of ranks."""
     options = OPTIONS | {"shuffle": True, "collate_fn": len, "loss_scaling": "none"}
-    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(Samples(range(sum(SIZES))), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         known = [info for _ in range(2) for _, info in loader.steps()]
     unknown = [replace(info, progress=None) for info in known]
     per_epoch = sum(info.epoch == 0 for info in known)
@@ -164,8 +165,8 @@ Plain = make_plain()
 
 def train_all(rank: int, folder: Path) -> Any:
     set_environment(rank, 1)
-    wrong = {"updates_per_epoch": 2, "loader": OPTIONS}
-    own = {"loader": OPTIONS}
+    wrong = {"updates_per_epoch": 2, "loader": nested(**OPTIONS)}
+    own = {"loader": nested(**OPTIONS)}
     return [
         train(folder, odb=ODBOptions(update_samples=None, token_budget=BUDGET_TOKENS, **wrong), num_train_epochs=2),
         train(
@@ -263,4 +264,4 @@ def test_it_evaluates_and_saves_by_samples_and_by_tokens(tmp_path: Path) -> None
 
 def test_settings_of_a_file_are_options() -> None:
     found = ODBOptions.from_settings({"token_budget": 90, "window": 4, "intervals": {"save_samples": 3}})
-    assert found == ODBOptions(token_budget=90, loader={"window": 4}, intervals=Intervals(save_samples=3))
+    assert found == ODBOptions(token_budget=90, loader=nested(**{"window": 4}), intervals=Intervals(save_samples=3))

@@ -26,6 +26,7 @@ from transformers import TrainingArguments  # noqa: E402
 
 from odb_ref.integrations.accelerate import accumulate  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.integrations.common import (  # noqa: E402
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -73,13 +74,13 @@ def train_plain(rank: int, kind: str, steps: int) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     options = OPTIONS | {"shard": "given", "accumulation_steps": steps, "collate_fn": collate}
     updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         for batch, info in loader.steps():
             if kind == "fsdp2":
-                model.set_requires_gradient_sync(info.is_window_end)
+                model.set_requires_gradient_sync(info.is_update_end)
             info.scale(model(batch["input_ids"], batch["labels"])["loss"]).backward()
             updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()
                 optimizer.zero_grad()
                 updates.append([])
@@ -108,13 +109,13 @@ def train_accelerate(rank: int, version: int) -> Any:
     assert is_sharded(wrapped)
     options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate}
     updates: list[list[int]] = [[]]
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         for batch in accelerator.prepare(loader):
             info = pop_step_info(batch)
             with accumulate(accelerator, wrapped, info):
                 accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
             updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()
                 optimizer.zero_grad()
                 updates.append([])
@@ -171,7 +172,7 @@ def join_nobody(rank: int) -> str:
     """What `Accelerator()` does where there is no accelerator: nothing, on each rank by itself."""
     AcceleratorState._reset_state(reset_partial_state=True)
     options = OPTIONS | {"shard": "given", "collate_fn": collate}
-    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(make_shard(rank), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         _, info = next(loader.steps())
     with pytest.raises(UsageError) as caught:
         accumulate(Accelerator(), Model(), info)

@@ -38,7 +38,8 @@ from transformers import (  # noqa: E402
 
 from odb_ref.integrations.hf import ODBOptions, ODBTrainer  # noqa: E402
 from odb_ref.integrations.hf.data import CollatedLength, predicts_next_token  # noqa: E402
-from odb_ref.torch import JobError, ODBDataLoader  # noqa: E402
+from odb_ref.torch import Batching, JobError, Loss, ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -182,7 +183,7 @@ TASKS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 def make_loader(task: str, **options: Any) -> Any:
     _, collate, add, needed = TASKS[task]
     settings = {"token_budget": 60, "window": 8, "collate_fn": collate, "accumulation_steps": 64, **needed, **options}
-    return ODBDataLoader(make_samples(add), **settings)  # type: ignore[arg-type]
+    return ODBDataLoader(make_samples(add), **nested(**settings))  # type: ignore[arg-type]
 
 
 def in_double(batch: Any) -> dict[str, Any]:
@@ -218,15 +219,15 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     # of a task: what a user who passes nothing is told
     "masked": (
         "causal without labels",
-        "pass loss_scaling='samples'",
+        r"pass Loss\(scaling='samples'\)",
         {"collate_fn": DataCollatorForLanguageModeling(TOKENIZER)},
     ),
-    "decoder": ("encoder and decoder", "pass causal_shift=False", {"causal_shift": True}),
-    "image": ("classes", "pass length_fn=", {"without": "input_ids"}),
-    "boxes": ("causal", "pass supervised_fn=", {"labels": {"boxes": [1]}}),
+    "decoder": ("encoder and decoder", "pass Loss\\(causal_shift=False\\)", {"causal_shift": True}),
+    "image": ("classes", "pass Batching\\(length_fn=\\)", {"without": "input_ids"}),
+    "boxes": ("causal", "pass Loss\\(supervised_fn=\\)", {"labels": {"boxes": [1]}}),
     "tokens of a class": (
         "classes",
-        "pass supervised_fn= to count",
+        "pass Loss\\(supervised_fn=\\) to count",
         {"collate_fn": DataCollatorForLanguageModeling(TOKENIZER, mlm=False)},
     ),
 }
@@ -283,7 +284,7 @@ def test_the_trainer_needs_to_be_told_nothing(task: str, tmp_path: Any) -> None:
         output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, learning_rate=0, logging_steps=1,
         gradient_accumulation_steps=64, save_strategy="no", max_steps=1, max_grad_norm=0,
     )  # fmt: skip
-    odb = ODBOptions(update_samples=None, token_budget=60, loader={"window": 8})
+    odb = ODBOptions(update_samples=None, token_budget=60, loader=nested(**{"window": 8}))
     trainer = ODBTrainer(model=make_model(), args=args, train_dataset=make_samples(add), data_collator=collate, odb=odb)
     trainer.model.train = lambda mode=True: trainer.model  # without dropout
     trainer.train()
@@ -318,10 +319,9 @@ def test_the_samples_of_a_vision_language_model_are_counted_by_tokens_and_patche
     with ODBDataLoader(
         samples,
         token_budget=60,
-        window=8,
-        max_patches=20,
         collate_fn=collate_images,
-        accumulation_steps=64,  # type: ignore[arg-type]
+        batching=Batching(window=8, max_patches=20),
+        loss=Loss(accumulation_steps=64),
     ) as loader:
         added, patches = torch.zeros(()), 0
         for batch, info in loader.steps():

@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from odb_ref.core.errors import JobError  # noqa: E402
 from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.exchange.process_table import compute_host  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.lab.hosts import Lab, find_obstacle  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result  # noqa: E402
@@ -43,7 +44,7 @@ def check_named(results: list[Result], rank: int, cause: str) -> None:
 
 def read(rank: int, culprit: int, sign: int, options: dict[str, Any]) -> int:
     steps = 0
-    with ODBDataLoader(Numbers(0, 300), **(SETTINGS | options)) as loader:
+    with ODBDataLoader(Numbers(0, 300), **nested(**(SETTINGS | options))) as loader:
         for _ in loader:
             if rank == culprit and steps == 3:
                 os.kill(os.getpid(), sign)
@@ -126,7 +127,7 @@ def start_late(rank: int, late: int, delay_s: float) -> list[str]:
     if rank == late:
         time.sleep(delay_s)
     try:
-        with ODBDataLoader(Numbers(0, 30), log_wait_s=1, **SETTINGS) as loader:
+        with ODBDataLoader(Numbers(0, 30), **nested(log_wait_s=1, **SETTINGS)) as loader:
             for _ in loader:
                 pass
     except JobError:
@@ -151,7 +152,7 @@ def read_in_subgroup(rank: int) -> int:
     group = dist.new_group([0, 2])
     if rank == 1:
         return 0
-    with ODBDataLoader(Numbers(0, 30 + rank), process_group=group, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 30 + rank), **nested(process_group=group, **SETTINGS)) as loader:
         return sum(1 for _ in loader)
 
 

@@ -40,7 +40,7 @@ import odb_ref
 samples = [{"input_ids": torch.ones(number % 7 + 1, dtype=torch.long)} for number in range(40)]
 def collate(part):
     return torch.nn.utils.rnn.pad_sequence([one["input_ids"] for one in part], batch_first=True)
-with odb_ref.ODBDataLoader(samples, token_budget=30, collate_fn=collate, loss_scaling="samples") as loader:
+with odb_ref.ODBDataLoader(samples, token_budget=30, collate_fn=collate, loss=odb_ref.Loss(scaling="samples")) as loader:
     assert sum(info.local_samples for _, info in loader.steps()) == 40
 os.name = "nt"
 try:

@@ -158,3 +158,29 @@ def test_versions_claimed_are_versions_run() -> None:
             seen += 1
             assert run[found[1]].split(".")[:2] == found[2].split(".")[:2], f"{item}, and {run[found[1]]} is run"
     assert seen
+
+
+MISTYPED = """
+from odb_ref import Batching, Faults, Loss, ODBDataLoader, Protocol
+ODBDataLoader(dataset, token_budget=64, layout="packd")
+ODBDataLoader(dataset, token_budget=64, windw=8)
+ODBDataLoader(dataset, token_budget=64, window=8)
+Batching(order="sampled")
+Loss(scaling="exakt")
+Faults(on_bad_sample="skip")
+Protocol(on_idle="repeat")
+ODBDataLoader(dataset, token_budget=64, batching=Batching(length_fn=lambda sample: len(sample["input_ids"])))
+"""
+
+
+@pytest.mark.slow
+def test_a_mistyped_option_fails_in_mypy(tmp_path: Path) -> None:
+    out = check_types(
+        tmp_path / "mistyped.py",
+        GIVEN.replace("from typing import Protocol", "from typing import Protocol as P").replace("(Protocol)", "(P)")
+        + MISTYPED,
+    )
+    first = (GIVEN + MISTYPED).splitlines().index('ODBDataLoader(dataset, token_budget=64, layout="packd")') + 1
+    assert sorted({int(line) for line in re.findall(r"mistyped\.py:(\d+): error", out)}) == list(
+        range(first, first + 7)
+    ), out

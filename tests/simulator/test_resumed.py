@@ -17,6 +17,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.trace.format import TraceError
 from odb_ref.trace.writing import TraceWriter
+from tests.helpers.options import nested
 from tests.helpers.world import AnyOrder
 from tests.trace.test_resumed import CONFIGS, find_carrying, write_rest
 
@@ -106,10 +107,10 @@ def train_and_go_on(rank: int, limit: int, folder: Path) -> None:
     from tests.torch.test_state import SETTINGS
 
     shard = Numbers(100 * rank, (40, 18, 5)[rank])
-    with ODBDataLoader(shard, shard="given", **SETTINGS) as loader:
+    with ODBDataLoader(shard, **nested(shard="given", **SETTINGS)) as loader:
         read(loader, limit)
         state = loader.state_dict()
-    with ODBDataLoader(shard, shard="given", trace=folder / f"{rank}.ndjson", **SETTINGS) as loader:
+    with ODBDataLoader(shard, **nested(shard="given", trace=folder / f"{rank}.ndjson", **SETTINGS)) as loader:
         loader.load_state_dict(state)
         read(loader)
 

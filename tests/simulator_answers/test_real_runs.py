@@ -24,7 +24,7 @@ from odb_sim.recorded.calibrate import calibrate  # noqa: E402
 from odb_sim.recorded.replay import replay  # noqa: E402
 from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader, pop_step_info  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -62,10 +62,10 @@ def train(rank: int, out: str, first: int, workers: int = 0) -> int:
         shuffle=True,
         seed=first,
         token_budget=200,
-        window=48,
         num_workers=workers,
         collate_fn=collate,
         trace=Path(out) / "rank{rank}.ndjson",
+        batching=Batching(window=48),
     ) as loader:
         for batch in loader:
             pop_step_info(batch)
@@ -117,11 +117,10 @@ def train_on_changing_budgets(rank: int, out: str) -> list[int]:
         shard="given",
         shuffle=True,
         token_budget=200,
-        budget_schedule=grow,
-        window=24,
         num_workers=rank,
         collate_fn=collate,
         trace=Path(out) / "rank{rank}.epoch{epoch}.ndjson",
+        batching=Batching(budget_schedule=grow, window=24),
     ) as loader:
         for epoch in range(2):
             for batch in loader:

@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from odb_ref.torch import ODBDataLoader, pop_step_info
 from odb_ref.torch.exchange.process_table import find_children, look_at
+from tests.helpers.options import nested
 from tests.soak.case import SHORT_TIMEOUT_S, WAITED_FOR, Case, Fault, Victim
 from tests.torch.data import collate, make_sample
 
@@ -206,18 +207,20 @@ class Rank:
         return ODBDataLoader(
             Samples(),
             token_budget=60 + (self.rank == case.culprit and case.fault is Fault.CONFIG),
-            window=settings.window,
-            depth=settings.depth,
-            transport=settings.transport,
-            accumulation_steps=settings.accumulation_steps,
-            num_workers=settings.workers,
-            timeout_s=case.timeout_s,
-            loader_timeout_s=case.timeout_s,
-            sampler=self._feed,
-            shard="given",
-            idle_sample=make_sample(1) | {"what": "", "error": ""},
-            collate_fn=combine,
-            **options,
+            **nested(
+                window=settings.window,
+                depth=settings.depth,
+                transport=settings.transport,
+                accumulation_steps=settings.accumulation_steps,
+                num_workers=settings.workers,
+                timeout_s=case.timeout_s,
+                loader_timeout_s=case.timeout_s,
+                sampler=self._feed,
+                shard="given",
+                idle_sample=make_sample(1) | {"what": "", "error": ""},
+                collate_fn=combine,
+                **options,
+            ),
         )
 
     def _train(self, loader: ODBDataLoader[Any], case: Case, found: Found) -> None:

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from odb_ref import Batching
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.offer import NONE
 from odb_ref.core.types import Mode
@@ -182,7 +183,13 @@ def _train(rank: int, folder: str) -> int:
     steps = 0
     path = str(Path(folder) / "rank{rank}.ndjson")
     with ODBDataLoader(
-        data, token_budget=60, window=8, depth=2, shard="given", collate_fn=list, num_workers=1, trace=path
+        data,
+        token_budget=60,
+        shard="given",
+        collate_fn=list,
+        num_workers=1,
+        trace=path,
+        batching=Batching(window=8, depth=2),
     ) as loader:
         for _ in loader:
             steps += 1

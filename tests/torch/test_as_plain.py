@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, get_worker_info  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.collator import pin  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
@@ -69,7 +70,7 @@ def test_containers_of_every_kind_are_pinned_and_stay_what_they_are() -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_without_an_accelerator_nothing_is_pinned_and_that_is_said(num_workers: int) -> None:
     with pytest.warns(UserWarning, match="no accelerator to pin memory for"):
-        loader = ODBDataLoader(Numbers(0, COUNT), pin_memory=True, num_workers=num_workers, **SETTINGS)
+        loader = ODBDataLoader(Numbers(0, COUNT), **nested(pin_memory=True, num_workers=num_workers, **SETTINGS))
     with loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
 
@@ -95,7 +96,9 @@ def test_a_connection_that_belongs_to_one_thread_can_be_read_from(tmp_path: Path
         table.execute("create table samples (number integer)")
         table.executemany("insert into samples values (?)", [(number,) for number in range(COUNT)])
     context = "fork" if num_workers else None
-    with ODBDataLoader(Rows(path), num_workers=num_workers, multiprocessing_context=context, **SETTINGS) as loader:
+    with ODBDataLoader(
+        Rows(path), **nested(num_workers=num_workers, multiprocessing_context=context, **SETTINGS)
+    ) as loader:
         for _ in range(2):
             assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
 
@@ -110,7 +113,7 @@ class Locked(Numbers):
 def read_locked(rank: int, size: int, options: dict[str, Any]) -> list[int]:
     data = Locked(100 * rank, size if rank else COUNT)
     numbers: list[int] = []
-    with ODBDataLoader(data, shard="given", **(SETTINGS | options)) as loader:
+    with ODBDataLoader(data, **nested(shard="given", **(SETTINGS | options))) as loader:
         for batch in loader:
             numbers += [] if pop_step_info(batch).is_idle else batch["numbers"]
     return numbers
@@ -124,7 +127,7 @@ def test_samples_that_cannot_be_copied_are_read_again_for_idle_steps() -> None:
 
 def test_samples_that_cannot_be_sent_are_an_error_that_says_so() -> None:
     with (
-        ODBDataLoader(Locked(0, COUNT), num_workers=1, **SETTINGS) as loader,
+        ODBDataLoader(Locked(0, COUNT), **nested(num_workers=1, **SETTINGS)) as loader,
         pytest.raises(JobError, match=r"a sample cannot be sent .*cannot pickle '_thread.lock'.*use num_workers=0"),
     ):
         list(loader)
@@ -155,7 +158,7 @@ def read_late(rank: int, kind: str, options: dict[str, Any]) -> int:
     data: Any = Keyed(COUNT) if kind == "keyed" else OpenedLate(0, COUNT)
     keys: Any = data.names if kind == "keyed" else range(COUNT)
     settings = SETTINGS | {"sampler": [] if rank else keys, "num_workers": int(kind == "late")} | options
-    with ODBDataLoader(data, **settings) as loader:
+    with ODBDataLoader(data, **nested(**settings)) as loader:
         return sum(1 for batch in loader if pop_step_info(batch).is_idle)
 
 
@@ -164,7 +167,7 @@ def test_where_the_first_sample_cannot_be_read_an_idle_rank_says_what_to_pass(ki
     results = run_ranks(2, read_late, kind, {})
     for result in results:
         assert (result.error, result.rank) == ("JobError", 1)
-        assert "pass idle_sample= or on_idle='none'" in result.text
+        assert "pass Protocol(idle_sample=) or on_idle='none'" in result.text
         assert "the first of the data set cannot be read here" in result.text
     results = run_ranks(2, read_late, kind, {"idle_sample": make_sample(3)})
     assert not any(result.error for result in results), results
@@ -180,7 +183,7 @@ def take_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def read_idle(rank: int, num_workers: int) -> int:
     settings = SETTINGS | {"collate_fn": take_apart, "idle_sample": make_sample(3), "num_workers": num_workers}
-    with ODBDataLoader(Numbers(0, 0 if rank else COUNT), shard="given", **settings) as loader:
+    with ODBDataLoader(Numbers(0, 0 if rank else COUNT), **nested(shard="given", **settings)) as loader:
         return sum(1 for batch in loader if pop_step_info(batch).is_idle)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info
+from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError, pop_step_info
 from odb_ref.trace.check import Property, Status, check_traces
+from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_ranks
 
@@ -29,7 +30,7 @@ def cube(tokens: int) -> int:
 
 def read(rank: int, costs: tuple[Any, ...], trace: Path | None) -> list[list[int]] | str:
     settings: dict[str, Any] = {"token_budget": 120, "window": 16, "collate_fn": collate, "timeout_s": 20}
-    with ODBDataLoader(Numbers(0, COUNT), cost=costs[rank], trace=trace, shuffle=True, **settings) as loader:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(cost=costs[rank], trace=trace, shuffle=True, **settings)) as loader:
         try:
             return [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in loader]
         except JobError as error:
@@ -57,4 +58,4 @@ def test_ranks_with_different_costs_do_not_start() -> None:
 def test_a_cost_that_makes_no_sense_is_refused() -> None:
     for cost in ("attention", "attention/0", lambda tokens: -tokens, 5):
         with pytest.raises(UsageError, match="cost"):
-            ODBDataLoader(Numbers(0, COUNT), token_budget=120, cost=cost)
+            ODBDataLoader(Numbers(0, COUNT), token_budget=120, batching=Batching(cost=cost))

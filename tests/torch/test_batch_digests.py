@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -176,7 +177,7 @@ def make_loader(setting: dict[str, Any], rank: int, **more: Any) -> Any:
             options["sampler"] = range(start + count - 1, start - 1, -1)
         case _:
             data = NoisyStream(start, count)
-    return ODBDataLoader(data, **options)
+    return ODBDataLoader(data, **nested(**options))
 
 
 def describe(batch: Any) -> Any:
@@ -195,7 +196,7 @@ def describe_step(batch: Any, info: Any) -> Any:
         "loss_scale",
         "is_idle",
         "is_last",
-        "is_window_end",
+        "is_window_end",  # its name when the digests were taken
         "window_supervised",
         "padded_tokens",
     ]
@@ -205,7 +206,7 @@ def describe_step(batch: Any, info: Any) -> Any:
         "world_size",
         *(f"{who}_{what}" for who in ("local", "global") for what in counted),
     ]
-    return [describe(batch), {name: getattr(info, name) for name in names}]
+    return [describe(batch), {name: getattr(info, name.replace("window_end", "update_end")) for name in names}]
 
 
 def describe_trace(path: Path) -> Iterator[Any]:

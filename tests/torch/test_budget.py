@@ -11,6 +11,7 @@ import torch
 from odb_ref.core.errors import UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import check_traces
+from tests.helpers.options import nested
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_ranks
 
@@ -19,7 +20,7 @@ FULL, LESS = 90, 40
 
 def _make_loader(count: int = 240, **options: Any) -> ODBDataLoader:
     values: dict[str, Any] = {"token_budget": FULL, "window": 12, "ramp_rounds": 0, "depth": 2, "shuffle": True}
-    return ODBDataLoader(Numbers(0, count), collate_fn=collate, **(values | options))
+    return ODBDataLoader(Numbers(0, count), **nested(collate_fn=collate, **(values | options)))
 
 
 def _read(loader: ODBDataLoader, lower_at: int | None = None) -> list[tuple[int, int, list[int]]]:

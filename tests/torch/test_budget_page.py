@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from odb_ref.core.types import Mode
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import Batching, ODBDataLoader, Protocol
 from odb_ref.torch.loop import StepGuard
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "budgets.md"
@@ -43,7 +43,8 @@ class Page:
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {
-            "ODBDataLoader": ODBDataLoader, "StepGuard": StepGuard, "dataset": Texts(), "collate": collate,
+            "Batching": Batching, "ODBDataLoader": ODBDataLoader,
+            "StepGuard": StepGuard, "dataset": Texts(), "collate": collate,
             "TOKENS_OF_THIS_GPU": 5_000,
         }  # fmt: skip
         self.blocks = BLOCK.findall(PAGE.read_text())
@@ -97,7 +98,7 @@ def test_a_loop_raises_the_budget_when_its_loss_falls() -> None:
         seen.append(batch["input_ids"].numel() if len(batch["numbers"]) > 1 else 0)
         return next(losses)
 
-    loader = ODBDataLoader(Texts(), token_budget=16_384, window=64, depth=1, collate_fn=collate)
+    loader = ODBDataLoader(Texts(), token_budget=16_384, collate_fn=collate, batching=Batching(window=64, depth=1))
     page.names |= {"loader": loader, "train": train}
     with loader:
         loader.accept_budget(4_096)
@@ -163,7 +164,9 @@ def test_a_batch_size_grows_by_the_step(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_last_batch_is_included_however_short(mode: Mode) -> None:
     """Checks: COVER, QUOTA. Of one rank: nothing is left over where it ends, in either mode."""
-    with ODBDataLoader(Texts(), token_budget=65_536, window=64, collate_fn=collate, mode=mode) as loader:
+    with ODBDataLoader(
+        Texts(), token_budget=65_536, collate_fn=collate, batching=Batching(window=64), protocol=Protocol(mode=mode)
+    ) as loader:
         sizes = [len(batch["numbers"]) for batch in loader]
     assert sum(sizes) == 700
     assert min(sizes) < 0.5 * max(sizes)

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.checkpoint.stateful import Stateful  # noqa: E402
 
 from odb_ref.torch import JobState, ODBDataLoader, UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -30,7 +31,7 @@ def make_loader(**options: Any) -> ODBDataLoader:
         "shuffle": True,
         "timeout_s": 20,
     }
-    return ODBDataLoader(Numbers(0, COUNT), **(settings | options))
+    return ODBDataLoader(Numbers(0, COUNT), **nested(**(settings | options)))
 
 
 def save(rank: int, folder: Path, steps: int) -> tuple[list[Any], list[Any]]:

@@ -31,6 +31,7 @@ from odb_ref.torch.reading.measure import Measured  # noqa: E402
 from odb_ref.torch.reading.pipeline import _Maker  # noqa: E402
 from odb_ref.torch.reading.serialization import Packed, pack, unpack  # noqa: E402
 from odb_ref.torch.reading.service import BatchRequest, SampleListener  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -47,7 +48,9 @@ def collate_slowly(samples: list[Any]) -> tuple[int, list[int], float, list[floa
 
 
 def read(**options: Any) -> list[Any]:
-    with ODBDataLoader(Numbers(0, SAMPLES), collate_fn=collate_slowly, shuffle=True, **SETTINGS | options) as loader:
+    with ODBDataLoader(
+        Numbers(0, SAMPLES), **nested(collate_fn=collate_slowly, shuffle=True, **SETTINGS | options)
+    ) as loader:
         return list(loader)
 
 
@@ -77,7 +80,7 @@ def test_a_quick_collate_fn_runs_in_the_loader_process() -> None:
     def make(samples: list[Any]) -> int:
         return os.getpid()
 
-    with ODBDataLoader(Numbers(0, SAMPLES), collate_fn=make, num_workers=3, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=make, num_workers=3, **SETTINGS)) as loader:
         pids = list(loader)
     assert len(set(pids[: TRIAL_BATCHES + 1])) == 1  # one made for it
     assert len(set(pids[TRIAL_BATCHES + 1 :])) == 1
@@ -103,7 +106,7 @@ class OpensOnce:
 @pytest.mark.parametrize("seconds", [0.0, 2 * SLOW_S])
 def test_what_a_collate_fn_opens_is_used_by_the_process_that_opened_it(tmp_path: Path, seconds: float) -> None:
     function = OpensOnce(str(tmp_path / "file"), seconds)
-    with ODBDataLoader(Numbers(0, SAMPLES), collate_fn=function, num_workers=3, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=function, num_workers=3, **SETTINGS)) as loader:
         users = list(loader)
     assert len(set(users)) == (3 if seconds else 2)
     assert all(user == opener for user, opener in users)
@@ -114,7 +117,7 @@ def test_a_slow_collate_fn_that_cannot_be_sent_any_more_stays_where_it_is(tmp_pa
     function = OpensOnce(str(tmp_path / "file"), 2 * SLOW_S)
     options = SETTINGS | {"multiprocessing_context": "spawn", "num_workers": 2, "timeout_s": 60}
     with (
-        ODBDataLoader(Numbers(0, SAMPLES), collate_fn=function, **options) as loader,
+        ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=function, **options)) as loader,
         pytest.warns(RuntimeWarning, match="cannot run in as many processes as there are workers: TypeError"),
     ):
         assert len(set(loader)) == 1
@@ -157,7 +160,7 @@ def die() -> None:
 def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], None], cause: str) -> None:
     """Preserves: ABORT."""
     options = SETTINGS | {"collate_fn": FailsLate(fail), "num_workers": 2}
-    with ODBDataLoader(Numbers(0, SAMPLES), **options) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**options)) as loader:
         with pytest.raises(JobError, match=cause):
             list(loader)
         with pytest.raises(JobError, match=cause):  # and again: what is left of the epoch before does not disturb
@@ -167,7 +170,7 @@ def test_a_failure_of_one_of_them_is_a_failure_of_the_rank(fail: Callable[[], No
 
 def test_an_early_end_leaves_no_batch_for_the_next_epoch() -> None:
     options = SETTINGS | {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
-    with ODBDataLoader(Numbers(0, SAMPLES), **options) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**options)) as loader:
         for _, batch in zip(range(20), loader, strict=False):
             assert batch
         epochs = [sorted(sample for _, ids, _, _ in loader for sample in ids) for _ in range(2)]

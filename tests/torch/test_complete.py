@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, Sampler  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -92,7 +93,7 @@ def test_what_ends_a_plain_loader_early_is_an_error(
     data: Dataset[Any], options: dict[str, Any], cause: str, num_workers: int
 ) -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = ODBDataLoader(data, num_workers=num_workers, **(SETTINGS | options))
+    loader = ODBDataLoader(data, **nested(num_workers=num_workers, **(SETTINGS | options)))
     with loader, pytest.raises(JobError, match="rank 0 failed") as caught:
         for batch in loader:
             pop_step_info(batch)
@@ -101,14 +102,14 @@ def test_what_ends_a_plain_loader_early_is_an_error(
 
 def test_a_worker_init_fn_that_stops_is_an_error() -> None:
     """Spec: R11.4. Checks: COVER."""
-    loader = ODBDataLoader(Numbers(0, COUNT), num_workers=1, worker_init_fn=stop, **SETTINGS)
+    loader = ODBDataLoader(Numbers(0, COUNT), **nested(num_workers=1, worker_init_fn=stop, **SETTINGS))
     with loader, pytest.raises(JobError, match="worker_init_fn raised StopIteration"):
         list(loader)
 
 
 def read_on_ranks(rank: int) -> None:
     data = Stopping(0, COUNT) if rank else Numbers(0, COUNT)
-    with ODBDataLoader(data, shard="given", **SETTINGS) as loader:
+    with ODBDataLoader(data, **nested(shard="given", **SETTINGS)) as loader:
         for batch in loader:
             pop_step_info(batch)
 
@@ -125,7 +126,7 @@ def test_a_sample_that_stops_is_set_aside_like_any_bad_one(num_workers: int) -> 
     """Spec: R11.1. Checks: COVER."""
     options = SETTINGS | {"on_bad_sample": "quarantine", "num_workers": num_workers}
     for data in (Stopping(0, COUNT), AtOnce(-1)):
-        with ODBDataLoader(data, **options) as loader:
+        with ODBDataLoader(data, **nested(**options)) as loader:
             with warnings.catch_warnings(action="ignore"):
                 numbers = [number for batch in loader for number in batch["numbers"]]
             lost = [20] if isinstance(data, Stopping) else []
@@ -135,7 +136,7 @@ def test_a_sample_that_stops_is_set_aside_like_any_bad_one(num_workers: int) -> 
 
 def test_several_at_once_are_read_once_each() -> None:
     """Checks: COVER."""
-    with ODBDataLoader(AtOnce(0), **SETTINGS) as loader:
+    with ODBDataLoader(AtOnce(0), **nested(**SETTINGS)) as loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
 
 
@@ -155,7 +156,7 @@ class OneShot(Sampler[int]):
 
 def test_a_sampler_that_lists_other_than_it_says_is_an_error() -> None:
     """Checks: COVER."""
-    with ODBDataLoader(Numbers(0, COUNT), sampler=OneShot(), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=OneShot(), **SETTINGS)) as loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))
         with pytest.raises(UsageError, match="says that it has 40 keys, and listed 0"):
             iter(loader)
@@ -171,12 +172,15 @@ class SameForAll(Stream):
 @pytest.mark.parametrize(("num_workers", "is_told"), [(1, False), (2, True)])
 def test_workers_that_all_yield_the_same_are_warned_of(num_workers: int, is_told: bool) -> None:
     """Checks: ONCE."""
-    with ODBDataLoader(SameForAll(0, COUNT), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(SameForAll(0, COUNT), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             numbers = [number for batch in loader for number in batch["numbers"]]
         assert sorted(numbers) == sorted(num_workers * list(range(COUNT)))
         assert ["the workers begin with the same samples" in str(item.message) for item in caught] == is_told * [True]
-    with ODBDataLoader(Stream(0, COUNT), num_workers=num_workers, **SETTINGS) as loader, warnings.catch_warnings():
+    with (
+        ODBDataLoader(Stream(0, COUNT), **nested(num_workers=num_workers, **SETTINGS)) as loader,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("error")
         list(loader)

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from odb_ref.torch import JobError, ODBDataLoader, UsageError, count_patches, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -78,7 +79,7 @@ class Pictures(Numbers):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> None:
     """Checks: BUDGET, COVER."""
-    with ODBDataLoader(Pictures(0, COUNT), max_patches=45, num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(max_patches=45, num_workers=num_workers, **SETTINGS)) as loader:
         numbers, sums = [], []
         for batch in loader:
             info = pop_step_info(batch)
@@ -90,7 +91,7 @@ def test_no_batch_of_several_samples_exceeds_the_patches(num_workers: int) -> No
         metrics = loader.metrics()
     assert sorted(numbers) == list(range(COUNT))
     assert metrics["odb/patches"] == sum(sums) == sum(map(compute_patches, range(COUNT)))
-    with ODBDataLoader(Pictures(0, COUNT), **SETTINGS) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(**SETTINGS)) as loader:
         unbound = [sum(map(compute_patches, batch["numbers"])) for batch in loader]
         assert "odb/patches" not in loader.metrics()
     assert max(unbound) > 45
@@ -108,7 +109,7 @@ def read(rank: int, options: dict[str, Any]) -> tuple[list[list[int]], int, Used
     """Batches, a sum, and of each step what it uses here and on all ranks."""
     settings = SETTINGS | {"cost_fn": count_two, "limits": (9, 60), "shuffle": True} | options
     rows, used = [], []
-    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
         for batch in loader:
             info = pop_step_info(batch)
             rows.append([] if info.is_idle else batch["numbers"])
@@ -142,19 +143,19 @@ def test_several_limits_hold_on_every_rank_with_and_without_workers(tmp_path: Pa
 def test_an_epoch_with_limits_goes_on_identically() -> None:
     """Checks: RESUME."""
     settings = SETTINGS | {"max_patches": 45, "shuffle": True}
-    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
         whole = [batch["numbers"] for batch in loader]
-    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
         before = []
         for batch in loader:
             before.append(batch["numbers"])
             if len(before) == 7:
                 break
         state = loader.state_dict()
-    with ODBDataLoader(Pictures(0, COUNT), **settings) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(**settings)) as loader:
         loader.load_state_dict(state)
         assert before + [batch["numbers"] for batch in loader] == whole
-    with ODBDataLoader(Pictures(0, COUNT), **(settings | {"max_patches": 50})) as loader:
+    with ODBDataLoader(Pictures(0, COUNT), **nested(**(settings | {"max_patches": 50}))) as loader:
         loader.load_state_dict([state])
         after = [number for batch in loader for number in batch["numbers"]]
     assert sorted([number for batch in before for number in batch] + after) == list(range(COUNT))
@@ -164,7 +165,7 @@ def test_an_epoch_with_limits_goes_on_identically() -> None:
 def test_nonsense_from_cost_fn_ends_the_epoch_with_its_cause(costs: object) -> None:
     options = SETTINGS | {"cost_fn": lambda sample: costs, "limits": (4, 4)}
     with (
-        ODBDataLoader(Numbers(0, 9), **options) as loader,
+        ODBDataLoader(Numbers(0, 9), **nested(**options)) as loader,
         pytest.raises(JobError, match=r"rank 0 failed: SampleError: cost_fn gave .*, expected 2 integers"),
     ):
         list(loader)
@@ -173,7 +174,7 @@ def test_nonsense_from_cost_fn_ends_the_epoch_with_its_cause(costs: object) -> N
 @pytest.mark.filterwarnings("ignore::odb_ref.torch.BadSampleWarning")
 def test_nonsense_from_cost_fn_may_be_set_aside() -> None:
     options = SETTINGS | {"cost_fn": lambda sample: (-(sample["number"] == 4),), "limits": [3]}
-    with ODBDataLoader(Numbers(0, 9), on_bad_sample="quarantine", **options) as loader:
+    with ODBDataLoader(Numbers(0, 9), **nested(on_bad_sample="quarantine", **options)) as loader:
         numbers = [number for batch in loader for number in batch["numbers"]]
         assert [item.index for item in loader.quarantined] == [4]
     assert sorted(numbers) == [0, 1, 2, 3, 5, 6, 7, 8]
@@ -192,4 +193,4 @@ def test_nonsense_from_cost_fn_may_be_set_aside() -> None:
 )
 def test_misuse_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ODBDataLoader(Numbers(0, 9), **(SETTINGS | options))
+        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | options)))

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -24,7 +25,7 @@ VALUES += [b"", (0,), object(), {1, 2}, 10**5000]
 
 
 def save(rank: int, options: dict[str, Any], base: list[Any]) -> Any:
-    with ODBDataLoader(Numbers(0, 60), **(SETTINGS | options)) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**(SETTINGS | options))) as loader:
         if base:
             loader.load_state_dict(base)
         read(loader, 4)
@@ -93,7 +94,7 @@ def states() -> list[Any]:
 
 def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) -> None:
     count = 0
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         for state in states:
             for path in walk(state):
                 for damaged in damage(state, path):
@@ -115,14 +116,17 @@ def test_a_damaged_state_is_refused_and_the_field_is_named(states: list[Any]) ->
     "given", [None, 3, "state", b"state", [], [None], [[]], {}, {"version": None}, [{"version": 4}]]
 )
 def test_what_is_no_state_is_refused(given: Any) -> None:
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader, pytest.raises(UsageError, match="load_state_dict"):
+    with (
+        ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader,
+        pytest.raises(UsageError, match="load_state_dict"),
+    ):
         loader.load_state_dict(given)
 
 
 def test_states_of_all_ranks_are_of_one_moment() -> None:
     first, second, third = save_with(3, {}, [])
     other = save_with(3, {"seed": 5}, [])
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         for states in ([first, second], [first, third, second], [first, first, third], [first, second, other[2]]):
             loader.load_state_dict(states)
             with pytest.raises(UsageError, match="load_state_dict"):
@@ -132,7 +136,7 @@ def test_states_of_all_ranks_are_of_one_moment() -> None:
 
 
 def test_a_damaged_job_state_is_refused() -> None:
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         read(loader, 4)
         job = JobState(loader)
         text = str(job.state_dict()["odb_ranks"])
@@ -153,7 +157,7 @@ def test_a_damaged_job_state_is_refused() -> None:
 
 
 def test_a_state_survives_json_and_other_types_of_sequence() -> None:
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         read(loader, 4)
         state = loader.state_dict()
         for same in (

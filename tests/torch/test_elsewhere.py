@@ -15,6 +15,7 @@ from odb_ref.torch import ODBDataLoader, UsageError, arguments  # noqa: E402
 from odb_ref.torch.exchange import process_table  # noqa: E402
 from odb_ref.torch.reading import collate_workers, serialization  # noqa: E402
 from odb_ref.torch.reading.serialization import LARGE_BYTES  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 from tests.torch.test_stuck import SETTINGS, check_blamed, read_raising  # noqa: E402
@@ -36,7 +37,7 @@ def collate_images(samples: list[Any]) -> Any:
 def read_images(rank: int, num_workers: int) -> list[int]:
     numbers: list[int] = []
     options = SETTINGS | {"collate_fn": collate_images, "on_idle": "none", "num_workers": num_workers}
-    with ODBDataLoader(Images(40 * rank, 40), **options) as loader:
+    with ODBDataLoader(Images(40 * rank, 40), **nested(**options)) as loader:
         for found, images in filter(None, loader):
             assert [int(image[-1]) + 40 * rank for image in images] == found
             numbers += found
@@ -77,6 +78,6 @@ def test_a_killed_process_is_named_all_the_same(monkeypatch: pytest.MonkeyPatch,
 def test_workers_are_refused_where_processes_are_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "os", type("os", (), {"name": "nt"}))
     with pytest.raises(UsageError, match="num_workers=2 needs Linux or macOS"):
-        ODBDataLoader(Numbers(0, 4), num_workers=2, **SETTINGS)
-    with ODBDataLoader(Numbers(0, 4), **SETTINGS | {"collate_fn": len}) as loader:
+        ODBDataLoader(Numbers(0, 4), **nested(num_workers=2, **SETTINGS))
+    with ODBDataLoader(Numbers(0, 4), **nested(**SETTINGS | {"collate_fn": len})) as loader:
         assert sum(loader) == 4

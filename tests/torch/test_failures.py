@@ -20,6 +20,7 @@ from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.pipeline import find_failed  # noqa: E402
 from odb_ref.torch.reading.tasks import get_length  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
@@ -45,7 +46,7 @@ def synchronize() -> None:
 def read_bad(rank: int, bad_rank: int, fault: str, num_workers: int, trace: Path | None = None) -> int:
     dataset = Numbers(0, SIZES[rank], bad=15 if rank == bad_rank else None, fault=fault)
     steps = 0
-    with ODBDataLoader(dataset, num_workers=num_workers, trace=trace, **SETTINGS) as loader:
+    with ODBDataLoader(dataset, **nested(num_workers=num_workers, trace=trace, **SETTINGS)) as loader:
         for _ in loader:
             synchronize()
             steps += 1
@@ -81,7 +82,7 @@ def read_with_failing_collate(rank: int, num_workers: int) -> None:
         return collate(samples)
 
     options = SETTINGS | {"collate_fn": fail, "num_workers": num_workers}
-    with ODBDataLoader(Numbers(0, SIZES[rank]), **options) as loader:
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **nested(**options)) as loader:
         for _ in loader:
             synchronize()
 
@@ -106,7 +107,7 @@ def fail_and_go_on(rank: int) -> tuple[str, int]:
             raise ValueError("cannot be collated")
         return collate(samples)
 
-    with ODBDataLoader(Moody(0, (40, 5)[rank]), **SETTINGS | {"collate_fn": combine}) as loader:
+    with ODBDataLoader(Moody(0, (40, 5)[rank]), **nested(**SETTINGS | {"collate_fn": combine})) as loader:
         try:
             for _ in loader:
                 synchronize()
@@ -133,7 +134,7 @@ def read_with_bad_lengths(rank: int, length: Any, num_workers: int) -> None:
         return length if rank == 0 and sample["number"] == 12 else len(sample["input_ids"])
 
     options = SETTINGS | {"length_fn": measure, "num_workers": num_workers}
-    with ODBDataLoader(Numbers(0, SIZES[rank]), **options) as loader:
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **nested(**options)) as loader:
         for _ in loader:
             synchronize()
 
@@ -162,7 +163,7 @@ def test_nonsense_from_length_fn_on_one_rank_is_told_to_all(length: Any, num_wor
 
 
 def read_with_options(rank: int, options: list[dict[str, Any]]) -> None:
-    with ODBDataLoader(Numbers(0, SIZES[rank]), **(SETTINGS | options[rank])) as loader:
+    with ODBDataLoader(Numbers(0, SIZES[rank]), **nested(**(SETTINGS | options[rank]))) as loader:
         for _ in loader:
             synchronize()
 
@@ -189,7 +190,7 @@ def test_ranks_that_are_configured_differently_say_so(option: dict[str, Any], ca
 
 
 def read_and_die(rank: int, trace: Path | None = None) -> None:
-    with ODBDataLoader(Numbers(0, 200), trace=trace, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 200), **nested(trace=trace, **SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank == 1 and step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -205,7 +206,7 @@ def test_a_killed_process_is_named_in_time() -> None:
 
 def read_and_lose_the_loader_process(rank: int) -> None:
     # Far more than a pipe holds is on its way when it happens: nothing that waits for it to be read may stay.
-    with ODBDataLoader(Numbers(0, 4000), num_workers=2, prefetch_factor=32, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 4000), **nested(num_workers=2, prefetch_factor=32, **SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank == 1 and step == 3:
                 (process,) = multiprocessing.active_children()
@@ -224,7 +225,7 @@ def read_late(rank: int) -> None:
     if rank == 1:
         time.sleep(7)
         return
-    with ODBDataLoader(Numbers(0, 20), **(SETTINGS | {"timeout_s": 3})) as loader:
+    with ODBDataLoader(Numbers(0, 20), **nested(**(SETTINGS | {"timeout_s": 3}))) as loader:
         list(loader)
 
 
@@ -237,7 +238,7 @@ def test_a_rank_that_never_starts_is_noticed_in_time() -> None:
 
 def read_slowly(rank: int) -> int:
     steps = 0
-    with ODBDataLoader(Numbers(0, 30), **(SETTINGS | {"timeout_s": 1})) as loader:
+    with ODBDataLoader(Numbers(0, 30), **nested(**(SETTINGS | {"timeout_s": 1}))) as loader:
         for _ in range(2):
             for _batch in loader:
                 synchronize()
@@ -257,7 +258,7 @@ def test_a_slow_trainer_is_not_taken_for_a_lost_one() -> None:
 
 def leave(rank: int, leavers: list[int], step: int, how: str, trace: Path | None = None) -> int:
     steps = 0
-    with ODBDataLoader(Numbers(0, 60), trace=trace, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(trace=trace, **SETTINGS)) as loader:
         for batch in loader:
             pop_step_info(batch)
             if rank in leavers and steps == step:
@@ -289,7 +290,7 @@ def test_one_that_leaves_alone_is_named_to_the_others(how: str) -> None:
 
 def interrupt(rank: int, culprits: list[int], num_workers: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
-    with ODBDataLoader(Numbers(0, 2000), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank in culprits and step == 3:
                 os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does: workers are told too
@@ -314,7 +315,7 @@ def test_control_c_on_all_ranks_ends_all() -> None:
 
 def leave_while_others_wait(rank: int) -> int:
     """The others are in the trainer's collective when one leaves: their loaders must end all the same."""
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         for step, _ in enumerate(loader):
             if rank == 0 and step == 3:
                 break
@@ -348,7 +349,7 @@ def test_the_traces_of_an_epoch_that_ends_early_pass_the_checker(kind: str, tmp_
 
 def leave_or_stay_inside(rank: int) -> float:
     """Rank 0 leaves alone, rank 1 is inside a step for long, rank 2 asks for steps: how long until it knows."""
-    with ODBDataLoader(Numbers(100 * rank, 60), **(SETTINGS | {"timeout_s": 20})) as loader:
+    with ODBDataLoader(Numbers(100 * rank, 60), **nested(**(SETTINGS | {"timeout_s": 20}))) as loader:
         batches = iter(loader)
         for _ in range(3):
             next(batches)

@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -46,7 +47,7 @@ def train(rank: int, sizes: list[int], device: str, num_workers: int) -> Any:
     options: dict[str, Any] = {"token_budget": 60, "window": 12, "shard": "given", "loss_reduction": "sum"}
     options |= {"num_workers": num_workers, "pin_memory": device == "cuda", "timeout_s": 60}
     epochs = []
-    with ODBDataLoader(Numbers(sum(sizes[:rank]), sizes[rank]), collate_fn=collate, **options) as loader:
+    with ODBDataLoader(Numbers(sum(sizes[:rank]), sizes[rank]), **nested(collate_fn=collate, **options)) as loader:
         for _ in range(EPOCHS):
             steps = []
             for batch in loader:

@@ -19,6 +19,7 @@ from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.loop import StepGuard, count_pairs, split_pairs  # noqa: E402
 from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.pairs import Pairs, Preference, check_pairs, collate, compute_loss, make_pair  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 from tests.torch.test_step_guard import FIT, FailingBackward, get_gradient, limited_memory  # noqa: E402
@@ -66,7 +67,7 @@ def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[lis
     faults = Faults(seed + rank, 0.0 if kind == "fsdp2" else 0.6)
     windows: list[dict[str, Any]] = []
     numbers: list[int] = []
-    with ODBDataLoader(make_data(rank), **(OPTIONS | options)) as loader:
+    with ODBDataLoader(make_data(rank), **nested(**(OPTIONS | options))) as loader:
         memory: dict[str, Any] = {"memory": FIT} if kind == "fsdp2" else {}
         guard = StepGuard(model, faults.compute_loss, lower_budget=loader.accept_budget, **PAIRS, **memory)
         choose = random.Random(rank)
@@ -74,7 +75,7 @@ def train(rank: int, kind: str, options: dict[str, Any], seed: int) -> tuple[lis
             for batch, info in loader.steps():
                 guard.backward(batch, info)
                 numbers += [] if info.is_idle else batch["numbers"].tolist()
-                if info.is_window_end:
+                if info.is_update_end:
                     windows.append({"numbers": numbers, "gradient": get_gradient(model)})
                     numbers = []
     assert not numbers
@@ -121,7 +122,7 @@ def fail_alone(rank: int) -> Any:
 
     accepted: list[int] = []
     guard = StepGuard(Preference(), run, lower_budget=accepted.append, **PAIRS)
-    with ODBDataLoader(make_data(rank), **OPTIONS) as loader:
+    with ODBDataLoader(make_data(rank), **nested(**OPTIONS)) as loader:
         try:
             for batch, info in loader.steps():
                 guard.backward(batch, info)
@@ -142,7 +143,7 @@ def test_a_pair_that_does_not_fit_alone_fails_on_every_rank() -> None:
 def guard_unsaid(rank: int, options: dict[str, Any]) -> Any:
     """Nothing fails here, and rank 1 has nothing that would have to be halved."""
     guard = StepGuard(Preference(), Faults(0, 0.0).compute_loss, **options)
-    with ODBDataLoader(Pairs([50]) if rank else make_data(0), **OPTIONS) as loader:
+    with ODBDataLoader(Pairs([50]) if rank else make_data(0), **nested(**OPTIONS)) as loader:
         for batch, info in loader.steps():
             guard.backward(batch, info)
 

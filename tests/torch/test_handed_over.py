@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import KEPT_BATCHES  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -32,7 +33,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": colla
 
 
 def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(options.pop("dataset", Numbers(0, 20)), **(SETTINGS | options))
+    return ODBDataLoader(options.pop("dataset", Numbers(0, 20)), **nested(**(SETTINGS | options)))
 
 
 def read_numbers(**options: Any) -> list[int]:
@@ -92,7 +93,7 @@ def test_a_quota_of_numpy_is_met() -> None:
         ({"window": torch.tensor(1.5)}, "window must be an integer"),
         ({"timeout": 3}, "timeout needs num_workers of at least 1"),
         ({"shuffle": "no"}, "shuffle must be True or False"),
-        ({"trainer_divides_loss": 1}, "trainer_divides_loss must be True or False"),
+        ({"trainer_divides_loss": 1}, "is_divided_by_trainer must be True or False"),
     ],
 )
 def test_numbers_beyond_what_can_be_exchanged_are_refused(options: dict[str, Any], message: str) -> None:

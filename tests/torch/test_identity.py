@@ -16,6 +16,7 @@ import torch.distributed as dist  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from odb_ref.torch.exchange import identity  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
@@ -26,15 +27,15 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": colla
 
 
 def make(start: int = 0, count: int = 24, **options: Any) -> Any:
-    return ODBDataLoader(Numbers(start, count), **(SETTINGS | options))
+    return ODBDataLoader(Numbers(start, count), **nested(**(SETTINGS | options)))
 
 
 def make_first(**options: Any) -> Any:
-    return ODBDataLoader(Numbers(0, 24), **(SETTINGS | options))
+    return ODBDataLoader(Numbers(0, 24), **nested(**(SETTINGS | options)))
 
 
 def make_second(**options: Any) -> Any:
-    return ODBDataLoader(Numbers(100, 24), **(SETTINGS | options))
+    return ODBDataLoader(Numbers(100, 24), **nested(**(SETTINGS | options)))
 
 
 def read(loader: Any) -> list[int]:
@@ -239,7 +240,7 @@ def test_a_loader_made_before_there_is_a_process_group_may_be_used_under_it(monk
 def test_a_loader_knows_the_line_that_made_it() -> None:
     loader = make_first()
     assert loader._origin.made_at == find_line(make_first)
-    typed = ODBDataLoader[list[int]](Numbers(0, 3), **SETTINGS)
+    typed = ODBDataLoader[list[int]](Numbers(0, 3), **nested(**SETTINGS))
     assert typed._origin.made_at.startswith("test_identity.py:")
     assert (loader._origin.ordinal, make_first()._origin.ordinal) == (
         loader._origin.ordinal,

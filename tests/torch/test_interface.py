@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # noqa: E402
 
+from odb_ref import Batching, Faults  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch.exchange import interface  # noqa: E402
 from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports  # noqa: E402
@@ -135,7 +136,9 @@ def read_on_ports(rank: int, first: int) -> Any:
     dataset = Numbers(0, 20)
     seen = set()
     for _ in range(3):  # a port can be listened at again while connections made there before are open
-        loader = ODBDataLoader(dataset, token_budget=60, window=8, collate_fn=collate, timeout_s=10)
+        loader = ODBDataLoader(
+            dataset, token_budget=60, collate_fn=collate, batching=Batching(window=8), faults=Faults(timeout_s=10)
+        )
         steps = iter(loader)
         next(steps)
         seen.add(len(list(steps)))

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -23,7 +24,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 8, "collate_fn": colla
 
 
 def make_loader(num_workers: int = 0) -> ODBDataLoader:
-    return ODBDataLoader(Numbers(0, 40), num_workers=num_workers, **SETTINGS)
+    return ODBDataLoader(Numbers(0, 40), **nested(num_workers=num_workers, **SETTINGS))
 
 
 def make_batches(num_workers: int) -> Iterator[Any]:
@@ -83,7 +84,7 @@ def test_an_iterator_that_has_had_its_last_step_has_lost_nothing() -> None:
 
 
 def nest(rank: int) -> str:
-    with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(40 * rank, 30 + rank), **nested(shard="given", **SETTINGS)) as loader:
         with pytest.raises(UsageError) as caught:
             for _ in loader:
                 for _ in loader:
@@ -98,7 +99,7 @@ def test_nested_loops_are_refused_on_every_rank() -> None:
 
 
 def replace_late(rank: int) -> str:
-    with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(40 * rank, 30 + rank), **nested(shard="given", **SETTINGS)) as loader:
         batches = iter(loader)
         next(batches)
         if rank == 1:  # the other has left, and so ended the epoch of both after this step
@@ -119,7 +120,7 @@ def test_an_iterator_that_is_replaced_after_another_rank_has_left_says_so_too() 
 
 def take_without_asking(rank: int, options: dict[str, Any], how: str) -> list[str]:
     told: list[str] = []
-    with ODBDataLoader(Numbers(40 * rank, 30 + rank), shard="given", **(SETTINGS | options)) as loader:
+    with ODBDataLoader(Numbers(40 * rank, 30 + rank), **nested(shard="given", **(SETTINGS | options))) as loader:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(2):
@@ -146,7 +147,10 @@ def test_a_forgotten_pop_step_info_is_warned_of_once() -> None:
 def test_a_trainer_may_read_a_whole_window_before_it_asks() -> None:
     """Checks: WEIGHT."""
     steps = 20
-    with ODBDataLoader(Numbers(0, 80), accumulation_steps=steps, **SETTINGS) as loader, warnings.catch_warnings():
+    with (
+        ODBDataLoader(Numbers(0, 80), **nested(accumulation_steps=steps, **SETTINGS)) as loader,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("error")
         batches = iter(loader)
         windows = [[pop_step_info(batch) for batch in window] for window in iter(lambda: [*islice(batches, steps)], [])]
@@ -162,7 +166,10 @@ def test_a_warning_that_is_an_error_loses_no_batch() -> None:
     """Checks: COVER."""
     numbers: list[int] = []
     raised = 0
-    with ODBDataLoader(Numbers(0, 40), **SETTINGS | {"collate_fn": forget_labels}) as loader, warnings.catch_warnings():
+    with (
+        ODBDataLoader(Numbers(0, 40), **nested(**SETTINGS | {"collate_fn": forget_labels})) as loader,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("error")
         batches = iter(loader)
         while len(numbers) < 40:

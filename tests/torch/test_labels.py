@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from odb_ref.torch import JobError, ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.counting import count_supervised  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -48,7 +49,7 @@ def read(collate_fn: Any, **options: Any) -> list[str]:
     """What was warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with ODBDataLoader(Numbers(0, COUNT), collate_fn=collate_fn, **(SETTINGS | options)) as loader:
+        with ODBDataLoader(Numbers(0, COUNT), **nested(collate_fn=collate_fn, **(SETTINGS | options))) as loader:
             for _ in range(2):
                 for batch in loader:
                     pop_step_info(batch)
@@ -61,7 +62,7 @@ def test_a_collate_fn_that_changes_what_carries_loss_ends_the_epoch(collate_fn: 
     """Spec: R4.7. Checks: WEIGHT."""
     with pytest.raises(JobError) as caught:
         read(collate_fn, num_workers=num_workers)
-    for advice in ("without the first of each row", "supervised_fn=", "causal_shift=False", "loss_scaling='samples'"):
+    for advice in ("without the first of each row", "supervised_fn=", "causal_shift=False", "Loss(scaling='samples')"):
         assert advice in str(caught.value)
 
 
@@ -90,7 +91,7 @@ def test_dropped_labels_are_warned_of_once(num_workers: int) -> None:
 
 def read_masked(rank: int) -> None:
     options = SETTINGS | {"collate_fn": truncate if rank else collate, "shard": "given"}
-    with ODBDataLoader(Numbers(0, COUNT), **options) as loader:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(**options)) as loader:
         for batch in loader:
             pop_step_info(batch)
 

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -66,7 +67,7 @@ def break_early(rank: int, options: dict[str, Any], is_closed: bool, epochs: int
     plain = settle({"children": int("multiprocessing_context" in options)})
     first: dict[str, int] = {}
     for _ in range(1 + epochs):
-        loader = ODBDataLoader(Numbers(0, 300), **options, **SETTINGS)
+        loader = ODBDataLoader(Numbers(0, 300), **nested(**options, **SETTINGS))
         for step, _ in enumerate(loader):
             if step == 2:
                 break

@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Sampler  # noqa: E402
 
-from odb_ref.torch import JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, JobError, ODBDataLoader, UsageError, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -39,7 +40,7 @@ def read(loader: ODBDataLoader) -> list[list[int]]:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_sample_comes_exactly_once_and_no_batch_is_over_budget(num_workers: int) -> None:
-    with ODBDataLoader(Numbers(0, 100), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         numbers = []
         for batch in loader:
             info = pop_step_info(batch)
@@ -56,7 +57,7 @@ def count_alike(rank: int, num_workers: int) -> tuple[dict[str, float], dict[str
     """The counters, and the same as they follow from the steps."""
     infos = []
     shard = Numbers(100 * rank, 40 - 15 * rank)
-    with ODBDataLoader(shard, shard="given", num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(shard, **nested(shard="given", num_workers=num_workers, **SETTINGS)) as loader:
         for batch in loader:
             infos.append(pop_step_info(batch))
         found = loader.metrics()
@@ -89,7 +90,9 @@ def test_the_counters_are_the_sums_over_the_steps(num_workers: int) -> None:
 def test_batches_do_not_depend_on_the_number_of_workers() -> None:
     batches = []
     for num_workers in (0, 1, 3):
-        with ODBDataLoader(Numbers(0, 80), shuffle=True, seed=3, num_workers=num_workers, **SETTINGS) as loader:
+        with ODBDataLoader(
+            Numbers(0, 80), **nested(shuffle=True, seed=3, num_workers=num_workers, **SETTINGS)
+        ) as loader:
             batches.append([read(loader), read(loader)])
     assert batches[0] == batches[1] == batches[2]
     assert batches[0][0] != batches[0][1]
@@ -97,12 +100,14 @@ def test_batches_do_not_depend_on_the_number_of_workers() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_iterable_data_sets_are_read_to_their_end(num_workers: int) -> None:
-    with ODBDataLoader(Stream(0, 70), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Stream(0, 70), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         assert sorted(flatten(read(loader))) == list(range(70))
 
 
 def test_persistent_workers_read_each_epoch_in_its_own_order() -> None:
-    with ODBDataLoader(Numbers(0, 40), shuffle=True, num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+    with ODBDataLoader(
+        Numbers(0, 40), **nested(shuffle=True, num_workers=1, persistent_workers=True, **SETTINGS)
+    ) as loader:
         epochs = [read(loader) for _ in range(3)]
         loader.set_epoch(1)
         again = read(loader)
@@ -115,26 +120,26 @@ def test_a_sampler_decides_what_is_read() -> None:
         def __iter__(self):
             return iter(range(1, 40, 2))
 
-    with ODBDataLoader(Numbers(0, 40), sampler=Odd(), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 40), **nested(sampler=Odd(), **SETTINGS)) as loader:
         assert sorted(flatten(read(loader))) == list(range(1, 40, 2))
 
 
 def test_a_sample_over_the_budget_travels_alone() -> None:
-    with ODBDataLoader(Numbers(0, 20, bad=7, fault="long"), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 20, bad=7, fault="long"), **nested(**SETTINGS)) as loader:
         batches = read(loader)
     assert [7] in batches
     assert sorted(flatten(batches)) == list(range(20))
 
 
 def test_quota_mode_stops_at_the_quota() -> None:
-    with ODBDataLoader(Numbers(0, 100), mode="quota", quota=30, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 100), **nested(mode="quota", quota=30, **SETTINGS)) as loader:
         batches = read(loader)
     assert sum(map(len, batches[:-1])) < 30 <= sum(map(len, batches))
 
 
 def test_a_length_function_and_a_custom_batch_type() -> None:
     texts = ["a" * (1 + number % 7) for number in range(30)]
-    loader = ODBDataLoader(texts, token_budget=14, window=8, length_fn=len, collate_fn=tuple)
+    loader = ODBDataLoader(texts, token_budget=14, collate_fn=tuple, batching=Batching(window=8, length_fn=len))
     with loader:
         batches = []
         for batch in loader:
@@ -145,7 +150,7 @@ def test_a_length_function_and_a_custom_batch_type() -> None:
 
 
 def test_step_info_is_found_by_identity_and_only_once() -> None:
-    with ODBDataLoader(Numbers(0, 9), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 9), **nested(**SETTINGS)) as loader:
         batch = next(iter(loader))
         with pytest.raises(UsageError, match="not a batch of an ODBDataLoader"):
             pop_step_info(dict(batch))
@@ -156,17 +161,17 @@ def test_step_info_is_found_by_identity_and_only_once() -> None:
 
 def test_a_loader_has_no_length() -> None:
     with pytest.raises(TypeError, match="no length"):
-        len(ODBDataLoader(Numbers(0, 9), **SETTINGS))
+        len(ODBDataLoader(Numbers(0, 9), **nested(**SETTINGS)))
 
 
 def test_a_bound_for_its_length_may_be_asked_for() -> None:
-    assert len(ODBDataLoader(Numbers(0, 40), len_bound="samples", **SETTINGS)) == 40
-    with ODBDataLoader(Numbers(0, 40), len_bound=50, **SETTINGS) as loader:
+    assert len(ODBDataLoader(Numbers(0, 40), **nested(len_bound="samples", **SETTINGS))) == 40
+    with ODBDataLoader(Numbers(0, 40), **nested(len_bound=50, **SETTINGS)) as loader:
         assert len(loader) == 50
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             steps = len(read(loader))
-    with ODBDataLoader(Numbers(0, 40), len_bound=steps - 1, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 40), **nested(len_bound=steps - 1, **SETTINGS)) as loader:
         with pytest.warns(RuntimeWarning, match=f"epoch 0 has more than the {steps - 1} steps of len_bound") as caught:
             assert len(read(loader)) == steps
         assert len(caught) == 1
@@ -219,7 +224,7 @@ def test_a_bound_for_its_length_may_be_asked_for() -> None:
 )
 def test_misuse_is_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ODBDataLoader(Numbers(0, 9), **(SETTINGS | options))
+        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | options)))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +233,7 @@ def test_misuse_is_refused_at_once(options: dict[str, object], message: str) -> 
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_bad_sample_ends_the_epoch_with_its_cause(fault: str, cause: str, num_workers: int) -> None:
-    with ODBDataLoader(Numbers(0, 9, bad=3, fault=fault), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 9, bad=3, fault=fault), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         with pytest.raises(JobError, match=f"rank 0 failed: .*{cause}") as caught:
             read(loader)
         assert caught.value.rank == 0
@@ -241,7 +246,7 @@ def crash_at_the_end(worker_id: int) -> None:
 def test_a_worker_that_crashes_when_all_is_read_takes_nothing_with_it() -> None:
     options = SETTINGS | {"num_workers": 1, "worker_init_fn": crash_at_the_end}
     found: list[int] = []
-    with ODBDataLoader(Numbers(0, 100), **options) as loader:
+    with ODBDataLoader(Numbers(0, 100), **nested(**options)) as loader:
         for batch in loader:
             found += batch["numbers"]
             time.sleep(0.1)  # long enough for the workers to have been looked after
@@ -253,7 +258,7 @@ def test_a_failing_collate_fn_ends_the_epoch_with_its_cause() -> None:
         raise KeyError("pixel_values")
 
     with (
-        ODBDataLoader(Numbers(0, 9), **(SETTINGS | {"collate_fn": fail})) as loader,
+        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | {"collate_fn": fail}))) as loader,
         pytest.raises(JobError, match="rank 0 failed: KeyError: 'pixel_values'"),
     ):
         read(loader)
@@ -263,14 +268,14 @@ def test_a_failing_collate_fn_ends_the_epoch_with_its_cause() -> None:
 def test_nonsense_from_length_fn_ends_the_epoch_with_its_cause(length: object) -> None:
     options = SETTINGS | {"length_fn": lambda sample: length}
     with (
-        ODBDataLoader(Numbers(0, 9), **options) as loader,
+        ODBDataLoader(Numbers(0, 9), **nested(**options)) as loader,
         pytest.raises(JobError, match="the length of a sample is"),
     ):
         read(loader)
 
 
 def test_a_break_is_followed_by_a_whole_epoch() -> None:
-    with ODBDataLoader(Numbers(0, 60), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS)) as loader:
         for _ in loader:
             break
         assert sorted(flatten(read(loader))) == list(range(60))
@@ -279,7 +284,7 @@ def test_a_break_is_followed_by_a_whole_epoch() -> None:
 def test_a_dropped_loader_leaves_no_thread() -> None:
     before = threading.active_count()
     for _ in range(3):
-        loader = ODBDataLoader(Numbers(0, 60), **SETTINGS)
+        loader = ODBDataLoader(Numbers(0, 60), **nested(**SETTINGS))
         for _ in loader:
             break
         del loader
@@ -292,7 +297,7 @@ def test_a_dropped_loader_leaves_no_thread() -> None:
 
 def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
     options: dict[str, Any] = {"token_budget": 60, "window": 16, "collate_fn": collate, "shuffle": True}
-    with ODBDataLoader(Numbers(0, 60), **options) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**options)) as loader:
         expected = [(pop_step_info(batch), batch["numbers"]) for batch in loader]
         loader.set_epoch(0)
         found = [(info, batch["numbers"]) for batch, info in loader.steps()]
@@ -308,7 +313,7 @@ def test_steps_are_the_batches_with_what_belongs_to_them() -> None:
 
 def test_dropping_the_steps_leaves_the_epoch() -> None:
     """Checks: STOP."""
-    with ODBDataLoader(Numbers(0, 600), token_budget=60, window=16, collate_fn=collate) as loader:
+    with ODBDataLoader(Numbers(0, 600), token_budget=60, collate_fn=collate, batching=Batching(window=16)) as loader:
         for _, info in loader.steps():
             if info.step == 2:
                 break
@@ -318,13 +323,13 @@ def test_dropping_the_steps_leaves_the_epoch() -> None:
 
 
 def test_epoch_and_seed_are_integers_of_any_library() -> None:
-    with ODBDataLoader(Numbers(0, 20), shuffle=True, seed=np.int64(7), **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 20), **nested(shuffle=True, seed=np.int64(7), **SETTINGS)) as loader:
         loader.set_epoch(np.int64(3))
         found = read(loader)
         assert json.dumps(loader.state_dict())
         for wrong in (1.0, -1, None):
             with pytest.raises(UsageError, match="epoch must be"):
                 loader.set_epoch(wrong)  # type: ignore[arg-type]
-    with ODBDataLoader(Numbers(0, 20), shuffle=True, seed=7, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 20), **nested(shuffle=True, seed=7, **SETTINGS)) as loader:
         loader.set_epoch(3)
         assert read(loader) == found

@@ -37,6 +37,7 @@ from odb_ref.torch.workers import process as loader_process  # noqa: E402
 from odb_ref.torch.workers import serving  # noqa: E402
 from odb_ref.torch.workers.wire import SamplesMeasured  # noqa: E402
 from odb_ref.trace.reading import read_trace  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -64,7 +65,7 @@ class Telling:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_machine_is_in_the_training_process(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "pid"
-    with ODBDataLoader(Numbers(0, 60), policy=Telling(path), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(policy=Telling(path), num_workers=num_workers, **SETTINGS)) as loader:
         assert sum(len(batch["numbers"]) for batch in loader) == 60
     assert int(path.read_text()) == os.getpid()
 
@@ -82,7 +83,7 @@ class Failing:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None:
     with (
-        ODBDataLoader(Numbers(0, 60), policy=Failing(), num_workers=num_workers, **SETTINGS) as loader,
+        ODBDataLoader(Numbers(0, 60), **nested(policy=Failing(), num_workers=num_workers, **SETTINGS)) as loader,
         pytest.raises(KeyError, match="the rule's own"),
     ):
         list(loader)
@@ -95,7 +96,7 @@ def test_a_rule_that_raises_ends_the_epoch_and_is_told(num_workers: int) -> None
 def test_a_trace_is_complete_when_the_epoch_is_and_its_times_are_the_trainers(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "run.ndjson"
     asked_s, got_s = [], []
-    with ODBDataLoader(Numbers(0, 100), num_workers=num_workers, trace=path, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=num_workers, trace=path, **SETTINGS)) as loader:
         batches = iter(loader)
         while True:
             asked_s.append(time.monotonic())
@@ -125,7 +126,7 @@ class Unsendable:
 def test_a_batch_that_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "pack", lambda batch: Unsendable())
     with (
-        ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS) as loader,
+        ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS)) as loader,
         pytest.raises(JobError, match="no space left"),
     ):
         list(loader)
@@ -135,7 +136,7 @@ def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch
     def fail(batch: object) -> object:
         raise RuntimeError("cannot map the file")
 
-    loader = ODBDataLoader(Numbers(0, 60), num_workers=1, **SETTINGS)
+    loader = ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, **SETTINGS))
     with loader, pytest.raises(JobError, match="cannot map the file"):
         batches = iter(loader)
         monkeypatch.setattr(loader_process, "unpack", fail)
@@ -143,7 +144,7 @@ def test_a_batch_that_cannot_be_rebuilt_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
-    with ODBDataLoader(Numbers(0, 60), num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(num_workers=1, persistent_workers=True, **SETTINGS)) as loader:
         for _ in range(2):
             assert sum(len(batch["numbers"]) for batch in loader) == 60
             for process in multiprocessing.active_children():
@@ -153,7 +154,7 @@ def test_a_loader_process_killed_between_two_epochs_is_replaced() -> None:
 
 
 def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
-    with ODBDataLoader(Numbers(0, 4000), num_workers=1, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 4000), **nested(num_workers=1, **SETTINGS)) as loader:
         with pytest.raises(JobError, match=r"rank 0 failed: the loader process exited unexpectedly"):
             for batch in loader:
                 if pop_step_info(batch).step == 3:
@@ -164,7 +165,7 @@ def test_a_killed_loader_process_ends_an_epoch_alone_too() -> None:
 
 
 def test_a_loader_process_that_is_stopped_is_taken_for_lost() -> None:
-    loader = ODBDataLoader(Numbers(0, 4000), num_workers=1, loader_timeout_s=1.5, **SETTINGS)
+    loader = ODBDataLoader(Numbers(0, 4000), **nested(num_workers=1, loader_timeout_s=1.5, **SETTINGS))
     with loader, pytest.raises(JobError, match=r"rank 0 failed: the loader process has been stopped for 1.5 s"):
         for batch in loader:
             if pop_step_info(batch).step == 3:
@@ -178,7 +179,7 @@ def read_with_one_stopped(rank: int, num_workers: int, which: int, method: str) 
     """Rank 1 stops one of the processes that work for its loader, before it has read all."""
     options = SETTINGS | {"num_workers": num_workers, "multiprocessing_context": method, "shard": "given"}
     options |= {"collate_fn": collate_slowly, "loader_timeout_s": 1.5}
-    with ODBDataLoader(Numbers(0, 4000), **options) as loader:
+    with ODBDataLoader(Numbers(0, 4000), **nested(**options)) as loader:
         for batch in loader:
             if rank == 1 and pop_step_info(batch).step == 3:
                 (process,) = multiprocessing.active_children()
@@ -205,7 +206,7 @@ def test_a_worker_that_is_stopped_ends_every_rank(num_workers: int, which: int, 
 
 def test_a_worker_that_is_stopped_between_two_epochs_is_replaced() -> None:
     settings = SETTINGS | {"num_workers": 1, "persistent_workers": True, "loader_timeout_s": 1.0}
-    with ODBDataLoader(Numbers(0, 200), **settings) as loader:
+    with ODBDataLoader(Numbers(0, 200), **nested(**settings)) as loader:
         for _ in range(2):
             assert sum(len(batch["numbers"]) for batch in loader) == 200
             (process,) = multiprocessing.active_children()
@@ -370,7 +371,7 @@ def close_too_early(rank: int, num_workers: int) -> None:
     """Rank 1 is slow to read; rank 0 leaves meanwhile, and does not wait until rank 1 can know."""
     data = Numbers(0, 4000, bad=60 if rank == 1 else None, fault="slow")
     settings = SETTINGS | {"ramp_rounds": 0, "depth": 1000, "shard": "given", "timeout_s": 15}
-    loader = ODBDataLoader(data, num_workers=num_workers, **settings)
+    loader = ODBDataLoader(data, **nested(num_workers=num_workers, **settings))
     for step, _ in enumerate(loader):
         if rank == 0 and step == 2:
             time.sleep(0.5)  # its window is full, and offered
@@ -395,7 +396,7 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
 
     def make() -> ODBDataLoader:
         settings = SETTINGS | {"window": 2000, "ramp_rounds": 0, "depth": 1}
-        return ODBDataLoader(Numbers(0, 5000), num_workers=1, **settings)
+        return ODBDataLoader(Numbers(0, 5000), **nested(num_workers=1, **settings))
 
     with make() as loader:
         batches = iter(loader)
@@ -420,7 +421,7 @@ def test_leaving_while_steps_are_skipped_is_a_stop() -> None:
 def test_what_belongs_to_an_epoch_that_is_over_does_not_reach_the_next(tmp_path: Path, num_workers: int) -> None:
     trace = tmp_path / "run-{epoch}.ndjson"
     options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": bool(num_workers)}
-    with ODBDataLoader(Numbers(0, 300), trace=trace, **options, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 300), **nested(trace=trace, **options, **SETTINGS)) as loader:
         first = iter(loader)
         steps = len(list(first))
         over = loader._delivery
@@ -453,7 +454,7 @@ def test_a_loader_process_with_a_dead_worker_is_replaced(tmp_path: Path) -> None
     data = KillOnce(0, 300, bad=200)
     data.word = tmp_path / "kill"
     data.word.touch()
-    with ODBDataLoader(data, num_workers=1, persistent_workers=True, **SETTINGS) as loader:
+    with ODBDataLoader(data, **nested(num_workers=1, persistent_workers=True, **SETTINGS)) as loader:
         with pytest.raises(JobError, match="exited unexpectedly"):
             list(loader)
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(300))
@@ -501,7 +502,7 @@ def test_a_connection_that_another_thread_closes_takes_no_order() -> None:
 def test_workers_that_die_between_two_epochs_are_replaced() -> None:
     """Nobody misses them: all that they were to read and to collate in their epoch was done."""
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "collate_fn": collate_slowly}
-    with ODBDataLoader(Numbers(0, 300), **SETTINGS | options) as loader:
+    with ODBDataLoader(Numbers(0, 300), **nested(**SETTINGS | options)) as loader:
         assert len([number for batch in loader for number in batch["numbers"]]) == 300
         (process,) = (child for child in multiprocessing.active_children() if child.name == "odb-loader")
         workers = find_children(process.pid or 0)
@@ -521,7 +522,7 @@ def test_workers_that_die_between_two_epochs_are_replaced() -> None:
 def test_a_loader_process_that_is_slow_to_die_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_process, "JOIN_S", 0.0)
     before = len(os.listdir("/proc/self/fd"))
-    with ODBDataLoader(Numbers(0, 400), num_workers=1, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 400), **nested(num_workers=1, **SETTINGS)) as loader:
         next(iter(loader))
     deadline = time.monotonic() + 20
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:

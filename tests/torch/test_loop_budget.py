@@ -16,6 +16,7 @@ from odb_ref.core.errors import JobError, UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.loop import MemoryFit, fit_token_budget, rehearse, scaled_learning_rate  # noqa: E402
 from odb_ref.torch.loop.memory import is_out_of_memory, measure_peak  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -264,7 +265,7 @@ def test_the_rate_is_scaled_for_one_step_only() -> None:
 
 def test_the_number_of_samples_has_a_limit_where_one_is_wanted() -> None:
     options: dict[str, Any] = {"cost_fn": lambda sample: (1,), "limits": (4,), "collate_fn": collate}
-    with ODBDataLoader(Numbers(0, 50), token_budget=300, **options) as loader:
+    with ODBDataLoader(Numbers(0, 50), token_budget=300, **nested(**options)) as loader:
         counts = [info.local_samples for _, info in loader.steps()]
     assert max(counts) == 4 and counts.count(4) > 8
 

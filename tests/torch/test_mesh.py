@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.checkpoint import JobState  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
@@ -39,7 +40,7 @@ def make_mesh(shape: tuple[int, ...] = (2, 2), names: tuple[str, ...] = ("dp", "
 
 def make_loader(mesh: Any = None, dataset: Any = None, **options: Any) -> Any:
     dataset = Numbers(0, COUNT) if dataset is None else dataset
-    return ODBDataLoader(dataset, device_mesh=mesh or make_mesh(), **(SETTINGS | options))
+    return ODBDataLoader(dataset, **nested(device_mesh=mesh or make_mesh(), **(SETTINGS | options)))
 
 
 def read(loader: Any, steps: int | None = None) -> list[tuple[bool, list[int]]]:
@@ -261,12 +262,12 @@ def make_badly(rank: int) -> list[str]:
             make_loader(mesh, **options)
         texts.append(str(caught.value))
     with pytest.raises(UsageError) as caught:
-        ODBDataLoader(Numbers(0, 3), mesh_dims="dp", **SETTINGS)
+        ODBDataLoader(Numbers(0, 3), **nested(mesh_dims="dp", **SETTINGS))
     texts.append(str(caught.value))
     alone = dist.new_group([0])
     if rank:
         with pytest.raises(UsageError, match=f"rank {rank} is not a member of the loader's process_group"):
-            next(iter(ODBDataLoader(Numbers(0, 3), process_group=alone, **SETTINGS)))
+            next(iter(ODBDataLoader(Numbers(0, 3), **nested(process_group=alone, **SETTINGS))))
     dist.barrier()
     return texts
 
@@ -279,17 +280,17 @@ def test_what_makes_no_sense_of_a_mesh_is_refused() -> None:
         assert "('x', 'y')" in unnamed
         assert "'z'" in unknown
         assert "('x', 'z')" in half
-        assert both == "process_group and device_mesh exclude each other"
-        assert "needs device_mesh" in without
+        assert both == "process_group and mesh exclude each other"
+        assert "needs mesh" in without
 
 
 def read_apart(rank: int) -> Any:
     mesh = make_mesh()
-    with pytest.raises(UsageError, match="device_mesh has 2 of the job's 4 ranks: pass the whole mesh"):
+    with pytest.raises(UsageError, match="mesh has 2 of the job's 4 ranks: pass the whole mesh"):
         make_loader(mesh["dp"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with ODBDataLoader(Numbers(0, COUNT), process_group=mesh["dp"].get_group(), **SETTINGS) as loader:
+        with ODBDataLoader(Numbers(0, COUNT), **nested(process_group=mesh["dp"].get_group(), **SETTINGS)) as loader:
             read(loader)
         dist.barrier()
     return [str(item.message) for item in caught if "model-parallel peers" in str(item.message)]
@@ -308,7 +309,7 @@ def read_in_part(rank: int) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*model-parallel peers")
         if rank in (0, 2):
-            with ODBDataLoader(Numbers(0, COUNT), process_group=group, **SETTINGS) as loader:
+            with ODBDataLoader(Numbers(0, COUNT), **nested(process_group=group, **SETTINGS)) as loader:
                 return len(list(loader))
     return 0
 

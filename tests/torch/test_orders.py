@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from odb_ref.torch.plan.order import compute_order  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 
@@ -15,7 +15,9 @@ pytestmark = pytest.mark.torch
 
 def read_order(seed: int, epoch: int) -> list[int]:
     data = Numbers(0, 30)
-    with ODBDataLoader(data, token_budget=60, collate_fn=collate, shuffle=True, order="sampler", seed=seed) as loader:
+    with ODBDataLoader(
+        data, token_budget=60, collate_fn=collate, shuffle=True, seed=seed, batching=Batching(order="sampler")
+    ) as loader:
         loader.set_epoch(epoch)
         return [number for _, numbers, _ in read(loader) for number in numbers]
 

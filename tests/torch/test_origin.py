@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader
 from odb_ref.trace.check import Property, Status, check_traces
+from tests.helpers.options import nested
 from tests.helpers.tamper import Tampered
 from tests.torch.data import Numbers, collate
 from tests.torch.ranks import run_ranks
@@ -42,12 +43,12 @@ SAMPLES, STEPS = 60, 4
 def train_and_resume(rank: int, folder: Path, options: dict[str, Any]) -> None:
     """An epoch that is left after some steps, its rest by another loader, and a second epoch."""
     settings = SETTINGS | options | {"trace": folder / "run.ndjson"}
-    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **settings) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **nested(**settings)) as loader:
         for number, _ in enumerate(loader.steps()):
             if number + 1 == STEPS:
                 break
         state = loader.state_dict()
-    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **settings) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=7, fault="raise"), **nested(**settings)) as loader:
         loader.load_state_dict(state)
         for _ in range(2):
             for _ in loader.steps():

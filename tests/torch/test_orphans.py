@@ -21,13 +21,19 @@ pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import os, signal, sys, time
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import Batching, ODBDataLoader
 from tests.torch.data import Numbers, collate
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
-    loader = ODBDataLoader(Numbers(0, 100000), token_budget=60, window=16, collate_fn=collate, num_workers=2,
-                           multiprocessing_context=sys.argv[1])
+    loader = ODBDataLoader(
+        Numbers(0, 100000),
+        token_budget=60,
+        collate_fn=collate,
+        num_workers=2,
+        multiprocessing_context=sys.argv[1],
+        batching=Batching(window=16),
+    )
     for step, batch in enumerate(loader):
         if step == 2:
             print("ready", flush=True)

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset  # noqa: E402
 from odb_ref.torch import FlattenSamples, JobError, ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -142,7 +143,7 @@ def test_rows_keep_the_budget_and_hold_every_sample_once(num_workers: int, tmp_p
     # https://github.com/huggingface/trl/issues/3887
     # https://github.com/huggingface/trl/issues/4554
     path = tmp_path / "trace.ndjson"
-    with ODBDataLoader(Texts(0, 40), num_workers=num_workers, trace=path, **SETTINGS) as loader:
+    with ODBDataLoader(Texts(0, 40), **nested(num_workers=num_workers, trace=path, **SETTINGS)) as loader:
         rows = [(batch, info) for batch, info in loader.steps()]
         metrics = loader.metrics()
     samples: list[list[int]] = []
@@ -165,10 +166,12 @@ def test_a_collate_fn_that_packs_by_itself_is_used_as_it_is_and_checked() -> Non
         return {name: torch.cat([sample[name] for sample in samples])[None] for name in ("input_ids", "labels")}
 
     transformers = pytest.importorskip("transformers")
-    with ODBDataLoader(Texts(0, 12), collate_fn=transformers.DataCollatorWithFlattening(), **SETTINGS) as loader:
+    with ODBDataLoader(
+        Texts(0, 12), **nested(collate_fn=transformers.DataCollatorWithFlattening(), **SETTINGS)
+    ) as loader:
         assert sum(info.local_samples for _, info in loader.steps()) == 12
     with (
-        ODBDataLoader(Texts(0, 12), collate_fn=pack, **SETTINGS) as loader,
+        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pack, **SETTINGS)) as loader,
         pytest.raises(JobError, match="carry loss"),
     ):
         list(loader)
@@ -182,7 +185,7 @@ def test_a_collate_fn_that_pads_is_warned_of(num_workers: int) -> None:
 
     settings = SETTINGS | {"supervised_fn": lambda _: 1, "num_workers": num_workers}
     with (
-        ODBDataLoader(Texts(0, 12), collate_fn=pad, **settings) as loader,
+        ODBDataLoader(Texts(0, 12), **nested(collate_fn=pad, **settings)) as loader,
         pytest.warns(RuntimeWarning, match="a row for each sample: its batches hold more than token_budget"),
     ):
         assert sum(info.local_samples for _, info in loader.steps()) == 12
@@ -227,11 +230,11 @@ def train(rank: int) -> list[tuple[list[dict[str, Any]], list[float]]]:
     shard = Texts(sum(SIZES[:rank]), SIZES[rank])
     windows = []
     samples: list[dict[str, Any]] = []
-    with ODBDataLoader(shard, shard="given", accumulation_steps=2, **SETTINGS) as loader:
+    with ODBDataLoader(shard, **nested(shard="given", accumulation_steps=2, **SETTINGS)) as loader:
         for batch, info in loader.steps():
             info.scale(wrapped(**batch).loss).backward()
             samples += [] if info.is_idle else list_samples(batch)
-            if info.is_window_end:
+            if info.is_update_end:
                 windows.append((samples, get_gradient(model).tolist()))
                 samples = []
                 wrapped.zero_grad()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 from odb_ref.core.types import StepCounts  # noqa: E402
-from odb_ref.torch import ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader, UsageError, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import LossReduction, LossScaling, Weighting  # noqa: E402
 from odb_ref.torch.options import compute_trace_path  # noqa: E402
 from odb_ref.torch.reading.collator import Collator, OnIdle  # noqa: E402
@@ -24,6 +24,7 @@ from odb_ref.torch.reading.serialization import LARGE_BYTES, pack, unpack  # noq
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan  # noqa: E402
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, LARGEST_CHUNK_HERE, LoaderOptions, Source  # noqa: E402
 from odb_ref.torch.reading.tasks import SampleError, get_length, is_pair, is_whole  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -171,7 +172,7 @@ def test_labels_of_another_length_than_the_input_are_those_of_a_decoder() -> Non
     for kind in (list, torch.tensor):
         sample = {"input_ids": kind([1, 2]), "labels": kind([3, 4, -100])}
         assert SupervisedCounter(get_length, is_shifted=False)(sample) == 2
-        with pytest.raises(SampleError, match=r"3 labels for 2 input_ids.*: pass causal_shift=False"):
+        with pytest.raises(SampleError, match=r"3 labels for 2 input_ids.*: pass Loss\(causal_shift=False\)"):
             SupervisedCounter(get_length)(sample)
 
 
@@ -216,7 +217,7 @@ def test_a_trace_has_a_name_for_each_rank_and_epoch() -> None:
     ],
 )
 def test_a_data_loader_is_taken_over_whole(make: Any) -> None:
-    loader = apply(make(Numbers(0, 31)), token_budget=60, window=8)
+    loader = apply(make(Numbers(0, 31)), token_budget=60, batching=Batching(window=8))
     numbers = []
     with loader:
         for batch in loader:
@@ -239,16 +240,16 @@ def test_what_seeds_the_shuffling_is_taken_over_and_options_come_first() -> None
     def make_generator() -> torch.Generator:
         return torch.Generator().manual_seed(9)
 
-    expected = ODBDataLoader(data, shuffle=True, generator=make_generator(), collate_fn=collate, **options)
-    found = apply(make(shuffle=True, generator=make_generator()), **options)
+    expected = ODBDataLoader(data, **nested(shuffle=True, generator=make_generator(), collate_fn=collate, **options))
+    found = apply(make(shuffle=True, generator=make_generator()), **nested(**options))
     assert read_in_order(found) == read_in_order(expected)
-    seeded = ODBDataLoader(data, shuffle=True, seed=5, collate_fn=collate, **options)
+    seeded = ODBDataLoader(data, **nested(shuffle=True, seed=5, collate_fn=collate, **options))
     sampler = DistributedSampler(data, 2, 0, seed=4)
     for adopted in (make(shuffle=True, generator=make_generator()), make(sampler=sampler)):
-        assert read_in_order(apply(adopted, seed=5, **options)) == read_in_order(
-            ODBDataLoader(data, shuffle=True, seed=5, collate_fn=collate, **options)
+        assert read_in_order(apply(adopted, **nested(seed=5, **options))) == read_in_order(
+            ODBDataLoader(data, **nested(shuffle=True, seed=5, collate_fn=collate, **options))
         )
-    assert read_in_order(apply(make(sampler=sampler), **options)) != read_in_order(seeded)
+    assert read_in_order(apply(make(sampler=sampler), **nested(**options))) != read_in_order(seeded)
 
 
 def test_a_sampler_of_the_users_own_is_kept() -> None:
@@ -309,7 +310,9 @@ def test_a_samplers_own_generator_is_taken_over() -> None:
 
 
 def test_an_iterable_data_set_is_taken_over() -> None:
-    with apply(DataLoader(Stream(0, 20), 4, collate_fn=collate), token_budget=60, window=8) as loader:
+    with apply(
+        DataLoader(Stream(0, 20), 4, collate_fn=collate), token_budget=60, batching=Batching(window=8)
+    ) as loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(20))
 
 

@@ -27,6 +27,7 @@ from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.plan.order import compute_order  # noqa: E402
 from odb_ref.torch.reading.quarantine import GuardedDataset, Quarantine  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -82,7 +83,7 @@ GOOD = [number for number in range(COUNT) if number not in BAD]
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -> None:
     """Spec: R11, R11.1. Checks: COVER, ONCE."""
-    with ODBDataLoader(Spoiled(), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Spoiled(), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         assert loader.quarantined == ()
         with pytest.warns(
             BadSampleWarning, match="epoch 0: the sample 0 was set aside: ValueError: bad row 0"
@@ -106,14 +107,14 @@ def test_bad_samples_are_set_aside_and_all_others_trained_on(num_workers: int) -
 
 
 def test_a_warning_made_an_error_is_raised_to_the_one_who_trains() -> None:
-    with warnings.catch_warnings(), ODBDataLoader(Spoiled(), **SETTINGS) as loader:
+    with warnings.catch_warnings(), ODBDataLoader(Spoiled(), **nested(**SETTINGS)) as loader:
         warnings.simplefilter("error", BadSampleWarning)
         with pytest.raises(BadSampleWarning):
             read(loader)
 
 
 def test_a_clean_epoch_warns_of_nothing() -> None:
-    with warnings.catch_warnings(), ODBDataLoader(Numbers(0, 30), **SETTINGS) as loader:
+    with warnings.catch_warnings(), ODBDataLoader(Numbers(0, 30), **nested(**SETTINGS)) as loader:
         warnings.simplefilter("error")
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == list(range(30))
         assert loader.quarantined == ()
@@ -137,7 +138,7 @@ class Cracked(Stream):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_of_an_iterable_data_set_what_has_no_length_is_set_aside(num_workers: int) -> None:
-    with ODBDataLoader(Cracked(COUNT), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Cracked(COUNT), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
         assert len(loader.quarantined) == len(BAD)
 
@@ -156,7 +157,7 @@ def fail_to_collate(samples: list[Any]) -> Any:
 )
 def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[str, Any], cause: str) -> None:
     """Spec: R11.1. Checks: ABORT."""
-    with ODBDataLoader(dataset, **(SETTINGS | options)) as loader, pytest.raises(JobError, match=cause):
+    with ODBDataLoader(dataset, **nested(**(SETTINGS | options))) as loader, pytest.raises(JobError, match=cause):
         read(loader)
 
 
@@ -167,7 +168,7 @@ def test_what_is_no_matter_of_a_sample_still_fails(dataset: Any, options: dict[s
 def test_more_than_the_limit_end_the_epoch_with_their_number_and_the_last_cause(num_workers: int) -> None:
     """Spec: R11.2."""
     options = SETTINGS | {"max_bad_samples": 4, "num_workers": num_workers}
-    with ODBDataLoader(Spoiled(faults=("raise",)), **options) as loader:
+    with ODBDataLoader(Spoiled(faults=("raise",)), **nested(**options)) as loader:
         message = "rank 0 failed: 5 bad samples, of which max_bad_samples=4 allows 4 here; the last, 11: ValueError: bad row 11"
         with pytest.raises(JobError, match=message):
             read(loader)
@@ -175,14 +176,18 @@ def test_more_than_the_limit_end_the_epoch_with_their_number_and_the_last_cause(
 
 def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case() -> None:
     many = Spoiled(2000, range(0, 60, 2), ("raise",))
-    with ODBDataLoader(many, **(SETTINGS | {"max_bad_samples": 0.015, "window": 50, "token_budget": 400})) as loader:
+    with ODBDataLoader(
+        many, **nested(**(SETTINGS | {"max_bad_samples": 0.015, "window": 50, "token_budget": 400}))
+    ) as loader:
         assert len(get_numbers(numbers for _, numbers, _ in read(loader))) == 1970
     with (
-        ODBDataLoader(many, **(SETTINGS | {"max_bad_samples": 0.014, "window": 50, "token_budget": 400})) as loader,
+        ODBDataLoader(
+            many, **nested(**(SETTINGS | {"max_bad_samples": 0.014, "window": 50, "token_budget": 400}))
+        ) as loader,
         pytest.raises(JobError, match=r"29 bad samples, of which max_bad_samples=0.014 allows 28 here"),
     ):
         read(loader)
-    with ODBDataLoader(Spoiled(), **(SETTINGS | {"max_bad_samples": 0.001})) as loader:
+    with ODBDataLoader(Spoiled(), **nested(**(SETTINGS | {"max_bad_samples": 0.001}))) as loader:
         assert get_numbers(numbers for _, numbers, _ in read(loader)) == GOOD
 
 
@@ -190,7 +195,7 @@ def test_a_share_is_one_of_the_samples_of_the_rank_and_allows_a_few_in_any_case(
 def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
     """Spec: R11.2."""
     with (
-        ODBDataLoader(Spoiled(5, range(5), ("raise",)), num_workers=num_workers, **SETTINGS) as loader,
+        ODBDataLoader(Spoiled(5, range(5), ("raise",)), **nested(num_workers=num_workers, **SETTINGS)) as loader,
         pytest.raises(JobError, match="each of the 5 samples of this rank is bad; 4: ValueError: bad row 4"),
     ):
         read(loader)
@@ -199,14 +204,14 @@ def test_an_epoch_without_a_good_sample_fails(num_workers: int) -> None:
 @pytest.mark.parametrize("options", [{"on_bad_sample": "skip"}, {"max_bad_samples": -1}, {"max_bad_samples": 1.5}])
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
-        ODBDataLoader(Spoiled(), **(SETTINGS | options))
+        ODBDataLoader(Spoiled(), **nested(**(SETTINGS | options)))
 
 
 # Several ranks -----------------------------------------------------------------------------------------------------------
 
 
 def read_epochs(rank: int, options: dict[str, Any]) -> Any:
-    with ODBDataLoader(Spoiled(), **(SETTINGS | {"shuffle": True, "seed": 5} | options)) as loader:
+    with ODBDataLoader(Spoiled(), **nested(**(SETTINGS | {"shuffle": True, "seed": 5} | options))) as loader:
         epochs = [read(loader), read(loader)]
         return epochs, [item.index for item in loader.quarantined], loader.metrics()["odb/quarantined_samples"]
 
@@ -236,7 +241,7 @@ def test_the_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> No
 
 def read_one_bad_shard(rank: int, limit: int) -> Any:
     dataset = Spoiled(40, (3, 5, 7, 30) if rank == 1 else (), ("raise",))
-    with ODBDataLoader(dataset, shard="given", **(SETTINGS | {"max_bad_samples": limit})) as loader:
+    with ODBDataLoader(dataset, **nested(shard="given", **(SETTINGS | {"max_bad_samples": limit}))) as loader:
         return [step for step, _, _ in read(loader)], len(loader.quarantined)
 
 
@@ -256,7 +261,7 @@ def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() 
 def read_empty_shard(rank: int, bad: range) -> Any:
     dataset = Numbers(20, 20) if rank == 0 else Spoiled(40, bad, ("raise",))
     options = SETTINGS | ({} if rank == 0 else {"sampler": []})
-    with ODBDataLoader(dataset, shard="given", **options) as loader:
+    with ODBDataLoader(dataset, **nested(shard="given", **options)) as loader:
         return [(pop_step_info(batch).is_idle, batch["numbers"]) for batch in loader]
 
 
@@ -275,15 +280,15 @@ def test_a_rank_without_samples_replays_the_first_good_one() -> None:
 def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
     """At every step: what was read before it, what a new loader reads from the state saved there, and what it reports."""
     options = SETTINGS | {"shuffle": True, "accumulation_steps": 2} | options
-    with ODBDataLoader(Spoiled(), **options) as loader:
+    with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
         whole = read(loader)
         bad = {item.index for item in loader.quarantined}
     rows: list[Any] = [whole]
     for limit in range(len(whole) + 1):
-        with ODBDataLoader(Spoiled(), **options) as loader:
+        with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
             before = read(loader, limit)
             state = json.loads(json.dumps(loader.state_dict()))
-        with ODBDataLoader(Spoiled(), **options) as loader:
+        with ODBDataLoader(Spoiled(), **nested(**options)) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             iterator = iter(loader)
@@ -315,7 +320,7 @@ def test_the_same_ranks_go_on_identically_after_any_step(num_workers: int) -> No
 
 
 def save(rank: int, limit: int, base: list[Any], bad: tuple[int, ...]) -> tuple[list[int], dict[str, Any], list[Any]]:
-    with ODBDataLoader(Spoiled(bad=bad), **(SETTINGS | {"shuffle": True, "seed": 11, "window": 6})) as loader:
+    with ODBDataLoader(Spoiled(bad=bad), **nested(**(SETTINGS | {"shuffle": True, "seed": 11, "window": 6}))) as loader:
         if base:
             loader.load_state_dict(base)
         numbers = [number for _, numbers, _ in read(loader, limit) for number in numbers]
@@ -358,13 +363,13 @@ def test_what_decided_the_steps_taken_must_be_readable_again(is_last: bool) -> N
     order = compute_order(COUNT, 11, 0)
     needed = order[state["known"] - 1 if is_last else 0]
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
-    with ODBDataLoader(Spoiled(bad=(needed,), faults=("raise",)), **options) as loader:
+    with ODBDataLoader(Spoiled(bad=(needed,), faults=("raise",)), **nested(**options)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(
             JobError, match=f"the sample {needed} was good before the state was saved, and cannot be read"
         ):
             read(loader)
-    with ODBDataLoader(Spoiled(bad=(order[state["known"]],), faults=("raise",)), **options) as loader:
+    with ODBDataLoader(Spoiled(bad=(order[state["known"]],), faults=("raise",)), **nested(**options)) as loader:
         loader.load_state_dict(state)
         assert len(get_numbers(numbers for _, numbers, _ in read(loader))) < COUNT
         assert len(loader.quarantined) == 1
@@ -382,7 +387,7 @@ def test_what_is_read_after_a_failure_does_not_hide_it(monkeypatch: pytest.Monke
     order = compute_order(COUNT, 11, 0)
     monkeypatch.setattr(Exchange, "_exchange", exchange_late)
     options = SETTINGS | {"shuffle": True, "seed": 11, "window": 6}
-    with ODBDataLoader(Spoiled(bad=(order[0],), faults=("raise",)), **options) as loader:
+    with ODBDataLoader(Spoiled(bad=(order[0],), faults=("raise",)), **nested(**options)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(JobError, match=f"the sample {order[0]} was good before"):
             read(loader)
@@ -401,23 +406,23 @@ class Regrown(Numbers):
 
 def test_a_data_set_that_has_changed_is_noticed() -> None:
     """Checks: RESUME, ONCE."""
-    with ODBDataLoader(Regrown(30), **SETTINGS) as loader:
+    with ODBDataLoader(Regrown(30), **nested(**SETTINGS)) as loader:
         read(loader, 3)
         state = loader.state_dict()
-    with ODBDataLoader(Regrown(9), **SETTINGS) as loader:
+    with ODBDataLoader(Regrown(9), **nested(**SETTINGS)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(JobError, match="the samples are not what they were when the state was saved"):
             read(loader)
 
 
 def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
-    with ODBDataLoader(Cracked(COUNT), **SETTINGS) as loader:
+    with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
         whole = read(loader)
     for limit in range(1, len(whole)):
-        with ODBDataLoader(Cracked(COUNT), **SETTINGS) as loader:
+        with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
             before = read(loader, limit)
             state = loader.state_dict()
-        with ODBDataLoader(Cracked(COUNT), **SETTINGS) as loader:
+        with ODBDataLoader(Cracked(COUNT), **nested(**SETTINGS)) as loader:
             loader.load_state_dict(state)
             assert before + read(loader) == whole
             assert loader.metrics()["odb/quarantined_samples"] == len(BAD)
@@ -439,19 +444,19 @@ def test_random_data_go_on_identically_and_with_other_settings_completely(seed: 
         "max_age_rounds": choose.randint(1, 4),
         "ramp_rounds": choose.randint(0, 3),
     }
-    with ODBDataLoader(Spoiled(count, bad), **options) as loader:
+    with ODBDataLoader(Spoiled(count, bad), **nested(**options)) as loader:
         whole = read(loader)
         assert get_numbers(numbers for _, numbers, _ in whole) == good
     limit = choose.randint(1, len(whole))
-    with ODBDataLoader(Spoiled(count, bad), **options) as loader:
+    with ODBDataLoader(Spoiled(count, bad), **nested(**options)) as loader:
         before = read(loader, limit)
         state = json.loads(json.dumps(loader.state_dict()))
-    with ODBDataLoader(Spoiled(count, bad), **options) as loader:
+    with ODBDataLoader(Spoiled(count, bad), **nested(**options)) as loader:
         loader.load_state_dict(state)
         assert before + read(loader) == whole
         assert sorted(item.index for item in loader.quarantined) == bad
     if limit < len(whole):
-        with ODBDataLoader(Spoiled(count, bad), **(options | {"token_budget": 70})) as loader:
+        with ODBDataLoader(Spoiled(count, bad), **nested(**(options | {"token_budget": 70}))) as loader:
             loader.load_state_dict([state])
             assert get_numbers(numbers for _, numbers, _ in before + read(loader)) == good
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -61,7 +62,7 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> list[Row]:
 
 
 def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(Augmented(0, COUNT), collate_fn=collate_at_random, **(SETTINGS | options))
+    return ODBDataLoader(Augmented(0, COUNT), **nested(collate_fn=collate_at_random, **(SETTINGS | options)))
 
 
 def read_epochs(**options: Any) -> list[list[Row]]:
@@ -127,7 +128,7 @@ def read_without_samples(rank: int, num_workers: int) -> list[Row]:
     torch.seed()
     data, keys = Augmented(0, COUNT), [] if rank else range(COUNT)
     settings = SETTINGS | {"shuffle": False, "num_workers": num_workers, "collate_fn": collate_at_random}
-    with ODBDataLoader(data, sampler=keys, **settings) as loader:
+    with ODBDataLoader(data, **nested(sampler=keys, **settings)) as loader:
         return read(loader)
 
 
@@ -163,7 +164,9 @@ def test_reading_in_the_trainers_process_leaves_its_generators_alone(kind: str) 
         return [draw() for _ in loader]
 
     data: Any = Augmented(0, COUNT) if kind == "map" else AugmentedStream(0, COUNT)
-    with ODBDataLoader(data, collate_fn=collate_at_random, **(SETTINGS | {"shuffle": kind == "map"})) as loader:
+    with ODBDataLoader(
+        data, **nested(collate_fn=collate_at_random, **(SETTINGS | {"shuffle": kind == "map"}))
+    ) as loader:
         for _ in range(2):
             found = train(loader)
             assert found == train(range(len(found)))
@@ -182,7 +185,7 @@ class Torn(Numbers):
 def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
     """Spec: R12.2."""
     torch.manual_seed(7)
-    with ODBDataLoader(Torn(0, COUNT), collate_fn=collate, **(SETTINGS | {"shuffle": False})) as loader:
+    with ODBDataLoader(Torn(0, COUNT), **nested(collate_fn=collate, **(SETTINGS | {"shuffle": False}))) as loader:
         batches = iter(loader)
         with pytest.raises(KeyboardInterrupt):
             list(batches)
@@ -196,7 +199,7 @@ def test_an_interrupt_in_user_code_leaves_the_generators_alone_too() -> None:
 def test_a_stream_draws_the_same_in_the_same_epoch_of_as_many_workers(options: dict[str, Any]) -> None:
     """Spec: R12.1. Checks: REPLAY."""
     settings = SETTINGS | {"shuffle": False, "collate_fn": collate_at_random} | options
-    with ODBDataLoader(AugmentedStream(0, COUNT), **settings) as loader:
+    with ODBDataLoader(AugmentedStream(0, COUNT), **nested(**settings)) as loader:
         epochs = [read(loader), read(loader)]
         loader.set_epoch(0)
         again = read(loader)
@@ -225,5 +228,5 @@ def share_out(worker_id: int) -> None:
 def test_a_worker_init_fn_finds_the_data_set_of_the_user() -> None:
     """Checks: COVER."""
     settings = SETTINGS | {"shuffle": False, "collate_fn": collate, "worker_init_fn": share_out, "num_workers": 2}
-    with ODBDataLoader(Named(), **settings) as loader:
+    with ODBDataLoader(Named(), **nested(**settings)) as loader:
         assert sorted(number for batch in loader for number in batch["numbers"]) == list(range(COUNT))

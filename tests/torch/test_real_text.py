@@ -13,6 +13,7 @@ from demo_texts import ByteTexts, Text, read_docstrings  # noqa: E402
 from demo_train import collate  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -27,7 +28,7 @@ def read_epochs(rank: int, texts: list[Text], options: dict[str, Any]) -> list[l
     dataset = ByteTexts(texts[first : first + SHARES[rank]], 512)
     settings = {"token_budget": 2048, "window": 24, "shuffle": True, "shard": "given", "seed": 11, "timeout_s": 60}
     epochs = []
-    with ODBDataLoader(dataset, collate_fn=collate, **settings, **options) as loader:
+    with ODBDataLoader(dataset, **nested(collate_fn=collate, **settings, **options)) as loader:
         for _ in range(EPOCHS):
             digests = []
             for batch in loader:

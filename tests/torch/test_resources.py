@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading import serialization  # noqa: E402
 from odb_ref.torch.reading.serialization import LARGE_BYTES, TransferError, pack, unpack  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +29,7 @@ EPOCH_OF_IMAGES = textwrap.dedent(
     """
     import resource, torch
     from torch.utils.data import Dataset
-    from odb_ref.torch import ODBDataLoader
+    from odb_ref.torch import Batching, ODBDataLoader
 
     class Images(Dataset):
         def __len__(self):
@@ -43,7 +44,8 @@ EPOCH_OF_IMAGES = textwrap.dedent(
 
     if __name__ == "__main__":
         resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
-        with ODBDataLoader(Images(), token_budget=30, collate_fn=collate, num_workers=2, window=200) as loader:
+        options = {"batching": Batching(window=200), "num_workers": 2}
+        with ODBDataLoader(Images(), token_budget=30, collate_fn=collate, **options) as loader:
             seen = []
             for ids, pixels in loader:
                 seen += ids
@@ -160,7 +162,7 @@ def test_spawned_processes_stay_for_the_next_epoch_while_nothing_has_changed() -
     data: Any = Where()
     options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
     epochs = []
-    with ODBDataLoader(data, multiprocessing_context="spawn", **options) as loader:
+    with ODBDataLoader(data, **nested(multiprocessing_context="spawn", **options)) as loader:
         for offset in (0, 0, 100):
             data.offset = offset
             epochs.append(sorted(item for batch in loader for item in batch))
@@ -191,7 +193,7 @@ class Counted(Where):
 def test_what_cannot_be_compared_is_sent_anew() -> None:
     data: Any = Counted()
     options: dict[str, Any] = {"token_budget": 12, "collate_fn": get_samples, "num_workers": 1}
-    with ODBDataLoader(data, multiprocessing_context="spawn", **options) as loader:
+    with ODBDataLoader(data, **nested(multiprocessing_context="spawn", **options)) as loader:
         epochs = [{pid for batch in loader for _, pid in batch} for _ in range(2)]
     assert epochs[0].isdisjoint(epochs[1])
     assert data.count.value == 24

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -35,7 +36,7 @@ Row = tuple[int, list[int], float]
 
 
 def make_loader(options: dict[str, Any]) -> ODBDataLoader:
-    return ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options))
+    return ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options)))
 
 
 def read(loader: ODBDataLoader, states: list[Any] | None = None) -> list[Row]:

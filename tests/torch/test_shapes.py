@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from odb_ref import BoundedShapes, ODBDataLoader, UsageError
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.effects import Collate
+from tests.helpers.options import nested
 from tests.torch.data import make_sample
 
 pytestmark = pytest.mark.torch
@@ -159,7 +160,7 @@ def train(collate: Any) -> tuple[int, list[float]]:
         losses = []
         data = [{name: make_sample(number)[name] for name in ("input_ids", "labels")} for number in range(300)]
         options = {"layout": "packed", "window": 32, "collate_fn": collate, "num_workers": 0}
-        with ODBDataLoader(data, token_budget=64, **options) as loader:
+        with ODBDataLoader(data, token_budget=64, **nested(**options)) as loader:
             for batch, info in loader.steps():
                 logits = compiled(batch["input_ids"], batch["position_ids"])[0, :-1]
                 loss = nn.functional.cross_entropy(logits, batch["labels"][0, 1:])

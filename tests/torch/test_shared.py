@@ -17,6 +17,7 @@ from odb_ref.torch import ODBDataLoader, pop_step_info  # noqa: E402
 from odb_ref.torch.reading.quarantine import Places, Quarantine  # noqa: E402
 from odb_ref.torch.reading.source import CHUNK_SAMPLES, DrawFeed  # noqa: E402
 from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -54,7 +55,7 @@ def read(loader: ODBDataLoader, limit: int | None = None) -> Steps:
 
 
 def read_epochs(rank: int, options: dict[str, Any]) -> list[Steps]:
-    with ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options)) as loader:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options))) as loader:
         return [read(loader) for _ in range(2)]
 
 
@@ -92,7 +93,7 @@ def test_workers_make_no_difference() -> None:
 def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
     """All that is read, with a restart after ``limit`` steps; and what was set aside, before and after it."""
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
-    with ODBDataLoader(data, **(SETTINGS | QUARANTINE | options)) as loader:
+    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE | options))) as loader:
         steps = []
         for batch in loader:
             steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
@@ -100,7 +101,7 @@ def read_spoilt(rank: int, options: dict[str, Any], limit: int) -> Any:
                 state = json.loads(json.dumps(loader.state_dict()))
                 break
         first = {bad.index for bad in loader.quarantined}
-    with ODBDataLoader(data, **(SETTINGS | QUARANTINE | options)) as loader:
+    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE | options))) as loader:
         loader.load_state_dict(state)
         return steps, read(loader), first, {bad.index for bad in loader.quarantined}
 
@@ -119,14 +120,14 @@ def test_bad_samples_are_set_aside_by_who_draws_them(options: dict[str, Any], li
 
 def read_rest(rank: int, states: list[Any]) -> Steps:
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
-    with ODBDataLoader(data, **(SETTINGS | QUARANTINE)) as loader:
+    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE))) as loader:
         loader.load_state_dict(states)
         return read(loader)
 
 
 def save_spoilt(rank: int, limit: int) -> Any:
     data = Spoilt(COUNT, (3, 17, 50, 51, 90))
-    with ODBDataLoader(data, **(SETTINGS | QUARANTINE)) as loader:
+    with ODBDataLoader(data, **nested(**(SETTINGS | QUARANTINE))) as loader:
         steps = []
         for batch in loader:
             steps.append([] if pop_step_info(batch).is_idle else list(batch["numbers"]))
@@ -151,7 +152,7 @@ def read_a_bad_window(rank: int) -> None:
     # The first window of rank 1 is the places 4 to 7, and all that it holds is bad.
     data = Spoilt(40, tuple(range(4, 8)))
     options = {"shuffle": False, "window": 4, "ramp_rounds": 0, "on_bad_sample": "quarantine", "max_bad_samples": 9}
-    with ODBDataLoader(data, **(SETTINGS | options)) as loader:
+    with ODBDataLoader(data, **nested(**(SETTINGS | options))) as loader:
         read(loader)
 
 
@@ -163,7 +164,7 @@ def test_a_window_of_bad_samples_ends_the_epoch_by_name() -> None:
 
 
 def read_a_failure(rank: int, workers: int) -> None:
-    with ODBDataLoader(Spoilt(COUNT, (40,)), **(SETTINGS | {"num_workers": workers})) as loader:
+    with ODBDataLoader(Spoilt(COUNT, (40,)), **nested(**(SETTINGS | {"num_workers": workers}))) as loader:
         read(loader)
 
 
@@ -179,12 +180,12 @@ def resume_after_each_step(rank: int, count: int) -> list[Steps]:
     found = []
     for limit in range(1, count):
         options = SETTINGS | {"window": 2, "token_budget": 30, "on_bad_sample": "quarantine"}
-        with ODBDataLoader(Numbers(0, count), **options) as loader:
+        with ODBDataLoader(Numbers(0, count), **nested(**options)) as loader:
             first = read(loader, limit)
             if len(first) < limit:
                 break
             state = json.loads(json.dumps(loader.state_dict()))
-        with ODBDataLoader(Numbers(0, count), **options) as loader:
+        with ODBDataLoader(Numbers(0, count), **nested(**options)) as loader:
             loader.load_state_dict(state)
             found.append(first + read(loader))
     return found
@@ -209,7 +210,7 @@ def test_what_has_no_common_order_is_refused() -> None:
         with pytest.raises(
             UsageError, match=r"shard='shared' (needs a map-style data set|with a sampler needs update_samples)"
         ):
-            ODBDataLoader(dataset, **(SETTINGS | options))
+            ODBDataLoader(dataset, **nested(**(SETTINGS | options)))
 
 
 def test_the_places_of_what_is_drawn_are_known_by_number() -> None:

@@ -18,6 +18,7 @@ from odb_ref.core.batching.sizes import Sizes  # noqa: E402
 from odb_ref.core.types import Sample  # noqa: E402
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from odb_ref.trace.check import Property, Status, check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -43,7 +44,7 @@ def read(rank: int, options: dict[str, Any]) -> list[tuple[list[int], float]]:
         "num_workers": 0,
     }
     found = []
-    with ODBDataLoader(data, **(settings | options)) as loader:
+    with ODBDataLoader(data, **nested(**(settings | options))) as loader:
         for batch in loader:
             info = pop_step_info(batch)
             assert info.is_idle == (info.local_samples == 0)
@@ -77,7 +78,7 @@ def test_sizes_are_refused_where_there_are_none_and_unknown_ones_everywhere() ->
         ({"sizes": "even", "order": "sampler"}, "sizes='even' needs layout='padded'"),
     ):
         with pytest.raises(UsageError, match=message):
-            list(ODBDataLoader(Numbers(0, 5), token_budget=50, collate_fn=collate, **options))  # type: ignore[arg-type]
+            list(ODBDataLoader(Numbers(0, 5), token_budget=50, **nested(collate_fn=collate, **options)))  # type: ignore[arg-type]
 
 
 def read_unlike(rank: int) -> None:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Dataset, Sampler  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, Stream, collate, make_sample, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 from tests.torch.states import change  # noqa: E402
@@ -32,7 +33,7 @@ COUNT = 47
 
 
 def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(Numbers(0, COUNT), **(SETTINGS | options))
+    return ODBDataLoader(Numbers(0, COUNT), **nested(**(SETTINGS | options)))
 
 
 def save_and_go_on(rank: int, options: dict[str, Any]) -> list[Any]:
@@ -97,19 +98,19 @@ def test_other_settings_finish_the_epoch_too() -> None:
 
 def test_an_iterable_data_set_goes_on_by_reading_again() -> None:
     options = SETTINGS | {"shuffle": False}
-    with ODBDataLoader(Stream(0, COUNT), **options) as loader:
+    with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
         whole = read(loader)
     for limit in range(1, len(whole)):
-        with ODBDataLoader(Stream(0, COUNT), **options) as loader:
+        with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
             before = read(loader, limit)
             state = loader.state_dict()
-        with ODBDataLoader(Stream(0, COUNT), **options) as loader:
+        with ODBDataLoader(Stream(0, COUNT), **nested(**options)) as loader:
             loader.load_state_dict(state)
             assert before + read(loader) == whole
 
 
 def test_a_state_is_small() -> None:
-    with ODBDataLoader(Numbers(0, 4000), **(SETTINGS | {"window": 512, "token_budget": 500})) as loader:
+    with ODBDataLoader(Numbers(0, 4000), **nested(**(SETTINGS | {"window": 512, "token_budget": 500}))) as loader:
         read(loader, 60)
         assert len(json.dumps(loader.state_dict())) < 2 * 512 * 6 + 1000
 
@@ -192,10 +193,10 @@ class Lengths(Dataset[Any]):
 
 def test_samples_that_have_become_shorter_are_noticed_even_where_the_epoch_ends_before_its_saved_step() -> None:
     options = SETTINGS | {"window": 64, "ramp_rounds": 0}
-    with ODBDataLoader(Lengths(30), **options) as loader:
+    with ODBDataLoader(Lengths(30), **nested(**options)) as loader:
         read(loader, 20)
         state = loader.state_dict()
-    with ODBDataLoader(Lengths(5), **options) as loader:
+    with ODBDataLoader(Lengths(5), **nested(**options)) as loader:
         loader.load_state_dict(state)
         with pytest.raises(JobError, match="not what they were"):
             read(loader)
@@ -233,7 +234,7 @@ def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_
     """Spec: R10.4. Checks: RESUME, ONCE, COVER."""
     options = SETTINGS | {"shuffle": False}
     sampler = Remembering()
-    with ODBDataLoader(Numbers(0, COUNT), sampler=sampler, **options) as loader:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=sampler, **options)) as loader:
         at_start = loader.state_dict()
         memory = sampler.choose.getstate()
         before = read(loader, 5)
@@ -250,11 +251,11 @@ def test_an_order_that_is_listed_otherwise_is_refused_and_one_listed_alike_goes_
 
 def test_a_refusal_of_the_order_says_what_to_do() -> None:
     """Spec: R10.4."""
-    with ODBDataLoader(Numbers(0, COUNT), sampler=range(COUNT), **(SETTINGS | {"shuffle": False})) as loader:
+    with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=range(COUNT), **(SETTINGS | {"shuffle": False}))) as loader:
         read(loader, 5)
         state = loader.state_dict()
     for keys in (range(COUNT - 1), [str(key) for key in range(COUNT)], [*range(1, COUNT), 0]):
-        with ODBDataLoader(Numbers(0, COUNT), sampler=keys, **(SETTINGS | {"shuffle": False})) as loader:
+        with ODBDataLoader(Numbers(0, COUNT), **nested(sampler=keys, **(SETTINGS | {"shuffle": False}))) as loader:
             loader.load_state_dict(state)
             with pytest.raises(
                 UsageError, match=rf"47 keys with digest \w+, now {len(keys)} keys .* its own state back"
@@ -278,12 +279,12 @@ class Sorted(Dataset[Any]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_samples_that_lie_under_other_keys_are_noticed(num_workers: int) -> None:
     """Spec: R10.4. Checks: RESUME. The order of the keys is the same; what the machine knows of the samples is not."""
-    with ODBDataLoader(Sorted(0), **SETTINGS) as loader:
+    with ODBDataLoader(Sorted(0), **nested(**SETTINGS)) as loader:
         for limit in (1, 4, 9, 15):
             loader.set_epoch(0)
             read(loader, limit)
             state = loader.state_dict()
-            with ODBDataLoader(Sorted(1), num_workers=num_workers, **SETTINGS) as other:
+            with ODBDataLoader(Sorted(1), **nested(num_workers=num_workers, **SETTINGS)) as other:
                 other.load_state_dict(state)
                 with pytest.raises(JobError, match="not what they were"):
                     read(other)

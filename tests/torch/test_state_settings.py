@@ -16,6 +16,7 @@ import torch.distributed as dist  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.plan.state import compute_digest  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -26,7 +27,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "window": 6, "collate_fn": colla
 
 
 def make_loader(**options: Any) -> ODBDataLoader:
-    return ODBDataLoader(options.pop("dataset", Numbers(0, COUNT)), **(SETTINGS | options))
+    return ODBDataLoader(options.pop("dataset", Numbers(0, COUNT)), **nested(**(SETTINGS | options)))
 
 
 def save(**options: Any) -> dict[str, Any]:

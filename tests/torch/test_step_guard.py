@@ -23,6 +23,7 @@ from odb_ref.torch import ODBDataLoader  # noqa: E402
 from odb_ref.torch.loop import MemoryFit, StepGuard  # noqa: E402
 from odb_ref.torch.loop import guard as guard_module  # noqa: E402
 from odb_ref.torch.loop.splitting import split_batch  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 from tests.torch.test_training import compute_loss, compute_union_gradient, get_gradient, make_model  # noqa: E402
@@ -108,12 +109,12 @@ def train(
     windows: list[dict[str, Any]] = []
     numbers: list[int] = []
     data = Numbers(sum(SIZES[:rank]), SIZES[rank])
-    with ODBDataLoader(data, **(OPTIONS | options)) as loader:
+    with ODBDataLoader(data, **nested(**(OPTIONS | options))) as loader:
         for _ in range(epochs):
             for batch, info in loader.steps():
                 guard.backward(batch, info)
                 numbers += [] if info.is_idle else batch["numbers"]
-                if info.is_window_end:
+                if info.is_update_end:
                     windows.append({"epoch": info.epoch, "numbers": numbers, "gradient": get_gradient(wrapped)})
                     numbers = []
     assert not numbers
@@ -185,7 +186,7 @@ def test_a_batch_without_a_label_goes_in_halves_and_adds_nothing() -> None:
     model = make_model()
     faults = Faults(0, 1.0)
     guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"))
-    with ODBDataLoader(Prompts(0, 8), **(OPTIONS | {"loss_scaling": "none"})) as loader:
+    with ODBDataLoader(Prompts(0, 8), **nested(**(OPTIONS | {"loss_scaling": "none"}))) as loader:
         for batch, info in loader.steps():
             assert guard.backward(batch, info) == 0.0
             assert not any(get_gradient(model))
@@ -222,7 +223,7 @@ def train_uneven(rank: int) -> Any:
         return FailingBackward.apply(loss) if has_failed else loss
 
     options = OPTIONS | {"loss_scaling": "none", "loss_reduction": "sum", "ramp_rounds": 0, "token_budget": 10_000}
-    with ODBDataLoader(Numbers(2 + rank, 1 + (not rank)), **options) as loader:
+    with ODBDataLoader(Numbers(2 + rank, 1 + (not rank)), **nested(**options)) as loader:
         for batch, info in loader.steps():
             guard.backward(batch, info)
     gradients = [model.even.grad, model.odd.grad, model.never.grad, model.single.grad]
@@ -244,7 +245,7 @@ def train_with_less(rank: int) -> Any:
     """By epoch, the largest batch, and the failures so far: rank 1 holds no more than 60 tokens."""
     samples = OPTIONS | {"token_budget": 90}
     found = []
-    with ODBDataLoader(Numbers(60 * rank, 60), **samples) as loader:
+    with ODBDataLoader(Numbers(60 * rank, 60), **nested(**samples)) as loader:
 
         def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
             if rank == 1 and batch["input_ids"].numel() > 60:
@@ -306,7 +307,7 @@ def fail_for_good(rank: int, error: Exception, accumulation_steps: int) -> Any:
 
     guard = StepGuard(model, step)
     options = OPTIONS | {"accumulation_steps": accumulation_steps}
-    with ODBDataLoader(Numbers(20 * rank, 20), **options) as loader:
+    with ODBDataLoader(Numbers(20 * rank, 20), **nested(**options)) as loader:
         for batch, info in loader.steps():
             guard.backward(batch, info)
 
@@ -365,14 +366,14 @@ def train_sharded(rank: int, kind: str, options: dict[str, Any], least: int = 31
     numbers: list[int] = []
     steps = 0
     with (
-        ODBDataLoader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **(OPTIONS | options)) as loader,
+        ODBDataLoader(Numbers(sum(SIZES[:rank]), SIZES[rank]), **nested(**(OPTIONS | options))) as loader,
         limited_memory(lambda: choose.uniform(least, 90)),
     ):
         for batch, info in loader.steps():
             guard.backward(batch, info)
             steps += 1
             numbers += [] if info.is_idle else batch["numbers"]
-            if info.is_window_end:
+            if info.is_update_end:
                 gradient = get_gradient(wrapped) if kind == "fsdp2" else get_whole_gradient(wrapped)
                 windows.append({"epoch": 0, "numbers": numbers, "gradient": gradient})
                 numbers = []
@@ -430,7 +431,7 @@ def run_once(batch: dict[str, Any], **options: Any) -> list[float]:
     model = make_model()
     faults = Faults(0, 1.0, most=3)
     guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"), **options)
-    with ODBDataLoader(Numbers(0, 4), **(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0})) as loader:
+    with ODBDataLoader(Numbers(0, 4), **nested(**(OPTIONS | {"token_budget": 1000, "ramp_rounds": 0}))) as loader:
         ((found, info),) = loader.steps()
         guard.backward(found | batch, info)
     assert guard.failures == 1
@@ -449,5 +450,5 @@ def test_labels_that_do_not_show_what_carries_loss_need_a_count() -> None:
         faults = Faults(0, 1.0, most=3)
         guard = StepGuard(model, lambda model, batch: faults.compute_loss(model, batch, "mean"))
         options = OPTIONS | {"token_budget": 1000, "ramp_rounds": 0, "supervised_fn": lambda sample: 1}
-        with ODBDataLoader(Numbers(0, 4), **options) as loader:
+        with ODBDataLoader(Numbers(0, 4), **nested(**options)) as loader:
             guard.backward(*next(iter(loader.steps())))

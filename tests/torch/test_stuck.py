@@ -20,8 +20,9 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading.description import describe  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
@@ -75,7 +76,7 @@ def read_raising(rank: int, where: str, kind: str, num_workers: int) -> None:
 
     at = 12 if where == "data set" and rank == 1 else None
     options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers}
-    with ODBDataLoader(Raising(40, at, kind), **options) as loader:
+    with ODBDataLoader(Raising(40, at, kind), **nested(**options)) as loader:
         for _ in loader:
             if num_workers:  # else it is the trainer that is ended, wherever the others are
                 dist.all_reduce(torch.zeros(1))
@@ -134,7 +135,7 @@ class Blocking(Numbers):
 
 def read_blocking(rank: int, num_workers: int) -> None:
     dataset: Numbers = Blocking(400, 12) if rank == 0 else Raising(400, 12, "Panic")
-    with ODBDataLoader(dataset, num_workers=num_workers, collate_fn=collate, **SETTINGS) as loader:
+    with ODBDataLoader(dataset, **nested(num_workers=num_workers, collate_fn=collate, **SETTINGS)) as loader:
         list(loader)
 
 
@@ -142,12 +143,14 @@ SCRIPT = """
 import atexit, time
 atexit.register(lambda: print(time.monotonic(), flush=True))  # the last of all: from then on it is the interpreter that ends
 import signal, sys, threading
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import Batching, ODBDataLoader
 from tests.torch.data import collate
 from tests.torch.test_stuck import Blocking
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
-loader = ODBDataLoader(Blocking(400, 30), token_budget=60, window=8, collate_fn=collate, num_workers=int(sys.argv[1]))
+loader = ODBDataLoader(
+    Blocking(400, 30), token_budget=60, collate_fn=collate, num_workers=int(sys.argv[1]), batching=Batching(window=8)
+)
 batches = iter(loader)
 next(batches)
 print("ready", flush=True)
@@ -207,7 +210,7 @@ def read_holding(rank: int, seconds: int, limit_s: float, is_busy: bool) -> int:
         return collate(samples)
 
     options = SETTINGS | {"collate_fn": combine, "num_workers": 1, "loader_timeout_s": limit_s}
-    with ODBDataLoader(Numbers(0, 40), **options) as loader:
+    with ODBDataLoader(Numbers(0, 40), **nested(**options)) as loader:
         return sum(1 for _ in loader)
 
 
@@ -222,7 +225,9 @@ def test_a_loader_process_that_holds_its_lock_is_waited_for_as_long_as_it_may() 
 
 
 def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
-    loader = ODBDataLoader(Blocking(400, 200), token_budget=60, window=8, num_workers=1, collate_fn=collate)
+    loader = ODBDataLoader(
+        Blocking(400, 200), token_budget=60, num_workers=1, collate_fn=collate, batching=Batching(window=8)
+    )
     next(iter(loader))
     began = time.monotonic()
     loader.close()
@@ -231,7 +236,7 @@ def test_a_loader_whose_data_set_blocks_can_be_closed() -> None:
 
 def train_holding(rank: int, seconds: int, is_busy: bool) -> int:
     steps = 0
-    with ODBDataLoader(Numbers(0, 60), **(SETTINGS | {"timeout_s": 2, "collate_fn": collate})) as loader:
+    with ODBDataLoader(Numbers(0, 60), **nested(**(SETTINGS | {"timeout_s": 2, "collate_fn": collate}))) as loader:
         for _ in loader:
             if rank == 1 and steps == 2:
                 until = time.monotonic() + seconds
@@ -265,7 +270,7 @@ def wait_and_listen(rank: int, what: str, num_workers: int) -> list[str]:
 
     slow = Slow(60, 20 if what == "read" and rank == 2 else None)
     options = SETTINGS | {"collate_fn": combine, "num_workers": num_workers, "log_wait_s": 1}
-    with ODBDataLoader(slow, **options) as loader:
+    with ODBDataLoader(slow, **nested(**options)) as loader:
         for step, _ in enumerate(loader):
             if rank == 2 and what == "trainer" and step == 3:
                 time.sleep(4)
@@ -311,12 +316,12 @@ def test_a_rank_that_waits_says_for_whom(what: str, num_workers: int, text: str)
 LEAVER = """
 import os, signal, sys, threading, time
 import torch.distributed as dist
-from odb_ref.torch import ODBDataLoader
+from odb_ref.torch import Batching, ODBDataLoader
 from tests.torch.data import Numbers, collate
 
 rank = int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-loader = ODBDataLoader(Numbers(0, 400), token_budget=60, window=8, collate_fn=collate, shard="given")
+loader = ODBDataLoader(Numbers(0, 400), token_budget=60, collate_fn=collate, shard="given", batching=Batching(window=8))
 for step, batch in enumerate(loader):
     if step == 3:
         if rank == 0:

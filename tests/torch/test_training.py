@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -55,7 +56,7 @@ def wrap(model: nn.Module, kind: str) -> nn.Module:
 
 
 def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> Any:
-    loader = ODBDataLoader(make_shard(rank, sizes), **(SETTINGS | options))
+    loader = ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options)))
     wrapped = wrap(make_model(), kind)
     windows: list[dict[str, Any]] = []
     numbers: list[int] = []
@@ -68,7 +69,7 @@ def train(rank: int, sizes: list[int], options: dict[str, Any], kind: str) -> An
             info.scale(loss).backward()
             steps += 1
             numbers += [] if info.is_idle else batch["numbers"]
-            if info.is_window_end:
+            if info.is_update_end:
                 windows.append({"numbers": numbers, "gradient": get_gradient(wrapped)})
                 numbers_of_step += numbers
                 numbers = []
@@ -131,7 +132,7 @@ RATE = 0.5
 
 def train_sharded(rank: int, sizes: list[int]) -> Any:
     """The samples of each step, and the parameters at the end, with the optimizer's state sharded over the ranks (ZeRO)."""
-    loader = ODBDataLoader(make_shard(rank, sizes), **SETTINGS)
+    loader = ODBDataLoader(make_shard(rank, sizes), **nested(**SETTINGS))
     wrapped = wrap(make_model(), "ddp")
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.SGD, lr=RATE)
     steps = []
@@ -191,7 +192,7 @@ def train_on_prompts(rank: int, masked: list[str], options: dict[str, Any]) -> A
     own_mean = settings.pop("own_mean", False)
     dataset = Prompts(100 * rank, 12 if rank == 0 else 4, masked[rank])
     # Batches of about one sample, so that some hold no supervised token.
-    loader = ODBDataLoader(dataset, **(SETTINGS | {"token_budget": 30} | settings))
+    loader = ODBDataLoader(dataset, **nested(**(SETTINGS | {"token_budget": 30} | settings)))
     wrapped = wrap(make_model(), "ddp")
     rows = []
     with loader:
@@ -234,7 +235,7 @@ def test_batches_without_a_supervised_token_leave_every_gradient_finite_and_exac
 
 
 def read_epochs(rank: int, sizes: list[int], options: dict[str, Any], epochs: int) -> Any:
-    with ODBDataLoader(make_shard(rank, sizes), **(SETTINGS | options)) as loader:
+    with ODBDataLoader(make_shard(rank, sizes), **nested(**(SETTINGS | options))) as loader:
         return [[([] if pop_step_info(batch).is_idle else batch["numbers"]) for batch in loader] for _ in range(epochs)]
 
 
@@ -267,9 +268,9 @@ def test_the_traces_of_a_run_pass_the_checker(tmp_path: Path) -> None:
 def read_on_mesh(rank: int) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options = SETTINGS | {"shard": "auto", "shuffle": True}
-    with ODBDataLoader(Numbers(0, 31), device_mesh=mesh, **options) as by_mesh:
+    with ODBDataLoader(Numbers(0, 31), **nested(device_mesh=mesh, **options)) as by_mesh:
         first = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_mesh]
-    with ODBDataLoader(Numbers(0, 31), process_group=mesh["dp"].get_group(), **options) as by_group:
+    with ODBDataLoader(Numbers(0, 31), **nested(process_group=mesh["dp"].get_group(), **options)) as by_group:
         second = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_group]
     assert first == second
     return first
@@ -286,7 +287,7 @@ def test_peers_of_a_mesh_get_the_same_batches() -> None:
 
 def read_auto(rank: int) -> Any:
     options = SETTINGS | {"shard": "auto", "shuffle": True}
-    with ODBDataLoader(Numbers(0, 31), **options) as loader:
+    with ODBDataLoader(Numbers(0, 31), **nested(**options)) as loader:
         batches = [(pop_step_info(batch), batch) for batch in loader]
     assert batches[-1][0].is_last
     assert not any(info.is_last for info, _ in batches[:-1])
@@ -301,8 +302,8 @@ def test_by_default_the_ranks_share_the_data_set_without_padding() -> None:
 
 
 def read_with_two_loaders(rank: int) -> Any:
-    train_loader = ODBDataLoader(make_shard(rank, [12, 5]), **SETTINGS)
-    eval_loader = ODBDataLoader(make_shard(rank, [2, 6]), **SETTINGS)
+    train_loader = ODBDataLoader(make_shard(rank, [12, 5]), **nested(**SETTINGS))
+    eval_loader = ODBDataLoader(make_shard(rank, [2, 6]), **nested(**SETTINGS))
     seen: dict[str, list[int]] = {"train": [], "eval": []}
     with train_loader, eval_loader:
         for step, batch in enumerate(train_loader):
@@ -327,7 +328,7 @@ def test_two_loaders_at_once_do_not_disturb_each_other() -> None:
 
 def read_on_idle(rank: int, on_idle: str) -> Any:
     options = SETTINGS | {"on_idle": on_idle}
-    with ODBDataLoader(make_shard(rank, [20, 0]), **options) as loader:
+    with ODBDataLoader(make_shard(rank, [20, 0]), **nested(**options)) as loader:
         scales = []
         for batch in loader:
             assert loader.step_info.is_idle == (batch is None)
@@ -345,13 +346,13 @@ def test_idle_steps_may_be_none_or_left_out(on_idle: str) -> None:
 def test_skipped_steps_and_an_accumulation_window_exclude_each_other() -> None:
     """A rank that skips the step which ends a window would never synchronize what it has of it."""
     with pytest.raises(UsageError, match="on_idle='skip' needs accumulation_steps=1"):
-        ODBDataLoader(Numbers(0, 9), **(SETTINGS | {"on_idle": "skip", "accumulation_steps": 2}))
+        ODBDataLoader(Numbers(0, 9), **nested(**(SETTINGS | {"on_idle": "skip", "accumulation_steps": 2})))
 
 
 def read_with_generator(rank: int, seeds: list[int], options: dict[str, Any]) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seeds[rank])
     settings = SETTINGS | {"shard": "auto", "shuffle": True} | options
-    with ODBDataLoader(Numbers(0, 31), generator=generator, **settings) as loader:
+    with ODBDataLoader(Numbers(0, 31), **nested(generator=generator, **settings)) as loader:
         return [([] if pop_step_info(batch).is_idle else batch["numbers"]) for _ in range(2) for batch in loader]
 
 

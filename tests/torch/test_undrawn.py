@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset  # noqa: E402
 
-from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading import datasets  # noqa: E402
 from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
 from odb_ref.torch.reading.seeding import Snare, Use, compute_seed, isolate, seed_generators  # noqa: E402
@@ -182,7 +182,7 @@ def test_a_snare_shows_each_way_to_draw() -> None:
 @contextmanager
 def make_loader(workers: int) -> Iterator[Any]:
     with ODBDataLoader(
-        Rare(), token_budget=60, num_workers=workers, collate_fn=lambda samples: samples, window=16
+        Rare(), token_budget=60, num_workers=workers, collate_fn=lambda samples: samples, batching=Batching(window=16)
     ) as loader:
         yield loader
 

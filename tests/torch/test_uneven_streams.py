@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import collate, make_sample  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -45,7 +46,7 @@ def train(rank: int, num_workers: int) -> tuple[int, list[int]]:
     numbers: list[int] = []
     steps = 0
     options = {"token_budget": 60, "window": 8, "timeout_s": 20, "num_workers": num_workers}
-    with ODBDataLoader(Filtered(rank), collate_fn=collate, **options) as loader:  # type: ignore[arg-type]
+    with ODBDataLoader(Filtered(rank), **nested(collate_fn=collate, **options)) as loader:  # type: ignore[arg-type]
         for batch, info in loader.steps():
             info.scale(model(batch["input_ids"]).mean()).backward()  # a collective of all ranks
             numbers += [] if info.is_idle else batch["numbers"]

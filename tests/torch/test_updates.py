@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler  # noqa: E402
 
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -27,7 +28,7 @@ SETTINGS: dict[str, Any] = {"token_budget": 60, "update_samples": UPDATE, "colla
 def read(rank: int, settings: dict[str, Any], epochs: int = 1, **data: Any) -> list[dict[int, list[int]]]:
     """The numbers of the samples of each update of each epoch on this rank."""
     found = []
-    with ODBDataLoader(Numbers(0, SAMPLES, **data), **SETTINGS | settings) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES, **data), **nested(**SETTINGS | settings)) as loader:
         for _ in range(epochs):
             updates: dict[int, list[int]] = defaultdict(list)
             for batch, info in loader.steps():
@@ -49,7 +50,7 @@ def list_expected(epoch: int = 0, **settings: Any) -> list[list[int]]:
     """The updates that the common order has, by the plain loader of one process and its own order."""
     order: list[int] = []
     options = {"token_budget": 10**6, "window": 10**6, "ramp_rounds": 0, "order": "sampler", "collate_fn": collate}
-    with ODBDataLoader(Numbers(0, SAMPLES), shuffle=True, **options, **settings) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(shuffle=True, **options, **settings)) as loader:
         loader.set_epoch(epoch)
         for batch, _ in loader.steps():
             order += batch["numbers"]
@@ -76,7 +77,7 @@ def test_an_update_holds_its_places_whoever_reads_them(world_size: int, settings
 
 
 def read_dropping(rank: int, shard: str) -> tuple[int, list[dict[int, list[int]]]]:
-    with ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS, shard=shard, drop_last=True) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS, shard=shard, drop_last=True)) as loader:
         count = len(loader)
         assert loader.updates_per_epoch == count
     return count, read(rank, {"shard": shard, "drop_last": True})
@@ -149,7 +150,7 @@ def test_samplers_that_differ_between_ranks_are_refused() -> None:
 )
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS | settings)
+        ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings))
 
 
 # State --------------------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def read_and_stop(rank: int, shard: str, steps: int, state: Any, settings: dict[
     """Reads so many steps, from a state on; returns the samples by update, each update's weights, and the state."""
     updates: dict[int, list[int]] = defaultdict(list)
     supervised: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    with ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS | settings, shard=shard) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | settings, shard=shard)) as loader:
         if state is not None:
             loader.load_state_dict(state)
         taken = None
@@ -205,7 +206,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str, before: int, 
 def test_another_size_of_updates_cannot_go_on() -> None:
     saved = run_ranks(2, read_and_stop, "auto", 3, None, {})
     states = [result.value[2] for result in saved]
-    with ODBDataLoader(Numbers(0, SAMPLES), **SETTINGS | {"update_samples": 8}) as loader:
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(**SETTINGS | {"update_samples": 8})) as loader:
         loader.load_state_dict(states)
         with pytest.raises(UsageError, match="update_samples: saved 16, now 8"):
             iter(loader)
@@ -317,7 +318,9 @@ def train_ours(rank: int, settings: dict[str, Any], fsdp: bool = False) -> list[
     weights: list[list[float]] = []
     state: Any = None
     for updates in (RESUMED, EPOCHS * UPDATES):  # saved in the second epoch; another loader goes on
-        with ODBDataLoader(data, sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options) as loader:
+        with ODBDataLoader(
+            data, **nested(sampler=SeededOrder(data), shard="shared", update_samples=UPDATE, **options)
+        ) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             while len(weights) < updates:

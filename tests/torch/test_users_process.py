@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.reading.collator import TRIED_BATCHES, OwnMemory  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
@@ -70,7 +71,7 @@ def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], A
     """It lost 37 of 120 samples and repeated 19, without a word."""
     options = SETTINGS | {"collate_fn": function}
     seen, steps = [], []
-    with ODBDataLoader(Numbers(0, 120), num_workers=num_workers, loss_scaling="none", **options) as loader:
+    with ODBDataLoader(Numbers(0, 120), **nested(num_workers=num_workers, loss_scaling="none", **options)) as loader:
         for batch, info in loader.steps():
             seen += get_numbers(batch)
             steps.append((info.step, info.local_samples == len(get_numbers(batch))))
@@ -112,7 +113,7 @@ def test_handlers_of_signals_run_in_the_users_process_only(tmp_path: Path, signa
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, note)
-    with ODBDataLoader(Numbers(0, 2000), num_workers=1, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=1, **SETTINGS)) as loader:
         batches = iter(loader)
         next(batches)
         pid = find_loader_process()
@@ -126,7 +127,7 @@ def test_handlers_of_signals_run_in_the_users_process_only(tmp_path: Path, signa
 def read_with_ends_ignored(rank: int) -> list[str]:
     """In a process of its own: Python can never know that its children have ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with ODBDataLoader(Numbers(0, 200), num_workers=1, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 200), **nested(num_workers=1, **SETTINGS)) as loader:
         assert sorted(number for batch in loader for number in get_numbers(batch)) == list(range(200))
     deadline = time.monotonic() + 10
     while any(thread.name == "odb-reap" for thread in threading.enumerate()) and time.monotonic() < deadline:
@@ -142,7 +143,7 @@ def test_ignored_ends_of_children_keep_no_thread_busy() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_forked_child_cannot_break_its_parents_job(num_workers: int) -> None:
-    with ODBDataLoader(Numbers(0, 400), num_workers=num_workers, **SETTINGS) as loader:
+    with ODBDataLoader(Numbers(0, 400), **nested(num_workers=num_workers, **SETTINGS)) as loader:
         batches = iter(loader)
         seen = get_numbers(next(batches))
         if (child := os.fork()) == 0:

@@ -16,11 +16,12 @@ from odb_sim.recorded.runs import RecordedRun, load_runs  # noqa: E402
 
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.core.events import SamplesRead  # noqa: E402
-from odb_ref.torch import ODBDataLoader  # noqa: E402
+from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading.serialization import count_bytes  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from odb_ref.trace.format import decode_event  # noqa: E402
 from odb_ref.trace.reading import read_trace  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -51,7 +52,7 @@ def combine(samples: list[Any]) -> list[int]:
 
 
 def read(**options: Any) -> list[list[int]]:
-    with ODBDataLoader(Images(), collate_fn=combine, shuffle=True, **SETTINGS | options) as loader:
+    with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, **SETTINGS | options)) as loader:
         return list(loader)
 
 
@@ -118,11 +119,11 @@ def test_a_saved_epoch_goes_on_with_the_same_batches() -> None:
     """Checks: RESUME."""
     whole = read()
     for steps in (1, 9, len(whole) - 2):
-        with ODBDataLoader(Images(), collate_fn=combine, shuffle=True, **SETTINGS) as loader:
+        with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, **SETTINGS)) as loader:
             batches = iter(loader)
             taken = [next(batches) for _ in range(steps)]
             state = loader.state_dict()
-        with ODBDataLoader(Images(), collate_fn=combine, shuffle=True, num_workers=1, **SETTINGS) as loader:
+        with ODBDataLoader(Images(), **nested(collate_fn=combine, shuffle=True, num_workers=1, **SETTINGS)) as loader:
             loader.load_state_dict(state)
             assert taken + list(loader) == whole
 
@@ -130,7 +131,7 @@ def test_a_saved_epoch_goes_on_with_the_same_batches() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB"])
 def test_a_bound_that_makes_no_sense_is_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="window_bytes"):
-        ODBDataLoader(Images(), token_budget=60, window_bytes=value)
+        ODBDataLoader(Images(), token_budget=60, batching=Batching(window_bytes=value))
 
 
 def test_bytes_are_those_of_the_content() -> None:

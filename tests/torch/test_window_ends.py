@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 
 from odb_ref.torch import JobError, ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.loop import StepGuard  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
 from tests.torch.test_training import compute_loss, get_gradient, make_model  # noqa: E402
@@ -35,13 +36,13 @@ OPTIONS: dict[str, Any] = {
 def take_and_leave(rank: int) -> list[tuple[int, bool, bool]]:
     """The ends that each rank is told of, of the steps that both take: rank 1 takes the last long before rank 0, and leaves."""
     found = []
-    with ODBDataLoader(Numbers(100 * rank, 60), **OPTIONS) as loader:
+    with ODBDataLoader(Numbers(100 * rank, 60), **nested(**OPTIONS)) as loader:
         steps = loader.steps()
         for number in range(STEPS):
             if rank == 0 and number == STEPS - 1:
                 dist.barrier()
             _, info = next(steps)
-            found.append((info.step, info.is_last, info.is_window_end))
+            found.append((info.step, info.is_last, info.is_update_end))
         if rank == 1:
             loader.close()  # returns when all ranks know
             dist.barrier()
@@ -60,10 +61,10 @@ def take_and_fail(rank: int) -> list[tuple[int, bool, bool]]:
     """The same of all steps of an epoch that fails: rank 0 is slow with each, rank 1 is not."""
     found = []
     data = Numbers(100 * rank, 60, bad=50 if rank else None, fault="raise")
-    with ODBDataLoader(data, **OPTIONS) as loader:
+    with ODBDataLoader(data, **nested(**OPTIONS)) as loader:
         try:
             for _, info in loader.steps():
-                found.append((info.step, info.is_last, info.is_window_end))
+                found.append((info.step, info.is_last, info.is_update_end))
                 time.sleep(0.0 if rank else 0.05)
         except JobError:
             return found
@@ -87,7 +88,7 @@ def get_gradients_after(guard: StepGuard[Any], model: nn.Module, loader: ODBData
     found = []
     for batch, info in loader.steps():
         guard.backward(batch, info)
-        if info.is_window_end:
+        if info.is_update_end:
             found.append(get_gradient(model))
     return found
 
@@ -97,7 +98,7 @@ def test_a_window_that_was_broken_off_adds_nothing_to_the_next(number: int) -> N
     """Preserves: WEIGHT. An epoch that is left in the middle of a window, and one after it."""
     model = make_model()
     guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
-    with ODBDataLoader(Numbers(0, 40), **OPTIONS | {"num_workers": 0, "accumulation_steps": 3}) as loader:
+    with ODBDataLoader(Numbers(0, 40), **nested(**OPTIONS | {"num_workers": 0, "accumulation_steps": 3})) as loader:
         expected = get_gradients_after(guard, model, loader)
         for batch, info in loader.steps():
             guard.backward(batch, info)
@@ -119,7 +120,7 @@ def go_on_after_a_failure(rank: int) -> tuple[list[list[float]], list[str]]:
 
     guard = StepGuard(model, step)
     errors = []
-    with ODBDataLoader(Numbers(40 * rank, 40), **OPTIONS | {"num_workers": 0}) as loader:
+    with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
         for batch, info in loader.steps():
             is_bad = rank == 1 and info.step == 2
             try:
@@ -141,7 +142,7 @@ def test_a_window_that_failed_is_over() -> None:
 def train_plainly(rank: int) -> list[list[float]]:
     model = make_model()
     guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
-    with ODBDataLoader(Numbers(40 * rank, 40), **OPTIONS | {"num_workers": 0}) as loader:
+    with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
         return get_gradients_after(guard, model, loader)
 
 
@@ -150,7 +151,7 @@ def unfreeze_later(rank: int) -> list[list[float]]:
     model[0].requires_grad_(False)
     guard = StepGuard(model, lambda model, batch: compute_loss(model, batch, "mean"))
     model[0].requires_grad_(True)
-    with ODBDataLoader(Numbers(40 * rank, 40), **OPTIONS | {"num_workers": 0}) as loader:
+    with ODBDataLoader(Numbers(40 * rank, 40), **nested(**OPTIONS | {"num_workers": 0})) as loader:
         return get_gradients_after(guard, model, loader)
 
 

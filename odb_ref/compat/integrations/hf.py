@@ -18,6 +18,7 @@ from odb_ref.compat.step_info import ODBStepInfo, find_step, pop_step_info
 from odb_ref.integrations.hf import enable
 from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import UsageError
+from odb_ref.torch.settings import arrange, spread
 
 SchedulerProgress = Literal["samples", "optimizer_steps"]
 MaxStepsPolicy = Literal["error", "overwrite", "preserve"]
@@ -87,7 +88,7 @@ def configure_trainer(
             token_budget=config.token_budget,
             max_samples=sample_budget,
             follows_samples=scheduler_progress == "samples",
-            loader={name: value for name, value in options.items() if name != "token_budget"},
+            loader=arrange({name: value for name, value in options.items() if name != "token_budget"}),
         ),
     )
     enabled.takes_step_info = wrap_compute_loss
@@ -110,14 +111,14 @@ def _resolve(
             raise UsageError(
                 f"the loader has its settings already, and {', '.join(sorted(settings))} is given beside it"
             )
-        options = {**config.make_options(), **own} if is_trainers else {**dataloader.options, **own}
+        options = {**config.make_options(), **spread(own)} if is_trainers else {**dataloader.options, **spread(own)}
         if is_trainers and "window" in dataloader.options:
             options.setdefault("window", dataloader.options["window"])
     else:
         given: object = settings.get("config")
         rest = {name: value for name, value in settings.items() if name != "config"}
         config = handle.config if handle is not None else resolve_config(_check_config(given), rest)
-        options = {**config.make_options(), **own}
+        options = {**config.make_options(), **spread(own)}
         if dataloader is not None and not is_trainers:
             options = make_options(dataloader, config, own)
     if dataloader is not None and not is_trainers:

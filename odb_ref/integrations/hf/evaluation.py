@@ -17,11 +17,12 @@ from odb_ref.integrations.hf.steps import ODBOptions
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.from_dataloader import ADOPTED
 from odb_ref.torch.gathering import all_reduce
+from odb_ref.torch.settings import arrange, spread
 
 Tensors = TypeVar("Tensors")
 
 _OF_TRAINING: Final = frozenset(
-    {"sampler", "shuffle", "shard", "seed", "generator", "mode", "quota", "loss_scaling", "trace", "idle_sample"}
+    {"sampler", "shuffle", "shard", "seed", "generator", "mode", "quota", "scaling", "trace", "idle_sample"}
 )
 """What says how an epoch of training is read, and nothing of how samples are counted."""
 
@@ -106,13 +107,13 @@ class EvaluatingTrainer(Trainer):  # type: ignore[misc]
                 "include_for_metrics=['loss'] repeats a batch's loss for a fixed number of samples, and batches differ: "
                 "compute_metrics may compute it from the predictions"
             )
-        options = {name: value for name, value in self.odb.loader.items() if name not in _OF_TRAINING}
+        options = {name: value for name, value in self.odb.settings.items() if name not in _OF_TRAINING}
         options = {"token_budget": self.odb.token_budget} | self.adopt_options(prepared) | options
-        options |= self.odb.evaluation
+        options |= spread(self.odb.evaluation)
         read = take_share(
             dataset if isinstance(dataset, IterableDataset) else prepared.dataset, self.args, options.get("shard")
         )
-        return EvaluationSteps(ODBDataLoader(read, **options))  # type: ignore[arg-type]
+        return EvaluationSteps(ODBDataLoader(read, **arrange(options)))  # type: ignore[arg-type]
 
     def evaluation_loop(
         self, dataloader: object, *args: object, metric_key_prefix: str = "eval", **kwargs: object

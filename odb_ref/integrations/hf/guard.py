@@ -107,7 +107,7 @@ class SteppingTrainer(EvaluatingTrainer):
         return WindowGuard(
             model,
             self._run_pass,
-            loss_reduction=str(self.odb.loader.get("loss_reduction", "mean")),
+            loss_reduction=str(self.odb.settings.get("reduction", "mean")),
             split=self.odb.split or split_batch,
             count=self.odb.count,
             memory=self.odb.memory,

@@ -13,6 +13,7 @@ from odb_ref.integrations.progress import Intervals
 from odb_ref.integrations.steps import read_windows
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.loop import MemoryFit
+from odb_ref.torch.settings import arrange, check_spelling, spread
 
 Inputs = MutableMapping[str, object]
 
@@ -23,7 +24,7 @@ _TAKEN: Final = {
     "token_budget": "it stands beside this mapping",
     "update_samples": "it stands beside this mapping",
     "accumulation_steps": "TrainingArguments(gradient_accumulation_steps=...) says it",
-    "trainer_divides_loss": "ODBTrainer tells the Trainer not to divide, and dividing again would normalise twice",
+    "is_divided_by_trainer": "ODBTrainer tells the Trainer not to divide, and dividing again would normalise twice",
     "on_idle": "the Trainer needs a batch in every step",
 }
 
@@ -66,14 +67,17 @@ class ODBOptions:
     count: Callable[[Inputs], int] | None = None
     """What the loss of a batch, or of a half, is a mean over, where its labels do not show it: `count_pairs` of the same."""
     loader: Mapping[str, object] = field(default_factory=dict)
-    """Further arguments of `ODBDataLoader`, such as ``window``, ``budget_schedule``, or ``causal_shift=False`` for a model that
-    does not shift its labels by a token (sequence to sequence, token classification)."""
+    """Further arguments of `ODBDataLoader`, such as ``{"batching": Batching(window=64)}``, or
+    ``{"loss": Loss(causal_shift=False)}`` for a model that does not shift its labels by a token (sequence to sequence, token
+    classification)."""
     evaluation: Mapping[str, object] | None = None
     """Has `ODBDataLoader` read for ``evaluate`` and ``predict`` too, so that ranks may hold any numbers of samples; with these
     arguments (``token_budget``, say) beside those of training that count samples. Default: the Trainer's own loader reads."""
 
     def __post_init__(self) -> None:
-        for name in self.loader:
+        for given in (self.loader, self.evaluation or {}):
+            check_spelling(given)
+        for name in self.settings:
             if name in _TAKEN:
                 raise UsageError(f"ODBOptions: {name} is not to be given: {_TAKEN[name]}")
         if self.update_samples != "plain" and isinstance(self.update_samples, str):
@@ -88,18 +92,25 @@ class ODBOptions:
             if isinstance(value, int) and value < 1:
                 raise UsageError(f"ODBOptions: {name} must be at least 1, got {value}")
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """What ``loader`` says, each setting by its own name."""
+        return spread(self.loader)
+
     @classmethod
     def from_settings(cls, settings: Mapping[str, object]) -> Self:
         """Returns the options that settings are: those of this class as such, the rest as arguments of `ODBDataLoader`.
 
-        ``intervals`` may be a mapping, as a file of settings has it. Raises: UsageError as the class.
+        A file is flat: settings of `Batching` and the like stand in it by their own names; ``intervals`` may be a mapping.
+
+        Raises: UsageError as the class.
         """
         own = {field.name for field in fields(cls)} - {"loader"}
         options = {name: value for name, value in settings.items() if name in own}
         if isinstance(intervals := options.get("intervals"), Mapping):
             options["intervals"] = Intervals(**intervals)
         loader = {name: value for name, value in settings.items() if name not in own}
-        return cls(loader=loader, **options)  # type: ignore[arg-type]
+        return cls(loader=arrange(loader), **options)  # type: ignore[arg-type]
 
 
 def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
@@ -116,7 +127,7 @@ def check_arguments(args: TrainingArguments, *, is_free: bool) -> None:
     if args.dataloader_drop_last:
         warnings.warn(
             "dataloader_drop_last=True means nothing here: ranks end together, and each sample is trained on; to stop "
-            "where the first rank runs dry: ODBOptions(loader={'mode': 'quota'})",
+            "where the first rank runs dry: ODBOptions(loader={'protocol': Protocol(mode='quota')})",
             RuntimeWarning,
             stacklevel=4,
         )

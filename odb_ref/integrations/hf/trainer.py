@@ -61,6 +61,7 @@ from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, c
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch, find_order
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
+from odb_ref.torch.settings import arrange
 
 LossAndOutputs = Tensor | tuple[Tensor, object]
 
@@ -128,7 +129,7 @@ class ODBTrainer(SteppingTrainer):
                 order = find_order(prepared, self.args.world_size)
                 options |= {"sampler": order, "shard": "shared", "shuffle": False}
                 batches = order.batches
-        options |= self.odb.loader
+        options |= self.odb.settings
         source = take_share(self.train_dataset if is_iterable else prepared.dataset, self.args, options.get("shard"))
         if update_samples is None:
             options["accumulation_steps"] = k
@@ -136,7 +137,7 @@ class ODBTrainer(SteppingTrainer):
             source,
             token_budget=self.odb.token_budget,
             update_samples=update_samples,
-            **options,  # type: ignore[arg-type]
+            **arrange(options),  # type: ignore[arg-type]
         )
         if self._states:
             loader.load_state_dict(self._states)

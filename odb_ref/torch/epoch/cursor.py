@@ -121,7 +121,7 @@ class Cursor:
             return step.round // self._portions
         return step.number // self._accumulation_steps
 
-    def is_window_end(self, number: int) -> bool:
+    def is_update_end(self, number: int) -> bool:
         """Returns True when the accumulation window ends with a step that is planned."""
         return self.compute_window(number)[-1] == number
 

@@ -43,7 +43,7 @@ class Taken:
     """Global counts of its accumulation window."""
     update: int
     """Counts the updates of the epoch from 0: in the free mode, its accumulation windows."""
-    is_window_end: bool
+    is_update_end: bool
     emitted_samples: int
     is_last: bool
 
@@ -124,7 +124,7 @@ class Delivery:
         return None
 
     def _take(self) -> Taken:
-        cursor, is_window_end = self.driver.cursor, self.driver.cursor.is_window_end(self.driver.next_step)
+        cursor, is_update_end = self.driver.cursor, self.driver.cursor.is_update_end(self.driver.next_step)
         step, batch, window = self.driver.take()
         is_last = self._is_last(step.number)
         taken = Taken(
@@ -134,7 +134,7 @@ class Delivery:
             padded_tokens=self._config.layout.compute_tokens(step.group),
             window=window,
             update=cursor.compute_update(step),
-            is_window_end=is_last or is_window_end,
+            is_update_end=is_last or is_update_end,
             emitted_samples=cursor.emitted_samples,
             is_last=is_last,
         )

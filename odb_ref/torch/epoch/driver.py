@@ -172,7 +172,8 @@ class EpochDriver:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
                 fault = (
-                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger window=, "
+                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger "
+                    "Batching(window=), "
                     f"or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
                 )
                 self.on_error(fault, QuarantineError(fault))

@@ -137,7 +137,7 @@ def _look_for_peers(store: Store, roster: Roster, identity: LoaderIdentity) -> N
                 f"ranks {_list(roster.processes)} of the job iterate over a loader made at {identity.made_at} "
                 f"({identity.data}), and so do, apart from them, ranks {_list(theirs)}: if these are their model-parallel "
                 "peers, nothing keeps the batches of the two equal once one of them alone sees an error or accepts another "
-                "budget. Pass device_mesh=, the whole mesh (DeviceMesh.from_group makes one of process groups)",
+                "budget. Pass mesh=, the whole mesh (DeviceMesh.from_group makes one of process groups)",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -103,7 +103,7 @@ class Ranks:
         others = [dimension for dimension in range(mesh.ndim) if dimension not in self.dimensions]
         processes = tuple(int(rank) for rank in mesh.mesh.permute(*self.dimensions, *others).flatten().tolist())
         if dist.get_rank() not in processes:
-            raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's device_mesh")
+            raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's mesh")
         _, size = self.find_rank_and_size()
         return Roster(processes=processes, place=processes.index(dist.get_rank()), peers=len(processes) // size)
 
@@ -120,17 +120,17 @@ def choose_ranks(
     """
     if mesh is None:
         if mesh_dims is not None:
-            raise UsageError("mesh_dims needs device_mesh: it names dimensions of it")
+            raise UsageError("mesh_dims needs mesh: it names dimensions of it")
         return Ranks(process_group=process_group)
     if process_group is not None:
-        raise UsageError("process_group and device_mesh exclude each other")
+        raise UsageError("process_group and mesh exclude each other")
     names = mesh.mesh_dim_names or ()
     _, job_size = get_rank_and_size(None)
     if mesh.size() < job_size:
         raise UsageError(
-            f"device_mesh has {mesh.size()} of the job's {job_size} ranks: pass the whole mesh, and with mesh_dims= the names "
-            "of its data-parallel dimensions, so that model-parallel peers read the same batches whatever happens on one "
-            "of them; or process_group=, where the other ranks read nothing"
+            f"mesh has {mesh.size()} of the job's {job_size} ranks: pass the whole mesh, and with Protocol(mesh_dims=) the "
+            "names of its data-parallel dimensions, so that model-parallel peers read the same batches whatever happens on one "
+            "of them; or Protocol(process_group=), where the other ranks read nothing"
         )
     if mesh_dims is None and mesh.ndim == 1:
         return Ranks(mesh=mesh, dimensions=(0,))
@@ -140,7 +140,7 @@ def choose_ranks(
     if not dimensions or unknown:
         asked = f"mesh_dims={mesh_dims!r}" if mesh_dims is not None else f"one named {', '.join(sorted(DATA_PARALLEL))}"
         raise UsageError(
-            f"device_mesh has the dimensions {names or mesh.ndim}: {asked} is not among them. Pass mesh_dims=, the names of "
+            f"mesh has the dimensions {names or mesh.ndim}: {asked} is not among them. Pass Protocol(mesh_dims=), the names of "
             "the dimensions along which ranks train on different batches"
         )
     return Ranks(mesh=mesh, dimensions=dimensions)

@@ -148,13 +148,13 @@ class WindowGuard(Generic[Batch]):
                     self._run_window()
             except Exception as error:
                 self._failure = error
-            if info.is_window_end:
+            if info.is_update_end:
                 self._average()
             if self._failure is not None:
                 return self._example.new_full((), torch.nan)
         loss = [loss for loss, (_, of) in zip(self._losses, self._window, strict=True) if of.step == info.step]
         total = torch.stack(loss).sum()
-        if info.is_window_end:
+        if info.is_update_end:
             self._window, self._losses = [], []
         return total
 
@@ -320,7 +320,7 @@ class StepGuard(WindowGuard[Batch]):
         guard = StepGuard(model, compute_loss)          # compute_loss(model, batch), as `info.scale` takes it
         for batch, info in loader.steps():
             loss = guard.backward(batch, info)
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()                        # gradients are averaged over ranks, and begin anew by themselves
 
     ``model`` is whole on each rank, in `DistributedDataParallel` or not, or sharded by FSDP; then pass ``memory``, a
@@ -350,7 +350,7 @@ class StepGuard(WindowGuard[Batch]):
 
 def follows(last: StepInfo, info: StepInfo) -> bool:
     """Returns whether a step lies in the accumulation window of the one before it, and comes next."""
-    return not last.is_window_end and (info.epoch, info.step) == (last.epoch, last.step + 1)
+    return not last.is_update_end and (info.epoch, info.step) == (last.epoch, last.step + 1)
 
 
 def is_sharded(model: nn.Module) -> bool:

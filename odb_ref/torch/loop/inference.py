@@ -16,6 +16,7 @@ from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.batches import Batch
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory
 from odb_ref.torch.loop.ranks import gather
+from odb_ref.torch.settings import Batching, Loss, Protocol
 
 _LOG: Final = logging.getLogger("odb_ref")
 
@@ -50,13 +51,11 @@ def generate(
         loader = ODBDataLoader[list[tuple[int, Element]]](
             numbered,
             token_budget=token_budget,
-            length_fn=_Length(length_fn),
-            supervised_fn=_count_nothing,
             collate_fn=_keep,
-            loss_scaling="none",
-            window=window,
             num_workers=num_workers,
-            process_group=group,
+            batching=Batching(length_fn=_Length(length_fn), window=window),
+            loss=Loss(scaling="none", supervised_fn=_count_nothing),
+            protocol=Protocol(process_group=group),
         )
         with loader, torch.inference_mode():
             for samples, info in loader.steps():

@@ -117,7 +117,7 @@ def find_count(batch: Batch, expected: int) -> Callable[[Batch], int]:
             return count
     raise UsageError(
         f"{expected} tokens of a batch carry loss, which its labels do not show, so its halves cannot be weighed: pass count=, "
-        "which says how many of a batch do, or use loss_reduction='sum', which needs none"
+        "which says how many of a batch do, or use reduction='sum', which needs none"
     )
 
 

@@ -22,7 +22,7 @@ from odb_ref.torch.reading.serialization import unpack
 from odb_ref.torch.reading.service import BatchRequest
 from odb_ref.torch.reading.tasks import get_field
 
-_IDLE_ADVICE: Final = "pass idle_sample= or on_idle='none'"
+_IDLE_ADVICE: Final = "pass Protocol(idle_sample=) or on_idle='none'"
 
 _PADDED: Final = (
     "layout='packed' counts the tokens of a batch without padding, and collate_fn makes a row for each sample: its batches "

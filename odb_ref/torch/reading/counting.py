@@ -19,12 +19,12 @@ from odb_ref.torch.reading.quarantine import MeasureFn
 from odb_ref.torch.reading.tasks import IGNORE_INDEX, get_field, get_labels, get_length, is_pair, is_whole
 
 _ADVICE = (
-    "What masks labels or cuts samples belongs where samples are read; or pass supervised_fn= to count what is left, "
-    "causal_shift=False when each label is that of its own token (a masked language model), or loss_scaling='samples'"
+    "What masks labels or cuts samples belongs where samples are read; or pass Loss(supervised_fn=) to count what is left, "
+    "causal_shift=False when each label is that of its own token (a masked language model), or Loss(scaling='samples')"
 )
 _MASKED = (
     "collate_fn masks tokens of samples that have no labels, by chance for a masked language model, or as padding what the "
-    "text uses too, and nobody can count that beforehand: pass loss_scaling='samples', or mask where samples are read"
+    "text uses too, and nobody can count that beforehand: pass Loss(scaling='samples'), or mask where samples are read"
 )
 _DROPPED = (
     "the samples have labels and the batches that collate_fn makes have none: weights are exact only if the loss is that of "
@@ -101,7 +101,7 @@ def _check_each(labels: object, count: int) -> None:
         return
     raise LabelError(
         f"{count} samples have one label each, and their batch has labels of the shape {list(shape)}, so its weight would be "
-        "wrong: pass supervised_fn= to count what carries loss"
+        "wrong: pass Loss(supervised_fn=) to count what carries loss"
     )
 
 

@@ -53,7 +53,7 @@ def _count_labels(labels: object, is_shifted: bool) -> int:
         labels = labels[0]
     if not isinstance(labels, Sequence) or isinstance(labels, str):
         raise SampleError(
-            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass supervised_fn="
+            f"labels is {type(labels).__name__}, expected a tensor, an array or a sequence; pass Loss(supervised_fn=)"
         )
     return sum(label != IGNORE_INDEX for label in labels[int(is_shifted) :])
 
@@ -97,7 +97,8 @@ def _check_shift(labels: object, ids: object) -> None:
         sizes = [len(labels), len(ids)]
     if None not in sizes and sizes[0] != sizes[1]:
         raise SampleError(
-            f"a sample has {sizes[0]} labels for {sizes[1]} input_ids, as for an encoder and a decoder: pass causal_shift=False"
+            f"a sample has {sizes[0]} labels for {sizes[1]} input_ids, as for an encoder and a decoder: pass "
+            "Loss(causal_shift=False)"
         )
 
 

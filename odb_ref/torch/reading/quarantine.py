@@ -132,7 +132,9 @@ def find_good(dataset: Dataset[object], measure: MeasureFn, tries: int) -> objec
         (item,) = measure([dataset[index]])
         if isinstance(item, Measured):
             return item.sample
-    raise QuarantineError(f"none of the first {tries} samples is good, so there is none to replay: pass idle_sample=")
+    raise QuarantineError(
+        f"none of the first {tries} samples is good, so there is none to replay: pass Protocol(idle_sample=)"
+    )
 
 
 # Where samples are counted -----------------------------------------------------------------------------------------------

@@ -262,7 +262,8 @@ def _explain(error: OSError, nbytes: int) -> OSError | TransferError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
         return TransferError(
             f"no memory left to hand over {nbytes / 2**20:.1f} MiB of tensors ({os.strerror(error.errno)}): "
-            "bound what is held with window_bytes=, lower num_workers= or prefetch_factor=, or give the process more memory"
+            "bound what is held with Batching(window_bytes=), lower num_workers= or prefetch_factor=, or give the process more "
+            "memory"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return TransferError(

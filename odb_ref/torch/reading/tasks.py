@@ -100,7 +100,7 @@ def measure_rows(sample: object) -> tuple[int, int]:
     if value is None:
         longer = _find_pair(sample)
         if longer is None:
-            raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass length_fn=")
+            raise SampleError(f"a sample ({type(sample).__name__}) has no input_ids; pass Batching(length_fn=)")
         return 2, longer
     rows, longest = _measure(value, "input_ids")
     labels = get_field(sample, "labels")

@@ -48,7 +48,7 @@ class Silence:
         if self._look is not None and self._look.is_stopped:
             return _describe_stop(self.seconds)
         return (
-            f"has neither been heard of nor used its processor for {self.seconds:g} s (loader_timeout_s): "
+            f"has neither been heard of nor used its processor for {self.seconds:g} s (timeout_s): "
             "something holds its interpreter lock, or it was forked while a lock was held"
         )
 

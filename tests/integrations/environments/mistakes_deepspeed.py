@@ -25,6 +25,7 @@ from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions
 from odb_ref.torch import pop_step_info
+from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -79,10 +80,10 @@ def run(engine: Any, *, steps_always: bool = True, **options: Any) -> list[list[
     with make_loader(**options) as loader:
         for batch, info in loader.steps():
             backward(engine, engine(batch["input_ids"], batch["labels"])["loss"], info)
-            if steps_always or info.is_window_end:
+            if steps_always or info.is_update_end:
                 engine.step()
             updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_window_end:
+            if info.is_update_end:
                 updates.append([])
     return updates[:-1]
 
@@ -177,7 +178,7 @@ def accelerate(
                     optimizer.step()
                     optimizer.zero_grad()
             updates[-1] += [] if info.is_idle else batch["numbers"].tolist()
-            if info.is_window_end:
+            if info.is_update_end:
                 if not is_told_always:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -236,7 +237,7 @@ def trainer(folder: Path, config: dict[str, Any], *, odb: Any = (), **settings: 
         **(arguments | settings),
     )
     pretend()
-    options = ODBOptions(token_budget=BUDGET_TOKENS, loader=OPTIONS | {"shard": "given"}, **dict(odb))
+    options = ODBOptions(token_budget=BUDGET_TOKENS, loader=nested(**(OPTIONS | {"shard": "given"})), **dict(odb))
     made = Evaluated(
         model=Model(),
         args=args,

@@ -24,6 +24,7 @@ from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import ODBOptions
 from odb_ref.torch import JobState, ODBDataLoader, pop_step_info
+from tests.helpers.options import nested
 from tests.integrations.common import BUDGET_TOKENS, OPTIONS, SIZES, Model, Samples, collate, make_shard
 from tests.integrations.environments import resuming
 from tests.integrations.environments.train_deepspeed import Recorder, get_whole, make_config, pretend
@@ -41,7 +42,7 @@ def make_data() -> Samples:
 
 def make_loader(**options: Any) -> ODBDataLoader:
     options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate, "shuffle": False} | options
-    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options)
+    return ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options))
 
 
 def make_parts() -> tuple[Any, Any]:
@@ -61,8 +62,8 @@ class Log:
         """Whether the checkpoint is due after this batch."""
         self.batches.append([] if info.is_idle else batch["numbers"].tolist())
         self.logs.append({"loss": loss.item(), "scale": info.loss_scale, "share": info.progress})
-        self.updates += info.is_window_end
-        return info.is_window_end and self.updates == AT
+        self.updates += info.is_update_end
+        return info.is_update_end and self.updates == AT
 
     def describe(self, model: Any) -> dict[str, Any]:
         return {"batches": self.batches, "logs": self.logs, "weights": get_whole(model)}
@@ -100,7 +101,7 @@ def train_accelerate(stage: int, folder: Path, is_resumed: bool) -> dict[str, An
             with accumulate(accelerator, engine, info):
                 loss = engine(batch["input_ids"], batch["labels"])["loss"]
                 accelerator.backward(info.scale(loss))
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()
                 optimizer.zero_grad()
             if log.note(batch, info, loss) and not is_resumed:
@@ -123,7 +124,7 @@ def train_trainer(stage: int, folder: Path, checkpoint: str | None) -> dict[str,
         **resuming.SETTINGS,
     )
     pretend()
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=6, loader=OPTIONS | {"shard": "given"})
+    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=6, loader=nested(**(OPTIONS | {"shard": "given"})))
     trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
     trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)

@@ -29,6 +29,7 @@ from odb_ref.integrations.accelerate import accumulate
 from odb_ref.integrations.deepspeed import backward
 from odb_ref.integrations.hf import STEP_INFO, ODBOptions, ODBTrainer
 from odb_ref.torch import ODBDataLoader, UsageError, pop_step_info
+from tests.helpers.options import nested
 from tests.integrations.common import (
     BUDGET_TOKENS,
     LEARNING_RATE,
@@ -57,7 +58,7 @@ class Log:
     def note(self, numbers: Any, info: Any, loss: torch.Tensor) -> None:
         self.updates[-1] += [] if info.is_idle else numbers.tolist()
         self.losses[-1] += loss.item()
-        if info.is_window_end:
+        if info.is_update_end:
             self.updates.append([])
             self.losses.append(0.0)
 
@@ -94,7 +95,7 @@ def train_plain(stage: int, steps: int) -> Any:
     options = OPTIONS | {"shard": "given", "collate_fn": collate, "accumulation_steps": steps}
     options["trainer_divides_loss"] = steps > 1
     log = Log()
-    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         for batch, info in loader.steps():
             loss = engine(batch["input_ids"], batch["labels"])["loss"]
             backward(engine, loss, info)
@@ -118,14 +119,14 @@ def train_accelerate(stage: int) -> Any:
     engine, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     options = OPTIONS | {"shard": "given", "accumulation_steps": 2, "collate_fn": collate}
     log = Log()
-    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **options) as loader:
+    with ODBDataLoader(make_data(), token_budget=BUDGET_TOKENS, **nested(**options)) as loader:
         for batch in accelerator.prepare(loader):
             info = pop_step_info(batch)
             with accumulate(accelerator, engine, info):
                 loss = info.scale(engine(batch["input_ids"], batch["labels"])["loss"])
                 accelerator.backward(loss)
             log.note(batch["numbers"], info, loss)
-            if info.is_window_end:
+            if info.is_update_end:
                 optimizer.step()
                 optimizer.zero_grad()
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
@@ -168,7 +169,7 @@ def train_trainer(stage: int, folder: Path) -> Any:
         deepspeed=make_config(stage, 2) | {"train_micro_batch_size_per_gpu": 8},
     )
     pretend()  # not before: the arguments would take every rank for the first
-    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=OPTIONS | {"shard": "given"})
+    odb = ODBOptions(token_budget=BUDGET_TOKENS, updates_per_epoch=3, loader=nested(**(OPTIONS | {"shard": "given"})))
     trainer = Recorder(model=Model(), args=args, train_dataset=make_data(), data_collator=collate, odb=odb)
     assert trainer.args.process_index == dist.get_rank()
     trainer.set_odb(replace(odb, survives_out_of_memory=True))

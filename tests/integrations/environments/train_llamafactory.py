@@ -155,7 +155,7 @@ def compare(folder: Path, trainer: Any, sampled: list[list[str]]) -> float:
     """How far the weights are from those of one process on the union of the ranks' batches, relative to the way they have
     gone: by the loss of the trainer's own class.
     """
-    steps = [(info.is_window_end, texts) for (info, _), texts in zip(trainer.batches, sampled, strict=True)]
+    steps = [(info.is_update_end, texts) for (info, _), texts in zip(trainer.batches, sampled, strict=True)]
     everybody = exchange(folder, steps)
     rows = {show(sample): sample for sample in trainer.train_dataset}
     model = LlamaForCausalLM.from_pretrained(folder / "model")

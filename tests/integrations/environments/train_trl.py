@@ -32,6 +32,7 @@ from trl import (
 )
 
 from odb_ref.integrations.trl import configure_trainer
+from tests.helpers.options import nested
 from tests.integrations.environments import resuming
 
 WORDS = 40
@@ -105,7 +106,7 @@ def get_weights(model: Any) -> Any:
 
 
 def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
-    trainer = record(configure_trainer(make(), evaluation={}, window=12, timeout_s=30, **options))
+    trainer = record(configure_trainer(make(), **nested(evaluation={}, window=12, timeout_s=30, **options)))
     trainer.train()
     numbers = list_samples(trainer, key)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -117,7 +118,7 @@ def train(make: Any, key: str, **options: Any) -> dict[str, Any]:
         "error": compare(
             trainer,
             make(),
-            [(info.is_window_end, batch) for (info, _), batch in zip(trainer.batches, numbers, strict=True)],
+            [(info.is_update_end, batch) for (info, _), batch in zip(trainer.batches, numbers, strict=True)],
         ),
         "losses": [entry["loss"] for entry in logs],
         "logs": logs[-1],
@@ -135,7 +136,9 @@ def resume(make: Any, folder: Path, key: str, **options: Any) -> dict[str, Any]:
     """Two epochs, and again from the middle of each."""
 
     def train(checkpoint: str | None) -> dict[str, Any]:
-        trainer = record(configure_trainer(make(folder, **resuming.SETTINGS), window=12, timeout_s=30, **options))
+        trainer = record(
+            configure_trainer(make(folder, **resuming.SETTINGS), **nested(window=12, timeout_s=30, **options))
+        )
         trainer.train(resume_from_checkpoint=checkpoint and str(folder / checkpoint))
         return resuming.describe(trainer, list_samples(trainer, key))
 
@@ -239,7 +242,7 @@ def read_stream(folder: Path) -> list[str]:
     args = SFTConfig(output_dir=str(folder), max_steps=20, max_length=20, **COMMON)
     texts = make_texts().to_iterable_dataset(num_shards=3)
     made = SFTTrainer(make_model(), args, train_dataset=texts, processing_class=make_tokenizer())
-    trainer = record(configure_trainer(made, window=12, timeout_s=30))
+    trainer = record(configure_trainer(made, **nested(window=12, timeout_s=30)))
     trainer.train()
     first = [batch for info, batch in trainer.batches if info.epoch == 0 and not info.is_idle]
     return [text for batch in first for text in describe(batch, "texts")]

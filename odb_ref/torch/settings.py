@@ -1,0 +1,223 @@
+"""Settings of `ODBDataLoader` that a DataLoader does not have, in four groups with defaults that fit most jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import Final, Literal, Never, ParamSpec, TypeAlias
+
+import torch.distributed as dist
+
+from odb_ref.core.batching.budgets import BudgetSchedule
+from odb_ref.core.batching.cost import CostOfLength
+from odb_ref.core.batching.rules import TargetRule
+from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS
+from odb_ref.core.errors import UsageError
+
+P = ParamSpec("P")
+
+LayoutName: TypeAlias = Literal["padded", "packed"]
+OrderName: TypeAlias = Literal["shuffled", "sampler", "fullest"]
+SizesName: TypeAlias = Literal["any", "powers", "threes", "even"]
+ShardName: TypeAlias = Literal["auto", "shared", "given"]
+ScalingName: TypeAlias = Literal["exact", "samples", "none"]
+ReductionName: TypeAlias = Literal["mean", "sum"]
+IdleName: TypeAlias = Literal["replay", "none", "skip"]
+BadSampleName: TypeAlias = Literal["fail", "quarantine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How batches are formed.
+
+    Args:
+        window: Samples a rank looks at when it forms batches; more of them fill batches better. Default: 1024.
+        window_bytes: Bound of the bytes that these take. Default: none.
+        depth: Steps made ahead. Default: 8.
+        length_fn: Tokens of a sample. Default: what the fields of usual tasks say (`odb_ref.torch.reading.tasks`).
+        order: ``"shuffled"`` batches of a window, or ``"sampler"``: neighbours, in the sampler's order. ``"fullest"`` sorts.
+        cost: What the batches that meet in a step are alike in: ``"tokens"`` (default), ``"attention/Q"``
+            (``tokens + tokens**2 // Q``), or a function of a sample's tokens.
+        sizes: Samples in a padded batch: ``"any"`` number (default), ``"powers"`` of two, ``"threes"`` (and three times
+            these), or an ``"even"`` number; one sample may always go alone.
+        max_patches: Bound of a batch's patches of images and videos (`odb_ref.torch.count_patches`). Default: none.
+        cost_fn: What a sample uses of further resources, as integers. Default: none.
+        limits: What a batch may use of each of these; a sample beyond one travels alone. Default: none.
+        budget_schedule: ``(step, current) -> token budget``, by the steps planned since training began; called once a round
+            where batches are formed (R15). Default: the budget does not change.
+        len_bound: What ``len()`` returns without ``update_samples``: ``"samples"``, which always holds, or a number of steps.
+            Default: ``len()`` raises TypeError.
+    """
+
+    window: int = 1024
+    window_bytes: int | None = None
+    depth: int = DEPTH_STEPS
+    length_fn: Callable[[Never], int] | None = None
+    order: OrderName = "shuffled"
+    cost: str | CostOfLength = "tokens"
+    sizes: SizesName = "any"
+    max_patches: int | None = None
+    cost_fn: Callable[[Never], Sequence[int]] | None = None
+    limits: Sequence[int] = ()
+    budget_schedule: BudgetSchedule | None = None
+    len_bound: int | Literal["samples"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What `StepInfo.scale` makes of a loss: see the table in `odb_ref.torch.info`. Preserves: WEIGHT.
+
+    Args:
+        scaling: What the average over ranks is the mean of: ``"exact"``, all supervised tokens (default), or ``"samples"``;
+            ``"none"`` leaves the loss.
+        reduction: What the loss function takes over a batch: the ``"mean"`` (default) or the ``"sum"``.
+        accumulation_steps: Batches in an optimizer update, without ``update_samples``. Default: 1.
+        is_divided_by_trainer: Whether the trainer divides each loss by ``accumulation_steps``. Default: False.
+        supervised_fn: Tokens of a sample that carry loss. Default: labels other than -100.
+        causal_shift: Whether the model shifts its labels by a token, so that the first is not counted. Default: True.
+    """
+
+    scaling: ScalingName = "exact"
+    reduction: ReductionName = "mean"
+    accumulation_steps: int = 1
+    is_divided_by_trainer: bool = False
+    supervised_fn: Callable[[Never], int] | None = None
+    causal_shift: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What is done about samples, processes and ranks that fail.
+
+    Args:
+        on_bad_sample: One that cannot be read or measured makes every rank ``"fail"`` (default), or goes to ``"quarantine"``.
+        max_bad_samples: How many of these one rank may set aside in an epoch: a number, or a share of its samples (below 1),
+            which above 0 always allows ten. Default: 0.01.
+        timeout_s: Seconds after which a rank or a loader process that shows no sign of life is lost. Half of it is how often
+            the logger ``odb_ref`` says what a slow job waits for. Default: 60.
+    """
+
+    on_bad_sample: BadSampleName = "fail"
+    max_bad_samples: float = 0.01
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How ranks agree, and how an epoch ends.
+
+    Args:
+        policy: The target rule: ``"odb"`` (default), ``"paper"``, or one of your own.
+        max_age_rounds: Rounds that a sample may be put off. Default: 4.
+        ramp_rounds: First windows that are smaller, for an early first step. Default: 3.
+        mode: ``"join"``: each sample is read (default). ``"quota"``: all ranks stop together, at ``quota`` or when
+            one runs dry.
+        quota: Samples of all ranks after which an epoch ends. Default: none.
+        on_idle: What a rank that has nothing left does in a step: ``"replay"`` a small batch with weight 0 (default), yield
+            ``"none"``, or ``"skip"`` it, for DDP's Join.
+        idle_sample: What a rank replays that never has a sample. Default: none.
+        transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
+        process_group: The ranks, where there is no ``mesh``. Default: all.
+        mesh_dims: The dimensions of ``mesh`` along which ranks lie. Default: those named dp, dp_replicate, dp_shard or batch.
+    """
+
+    policy: Literal["odb", "paper"] | TargetRule = "odb"
+    max_age_rounds: int = MAX_AGE_ROUNDS
+    ramp_rounds: int = RAMP_ROUNDS
+    mode: Literal["join", "quota"] = "join"
+    quota: int | None = None
+    on_idle: IdleName = "replay"
+    idle_sample: object = None
+    transport: Literal["reduce", "gather"] = "reduce"
+    process_group: dist.ProcessGroup | None = None
+    mesh_dims: str | Sequence[str] | None = None
+
+
+Group: TypeAlias = Batching | Loss | Faults | Protocol
+
+GROUPS: Final[Mapping[str, type[Group]]] = {
+    "batching": Batching,
+    "loss": Loss,
+    "faults": Faults,
+    "protocol": Protocol,
+}
+GROUP_OF: Final[Mapping[str, str]] = {field.name: name for name, kind in GROUPS.items() for field in fields(kind)}
+"""By a setting, the argument that holds it."""
+
+RENAMED: Final[Mapping[str, str]] = {
+    "device_mesh": "mesh",
+    "loss_scaling": "scaling",
+    "loss_reduction": "reduction",
+    "trainer_divides_loss": "is_divided_by_trainer",
+    "loader_timeout_s": "timeout_s",
+    "log_wait_s": "timeout_s",
+}
+"""Arguments of earlier versions whose name has changed; all in `GROUP_OF` stood beside ``token_budget`` under their own."""
+
+
+def check_groups(**given: object) -> None:
+    """Checks that each group is one of its class.
+
+    Raises: UsageError.
+    """
+    for name, group in given.items():
+        if not isinstance(group, GROUPS[name]):
+            raise UsageError(f"{name} must be {GROUPS[name].__name__}(...), got {group!r}")
+
+
+def describe_new_spelling(name: str) -> str | None:
+    """Returns how an argument of an earlier version is given now; None when there was no such argument."""
+    new = RENAMED.get(name, name)
+    if (group := GROUP_OF.get(new)) is not None:
+        return f"{group}={GROUPS[group].__name__}({new}=...)"
+    return f"{new}=..." if name in RENAMED else None
+
+
+def check_spelling(options: Iterable[str]) -> None:
+    """Checks that no argument is spelt as in earlier versions.
+
+    Raises: UsageError that says how it is given now.
+    """
+    for name in options:
+        if (new := describe_new_spelling(name)) is not None:
+            raise UsageError(f"{name}=... is {new} now")
+
+
+def refuse_old_spelling(init: Callable[P, None]) -> Callable[P, None]:
+    """Returns a constructor that says how arguments of earlier versions are given now.
+
+    Raises: UsageError.
+    """
+
+    @wraps(init)
+    def check(*args: P.args, **options: P.kwargs) -> None:
+        check_spelling(options)
+        init(*args, **options)
+
+    return check
+
+
+def arrange(options: Mapping[str, object]) -> dict[str, object]:
+    """Returns arguments of `ODBDataLoader`, with each setting that stands among them by its own name in its group.
+
+    For integrations, which know settings one by one.
+    """
+    found = {name: value for name, value in options.items() if name not in GROUP_OF}
+    for name, kind in GROUPS.items():
+        if known := {key: value for key, value in options.items() if GROUP_OF.get(key) == name}:
+            found[name] = replace(found.get(name) or kind(), **known)  # type: ignore[type-var]
+    return found
+
+
+def spread(options: Mapping[str, object]) -> dict[str, object]:
+    """Returns arguments of `ODBDataLoader` with what a group says other than the default by its own name, for `arrange`."""
+    found = {name: value for name, value in options.items() if name not in GROUPS}
+    for name, kind in GROUPS.items():
+        group = options.get(name, kind())
+        if not isinstance(group, kind):
+            check_groups(**{name: group})
+            continue
+        values = {field.name: (getattr(group, field.name), field.default) for field in fields(group)}
+        found |= {key: value for key, (value, default) in values.items() if value is not default and value != default}
+    return found

@@ -1,0 +1,61 @@
+"""The settings of the loader: few arguments, whose old spelling is refused with the new one."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+import pytest
+
+pytest.importorskip("torch")
+
+from odb_ref import ODBDataLoader, UsageError
+from odb_ref.torch.settings import GROUP_OF, GROUPS, RENAMED, arrange, describe_new_spelling, spread
+
+pytestmark = pytest.mark.torch
+
+MOST_ARGUMENTS = 24
+KEPT = {"scaling", "reduction", "is_divided_by_trainer"}
+"""Settings that had another name, and no argument of this one."""
+
+
+def test_the_constructor_has_few_arguments_and_each_is_described() -> None:
+    names = list(signature(ODBDataLoader).parameters)
+    assert len(names) <= MOST_ARGUMENTS
+    for kind, given in [
+        (ODBDataLoader, names),
+        *((group, list(signature(group).parameters)) for group in GROUPS.values()),
+    ]:
+        text = (kind.__doc__ or "").partition("Args:")[2]
+        assert [name for name in given if f"\n        {name}: " not in text and f"\n    {name}: " not in text] == []
+
+
+@pytest.mark.parametrize("name", sorted({*GROUP_OF, *RENAMED} - KEPT))
+def test_an_old_spelling_is_refused_with_the_new_one(name: str) -> None:
+    new = describe_new_spelling(name)
+    assert new is not None
+    with pytest.raises(UsageError) as caught:
+        ODBDataLoader([], token_budget=1, **{name: None})  # type: ignore[arg-type]
+    assert str(caught.value) == f"{name}=... is {new} now"
+    given, _, kind = new.partition("=")
+    assert given in signature(ODBDataLoader).parameters
+    if given in GROUPS:
+        group, _, field = kind.partition("(")
+        assert field.partition("=")[0] in signature(GROUPS[given]).parameters
+        assert group == GROUPS[given].__name__
+
+
+def test_what_was_never_an_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="windw"):
+        ODBDataLoader([], token_budget=1, windw=3)  # type: ignore[call-arg, arg-type]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_of_another_class_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name} must be {GROUPS[name].__name__}\(\.\.\.\), got 3"):
+        ODBDataLoader([], token_budget=1, **{name: 3})  # type: ignore[arg-type]
+
+
+def test_settings_one_by_one_are_those_of_the_groups() -> None:
+    flat = {"token_budget": 9, "window": 3, "timeout_s": 2.0, "scaling": "none", "mode": "quota"}
+    assert spread(arrange(flat)) == flat
+    assert arrange(spread(arrange(flat))) == arrange(flat)
