@@ -13,7 +13,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.sampler import list_keys
 from odb_ref.torch.plan.settings import describe_changes
 from odb_ref.torch.plan.start import EpochStart
-from odb_ref.torch.plan.state import START, EpochState, Generation, EpochProgress, compute_digest, join_states
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Generation, compute_digest, join_states
 from odb_ref.torch.plan.updates import begin_inside
 from odb_ref.torch.reading.quarantine import Quarantine
 from odb_ref.torch.reading.seeding import Use, compute_seed
@@ -240,7 +240,9 @@ def make_plan(start: EpochStart, quarantine: Quarantine) -> ReadPlan:
     return ReadPlan(keys=_pack([keys[place] for place in places]), places=places, seed=start.seed)
 
 
-def choose_progress(order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str) -> EpochProgress:
+def choose_progress(
+    order: Order, rank: int, world_size: int, loaded: Sequence[EpochState], settings: str
+) -> EpochProgress:
     """Returns where ``rank`` goes on.
 
     Raises: UsageError when the states do not fit.

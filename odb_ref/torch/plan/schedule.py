@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.plan.order import Beginning, Order, choose_progress, make_beginning
-from odb_ref.torch.plan.state import START, EpochState, EpochProgress
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState
 
 
 class Schedule:

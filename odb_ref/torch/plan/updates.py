@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from odb_ref.core.batching.updates import compute_first_place, count_portions
 from odb_ref.core.resume import Checkpoint, RoundStart
-from odb_ref.torch.plan.state import START, EpochState, Part, EpochProgress, check_moment
+from odb_ref.torch.plan.state import START, EpochProgress, EpochState, Part, check_moment
 
 
 def begin_inside(
