@@ -150,7 +150,7 @@ class ODBDataLoader(Epochs[Batch]):
         self.dataset: Dataset[object] = dataset
         self.sampler: Iterable[object] | None = sampler
         # What the data set yields is what these functions take: past this point samples are opaque.
-        causal_shift = check_flag(loss.causal_shift, "causal_shift")
+        causal_shift = loss.causal_shift is None or check_flag(loss.causal_shift, "causal_shift")
         self._layout = choose(Layout, layout, "layout")
         self.collate_fn = cast(CollateFn, collate_fn or choose_collate(self._layout, causal_shift=causal_shift))
         # Checked once, here: from here on numbers and flags are Python's own.

@@ -75,7 +75,8 @@ class Loss:
         accumulation_steps: Batches in an optimizer update, without ``update_samples``. Default: 1.
         is_divided_by_trainer: Whether the trainer divides each loss by ``accumulation_steps``. Default: False.
         supervised_fn: Tokens of a sample that carry loss. Default: labels other than -100.
-        causal_shift: Whether the model shifts its labels by a token, so that the first is not counted. Default: True.
+        causal_shift: Whether the model shifts its labels by a token, so that the first is not counted. Default: it
+            does, but where an integration sees that the model does not.
     """
 
     scaling: ScalingName = "exact"
@@ -83,7 +84,7 @@ class Loss:
     accumulation_steps: int = 1
     is_divided_by_trainer: bool = False
     supervised_fn: Callable[[Never], int] | None = None
-    causal_shift: bool = True
+    causal_shift: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
