@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import Batching, ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
 
@@ -78,8 +78,7 @@ def main() -> None:
     totals = torch.zeros(3, dtype=torch.float64)  # loss, tokens predicted right, tokens
     numbers = []
     with loader, torch.no_grad():
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             # On every rank, idle or not: a sharded model (FSDP) gathers its weights here.
             logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             if info.is_idle:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
 
-from odb_ref.torch import Batching, ODBDataLoader, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> torch.Tensor:
@@ -33,8 +33,7 @@ def main() -> None:
             dataset, token_budget=4096, shuffle=True, collate_fn=collate, batching=Batching(window=512)
         ) as loader,
     ):
-        for batch in loader:
-            info = pop_step_info(batch)
+        for _, info in loader.steps():
             writer.add_scalar("odb/local_samples", info.local_samples, info.step)
             writer.add_scalar("odb/global_tokens", info.global_tokens, info.step)
             for name, value in loader.metrics().items():

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from odb_ref.integrations.accelerate import accumulate
-from odb_ref.torch import Batching, Loss, ODBDataLoader, pop_step_info
+from odb_ref.torch import Batching, Loss, ODBDataLoader
 
 VOCABULARY = 128
 SAMPLES = 61
@@ -63,8 +63,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loader)
 
     steps, numbers = 0, []
-    for batch in loader:
-        info = pop_step_info(batch)  # before the batch is moved
+    for batch, info in loader.steps():
         ids, labels = batch["input_ids"].to(accelerator.device), batch["labels"].to(accelerator.device)
         with accumulate(accelerator, model, info):
             loss = nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())

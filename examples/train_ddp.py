@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from odb_ref.torch import Batching, ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
 
@@ -80,8 +80,7 @@ def main() -> None:
     )
 
     steps, idle_steps, numbers = 0, 0, []
-    for batch in loader:
-        info = pop_step_info(batch)
+    for batch, info in loader.steps():
         logits = model(batch["input_ids"])
         # The mean over this batch's supervised tokens; the scale makes DDP's average the mean over all ranks' tokens.
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from odb_ref.torch import Batching, Loss, ODBDataLoader, gather_objects, pop_step_info
+from odb_ref.torch import Batching, Loss, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
 SHARDS = (40, 11)
@@ -77,8 +77,7 @@ def main() -> None:
     )
     steps, updates, numbers = 0, 0, []
     with loader:
-        for batch in loader:
-            info = pop_step_info(batch)
+        for batch, info in loader.steps():
             model.set_requires_gradient_sync(info.is_update_end)
             logits = model(batch["input_ids"])[:, :-1].flatten(0, 1)
             loss = nn.functional.cross_entropy(logits, batch["labels"][:, 1:].flatten(), reduction="sum")

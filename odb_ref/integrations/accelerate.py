@@ -4,8 +4,7 @@
 
     loader = ODBDataLoader(dataset, token_budget=16_384, loss=Loss(accumulation_steps=4), collate_fn=collate)
     model, optimizer = accelerator.prepare(model, optimizer)
-    for batch in loader:
-        info = pop_step_info(batch)
+    for batch, info in loader.steps():
         with accumulate(accelerator, model, info):
             accelerator.backward(info.scale(compute_loss(model, batch)))
         if info.is_update_end:
