@@ -11,7 +11,7 @@ SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test soak lint audit proofs bench mutants docs clean
+.PHONY: help setup demo quick test soak lint audit proofs bench mutants docs release clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -81,6 +81,15 @@ docs: $(READY) ## The documents as a site, docs/_build/html; a warning or a dead
 	$(BIN)/python spec/traceability.py
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
+release: $(READY) ## Wheel and sdist in dist, checked, and tested from an empty folder (RELEASE=--draft before its entry has a date)
+	$(PYTHON) -m venv .make/release
+	.make/release/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents
+	rm -rf dist
+	.make/release/bin/python -m build
+	.make/release/bin/twine check --strict dist/*
+	.make/release/bin/check-wheel-contents --ignore W009 dist/*.whl
+	$(BIN)/python -m tests.release $(RELEASE) dist
+
 clean: ## Remove what was made
-	rm -rf .venv $(DEMO_OUT) docs/_build docs/generated .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .make $(DEMO_OUT) docs/_build docs/generated .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	$(MAKE) -C proofs clean

@@ -1,0 +1,68 @@
+"""A release, checked: ``python -m tests.release dist`` for who makes one (`make release`).
+
+The changelog has an entry of the version, and the tests of core and traces pass from the installed wheel, in a folder that
+holds nothing of the repository but them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("tests", "spec", "pyproject.toml")
+TESTED = ("tests/core", "tests/trace")
+WHERE = "import odb_ref, odb_sim; print(odb_ref.__file__, odb_sim.__file__)"
+
+
+def find_entry(version: str) -> str | None:
+    """What the changelog has of a version; None when it has nothing."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return found and found[1].strip()
+
+
+def test_wheel(wheel: Path) -> bool:
+    """Whether the tests pass from the installed wheel."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "empty"
+        work.mkdir()
+        for name in COPIED:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, work / name)
+        venv.create(Path(folder) / "env", with_pip=True)
+        python = Path(folder) / "env" / "bin" / "python"
+        tools = ["hypothesis", "jsonschema", "pytest", "pytest-timeout"]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", f"{wheel.absolute()}[sim]", *tools], check=True)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        shown = subprocess.run(
+            [python, "-c", WHERE], cwd=work, env=environment, capture_output=True, text=True, check=True
+        )
+        assert all(str(Path(folder) / "env") in path for path in shown.stdout.split()), shown.stdout
+        command = [python, "-m", "pytest", "-o", "pythonpath=.", *TESTED]
+        return subprocess.run(command, cwd=work, env=environment, check=False).returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the wheel is")
+    parser.add_argument("--draft", action="store_true", help="the entry may still be called Unreleased")
+    options = parser.parse_args()
+    (wheel,) = options.folder.glob("*.whl")
+    version = wheel.name.split("-")[1]
+    if not (find_entry(version) or (options.draft and find_entry("Unreleased"))):
+        print(f"CHANGELOG.md has no entry '## {version}': rename 'Unreleased', and add a date", file=sys.stderr)
+        return 1
+    return 0 if test_wheel(wheel) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
