@@ -114,6 +114,11 @@ class ODBDataLoader(Generic[Batch]):
         return len(self.loader)
 
     @property
+    def odb_handle(self) -> ODBHandle:
+        """What `apply` returns, and what the integrations take."""
+        return ODBHandle(self.odb_config)
+
+    @property
     def step_info(self) -> StepInfo | None:
         """What belongs to the step that was handed out last."""
         return self.loader.step_info

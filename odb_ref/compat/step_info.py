@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -71,11 +72,17 @@ def pop_step_info(
     """Returns what belongs to a batch, and takes it out of it: the batch is then what ``collate_fn`` has made.
 
     ``loss_scaling`` says how to weigh the loss: ``"auto"`` as the loader was told. ``world_size`` stands for that of the
-    loader, where a trainer averages gradients over another number of ranks.
+    loader, where a trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this
+    rank alone, with a weight of 1 and a warning.
 
-    Raises: UsageError when the object is not a batch of such a loader: no sample would be counted, and no loss weighed.
+    Raises: UsageError when the object is no mapping and not a batch of such a loader.
     """
     info = find_step(batch)
+    if info is None and isinstance(batch, Mapping):
+        warnings.warn(
+            "the batch is not of an ODB loader: its samples count alone, its loss is not weighed", stacklevel=2
+        )
+        return ODBStepInfo(next((len(item) for item in batch.values() if isinstance(item, Tensor) and item.ndim), 0))
     if info is None:
         info = pop_own(batch)
     elif isinstance(batch, MutableMapping):

@@ -16,7 +16,6 @@ from accelerate import Accelerator  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 import odb_ref.compat as ours  # noqa: E402
-from odb_ref.torch import UsageError  # noqa: E402
 from tests.integrations.common import set_environment  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -71,5 +70,6 @@ def test_prepared_batches_of_the_release_are_of_one_sample() -> None:
 def test_a_batch_without_a_step_counts_as_one_of_this_rank_alone_in_the_release() -> None:
     found = released.pop_step_info({"input_ids": torch.ones(2, 3)})
     assert (found.all_samples_this_step, found.loss_scale) == (2, 1.0)
-    with pytest.raises(UsageError, match="not a batch"):
-        ours.pop_step_info({"input_ids": torch.ones(2, 3)})
+    with pytest.warns(UserWarning, match="its loss is not weighed"):
+        own = ours.pop_step_info({"input_ids": torch.ones(2, 3)})
+    assert (own.all_samples_this_step, own.loss_scale) == (2, 1.0)

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 import odb_ref.compat as odb  # noqa: E402
+from odb_ref.compat.callbacks import setup_odb_training  # noqa: E402
 from odb_ref.compat.integrations.accelerate import configure_accelerator  # noqa: E402
 from odb_ref.compat.integrations.hf import ODBTrainerMixin, configure_trainer, enable_odb  # noqa: E402
 from odb_ref.compat.integrations.llamafactory import enable_odb as enable_llamafactory  # noqa: E402
@@ -174,6 +175,7 @@ def train_all(rank: int, folder: Path) -> Any:
     configure_trainer(handed, dataloader=handed.get_train_dataloader(), wrap_compute_loss=False)
     runs = [finish(enabled), finish(native), finish(handed), accelerate(rank), loop(rank, scale="exact")[0]]
     state = bridge.state
+    assert enabled.state.total_data_step == state.emitted_samples
     return runs, (state.emitted_samples, state.optimizer_steps, state.last_step_info.step.is_last)
 
 
@@ -392,3 +394,16 @@ def train_lightning(rank: int, folder: Path) -> Any:
     with pytest.raises(UsageError, match="a sample budget needs a module"):
         fit(Module(), make_plain(), ODBLightningCallback(10))
     return runs
+
+
+def set_up(rank: int, folder: Path) -> Any:
+    set_environment(rank, len(SIZES))
+    trainer = make_trainer(folder)
+    bridge = setup_odb_training(trainer, make_plain(), BUDGET_TOKENS)
+    trainer.train()
+    return bridge.state.emitted_samples, trainer.state.total_data_step
+
+
+def test_the_one_call_of_its_callbacks_sets_a_trainer_up(tmp_path: Path) -> None:
+    results = run_ranks(len(SIZES), set_up, tmp_path, timeout_s=100)
+    assert [result.value for result in results] == [(len(ALL), len(ALL))] * len(SIZES), results

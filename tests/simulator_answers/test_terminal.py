@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from odb_sim import cli as commands
 from odb_sim.cli import bench_scale
 from odb_sim.cli import explore as explore_command
 from odb_sim.cli import verify as verify_command
-from odb_sim.cli.main import main
+from odb_sim.cli.main import EXAMPLES, load_command, main
 from odb_sim.explore import suites
 from odb_sim.explore.search import Exploration
 from odb_sim.reports import terminal
@@ -29,6 +28,7 @@ from rich.cells import cell_len
 from tests.simulator.test_glossary import COMMANDS, QUALITIES, run_demo
 from tests.simulator_answers.helpers import record
 
+COMMANDS = [module for module in map(load_command, EXAMPLES) if module is not None]
 WIDTH = 80
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -71,7 +71,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Table, int]]:
     def note(title: str, header: list[str], rows: list[list[str]], *, keys: int = 1) -> None:
         seen.append(((header, rows), keys))
 
-    for module in (*commands.ALL, bench_scale):
+    for module in (*COMMANDS, bench_scale):
         if hasattr(module, "print_table"):
             monkeypatch.setattr(module, "print_table", note)
     return seen
@@ -148,7 +148,7 @@ def test_verify_s_words_fit_the_terminal(capsys: pytest.CaptureFixture[str], mon
 
 def test_every_command_that_prints_a_table_is_tried_here() -> None:
     names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify", "bench_scale"}
-    assert {module.__name__.split(".")[-1] for module in commands.ALL if hasattr(module, "print_table")} <= names
+    assert {module.__name__.split(".")[-1] for module in COMMANDS if hasattr(module, "print_table")} <= names
 
 
 @settings(max_examples=150, deadline=None)
@@ -255,6 +255,6 @@ def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_the_module_is_the_only_one_that_makes_tables() -> None:
-    for module in commands.ALL:
+    for module in COMMANDS:
         source = Path(str(importlib.import_module(module.__name__).__file__)).read_text()
         assert "rich.table" not in source

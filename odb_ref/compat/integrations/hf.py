@@ -10,7 +10,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerState
 
 from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
 from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, make_options
@@ -56,6 +56,19 @@ class ODBTrainerBridge:
         """Does nothing: the Trainer counts each step once, whoever takes what belongs to it out of the batch."""
 
 
+class _Counter(TrainerCallback):  # type: ignore[misc]
+    """Has `TrainerState.total_data_step`, which the release counts, say how many samples all ranks have trained on."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        state.total_data_step = 0
+
+    def on_step_end(self, args: object, state: TrainerState, control: object, **_: object) -> None:
+        state.total_data_step = self._trainer.progress.samples
+
+
 def configure_trainer(
     trainer: Trainer,
     *,
@@ -92,6 +105,7 @@ def configure_trainer(
         ),
     )
     enabled.takes_step_info = wrap_compute_loss
+    trainer.add_callback(_Counter(trainer))
     return ODBTrainerBridge(trainer, ODBHandle(config), sample_budget, max_optimizer_steps, scheduler_progress)
 
 
