@@ -28,7 +28,7 @@ from rich.cells import cell_len
 from tests.simulator.test_glossary import COMMANDS, QUALITIES, run_demo
 from tests.simulator_answers.helpers import record
 
-COMMANDS = [module for module in map(load_command, EXAMPLES) if module is not None]
+MODULES = [module for module in map(load_command, EXAMPLES) if module is not None]
 WIDTH = 80
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -71,7 +71,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Table, int]]:
     def note(title: str, header: list[str], rows: list[list[str]], *, keys: int = 1) -> None:
         seen.append(((header, rows), keys))
 
-    for module in (*COMMANDS, bench_scale):
+    for module in (*MODULES, bench_scale):
         if hasattr(module, "print_table"):
             monkeypatch.setattr(module, "print_table", note)
     return seen
@@ -148,7 +148,7 @@ def test_verify_s_words_fit_the_terminal(capsys: pytest.CaptureFixture[str], mon
 
 def test_every_command_that_prints_a_table_is_tried_here() -> None:
     names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify", "bench_scale"}
-    assert {module.__name__.split(".")[-1] for module in COMMANDS if hasattr(module, "print_table")} <= names
+    assert {module.__name__.split(".")[-1] for module in MODULES if hasattr(module, "print_table")} <= names
 
 
 @settings(max_examples=150, deadline=None)
@@ -255,6 +255,6 @@ def test_tune_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_the_module_is_the_only_one_that_makes_tables() -> None:
-    for module in COMMANDS:
+    for module in MODULES:
         source = Path(str(importlib.import_module(module.__name__).__file__)).read_text()
         assert "rich.table" not in source
