@@ -75,7 +75,7 @@ def pop_step_info(
     loader, where a trainer averages gradients over another number of ranks. A batch of a plain DataLoader counts as one of this
     rank alone, with a weight of 1 and a warning.
 
-    Raises: UsageError when the object is no mapping and not a batch of such a loader.
+    Raises: UsageError when the object is neither a mapping nor a batch of such a loader.
     """
     info = find_step(batch)
     if info is None and isinstance(batch, Mapping):
