@@ -258,3 +258,28 @@ class ODBTrainerMixin:
 
 class ODBTrainer(ODBTrainerMixin, Trainer):  # type: ignore[misc]
     """A Trainer that weighs the losses of batches which say how; `configure_trainer` gives it such batches."""
+
+
+def setup_odb_training(  # noqa: PLR0917 (as the original has them)
+    trainer: Trainer,
+    dataloader: AnyLoader,
+    max_input_length: int,
+    loss_scaling: LossScalingMode = False,
+    loss_scaling_approx: bool = True,
+    join_mode: bool = True,
+) -> ODBTrainerBridge:
+    """Makes an `odb_ref.integrations.hf.ODBTrainer` of a Trainer, over a DataLoader, for the epochs its arguments say.
+
+    Raises: UsageError when the loader is an `ODBDataLoader` already, and as `configure_trainer`.
+    """
+    if isinstance(dataloader, ODBDataLoader):
+        raise UsageError("setup_odb_training takes a DataLoader that odb.apply was not called on")
+    return configure_trainer(
+        trainer,
+        dataloader=dataloader,
+        max_steps_policy="overwrite",
+        max_input_length=max_input_length,
+        loss_scaling=loss_scaling,
+        loss_scaling_approx=loss_scaling_approx,
+        join_mode=join_mode,
+    )
