@@ -1,4 +1,4 @@
-"""What is run: all tests, or one of two parts, which ``make test`` runs one after the other.
+"""What is run: all tests, or one of three parts, which ``make test`` runs one after the other.
 
 How much Hypothesis tries: its default, without deadlines; few examples, always the same, while mutmut runs the tests.
 A deadline would measure how busy the machine is. Under mutmut (see tests/mutants/SURVIVORS.md) the suite runs some two
@@ -28,22 +28,20 @@ settings.register_profile(
 settings.load_profile("mutants" if IS_MUTATED else "odb")
 
 
-_ALONE_FOLDERS: Final = ("bench", "lab")
-_ALONE_FILES: Final = (
-    "test_backends.py",
+_ALONE: Final = ("bench", "test_gpu.py", "test_leaks.py", "test_real_runs.py", "test_resources.py")
+"""Folders and files of tests that measure time, or look for what is left on the machine."""
+
+_WAITING: Final = (
+    "lab",
     "test_collate_workers.py",
     "test_elsewhere.py",
     "test_failures.py",
-    "test_gpu.py",
-    "test_leaks.py",
     "test_links.py",
     "test_quarantine.py",
     "test_random_faults.py",
-    "test_real_runs.py",
-    "test_resources.py",
     "test_stuck.py",
 )
-
+"""Those of tests that fork ranks by the dozen and wait for limits of seconds, of which a busy machine needs more."""
 
 SLICED: Final = {
     # Each of these builds, explores or starts something of its own for every case.
@@ -76,14 +74,15 @@ SLICED: Final = {
 """Tests of which ``make test`` runs one case in so many, always the same ones; ``make soak`` and a plain ``pytest`` run all."""
 
 
-def is_alone(path: Path) -> bool:
-    """True for a file of tests that fork ranks by the dozen, measure time, or look for what is left on the machine."""
-    return path.parent.name in _ALONE_FOLDERS or path.name in _ALONE_FILES
+def find_part(path: Path) -> str:
+    """Which part a file of tests belongs to."""
+    names = {path.parent.name, path.name}
+    return "alone" if names & {*_ALONE} else "waiting" if names & {*_WAITING} else "together"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "Only the tests that may share the machine with each other (see `-n`), or only the others. Default: all."
-    parser.addoption("--part", choices=["together", "alone"], help=text)
+    text = "Only the tests that may share the machine with any, with a few of their kind, or with none. Default: all."
+    parser.addoption("--part", choices=["together", "waiting", "alone"], help=text)
     parser.addoption("--slice", action="store_true", help="Of the tests with many long cases only some: see `SLICED`.")
     parser.addoption("--sliced", action="store_true", help="Only the tests that --slice cuts, with all their cases.")
 
@@ -92,7 +91,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     part = config.getoption("part")
     if part is None or collection_path.is_dir():
         return None  # for other options to say
-    return True if is_alone(collection_path) != (part == "alone") else None
+    return True if find_part(collection_path) != part else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
