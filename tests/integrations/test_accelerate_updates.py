@@ -1,0 +1,112 @@
+"""Accelerate with ``update_samples``: the run that plain Accelerate is with fixed batches, weights and schedule alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations import require
+
+require("accelerate")
+
+import torch  # noqa: E402
+from accelerate import Accelerator, DataLoaderConfiguration  # noqa: E402
+
+from odb_ref.integrations.accelerate import accumulate  # noqa: E402
+from odb_ref.torch import JobState, ODBDataLoader  # noqa: E402
+from tests.helpers.options import nested  # noqa: E402
+from tests.integrations.common import Model, get_weights, set_environment  # noqa: E402
+from tests.torch.data import Numbers, collate  # noqa: E402
+from tests.torch.ranks import run_ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+RANKS, SAMPLES, PER_RANK, ACCUMULATED, EPOCHS = 2, 40, 4, 2, 3
+UPDATE = RANKS * PER_RANK * ACCUMULATED
+UPDATES = EPOCHS * -(-SAMPLES // UPDATE)
+"""The last of an epoch holds half of the samples."""
+ORDER = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(3)).tolist()
+
+
+def prepare(**settings: Any) -> tuple[Any, ...]:
+    """With ``split_batches``, which shares each batch out, a prepared schedule makes one step with an update."""
+    shared_out = DataLoaderConfiguration(split_batches=True)
+    accelerator = Accelerator(cpu=True, dataloader_config=shared_out, **settings)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return accelerator, model, *accelerator.prepare(model, optimizer, schedule)
+
+
+def step(updates: list[list[float]], is_update_end: bool, model: Any, optimizer: Any, schedule: Any) -> None:
+    """Tells all of the micro-step, as Accelerate's guides have it; notes rate and weights of an update."""
+    rate = schedule.get_last_lr()[0]
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+    if is_update_end:
+        updates.append([rate, *get_weights(model)])
+
+
+def train_plain() -> list[list[float]]:
+    """The token mean over an update as Accelerate's guide of gradient accumulation has it."""
+    accelerator, model, wrapped, optimizer, schedule = prepare(gradient_accumulation_steps=ACCUMULATED)
+    loader: Any = torch.utils.data.DataLoader(
+        Numbers(0, SAMPLES),
+        batch_size=RANKS * PER_RANK,
+        collate_fn=collate,
+        sampler=ORDER,  # type: ignore[arg-type]
+    )
+    loader = accelerator.prepare(loader)
+    updates: list[list[float]] = []
+    for _ in range(EPOCHS):
+        lengths = [(batch["labels"][:, 1:] != -100).sum() for batch in loader]
+        for number, batch in enumerate(loader):
+            first = number // ACCUMULATED * ACCUMULATED
+            tokens = accelerator.gather(sum(lengths[first : first + ACCUMULATED])).sum()
+            own = (batch["labels"][:, 1:] != -100).sum()
+            with accelerator.accumulate(wrapped):
+                loss = wrapped(batch["input_ids"], batch["labels"])["loss"] * own
+                accelerator.backward(loss * RANKS * ACCUMULATED / tokens)
+                step(updates, accelerator.sync_gradients, model, optimizer, schedule)
+    return updates
+
+
+def train_ours(folder: Path, *, save_at: int = 0, resume: bool = False, **options: Any) -> list[list[float]]:
+    accelerator, model, wrapped, optimizer, schedule = prepare()
+    settings = {"token_budget": 60, "update_samples": UPDATE, "sampler": ORDER, "shard": "shared", "timeout_s": 30}
+    updates: list[list[float]] = []
+    with ODBDataLoader(Numbers(0, SAMPLES), **nested(collate_fn=collate, **settings | options)) as loader:
+        accelerator.register_for_checkpointing(JobState(loader))
+        if resume:
+            accelerator.load_state(str(folder))
+        assert len(loader) == UPDATES // EPOCHS
+        for _ in range(loader.epoch, EPOCHS):
+            for batch, info in loader.steps():
+                with accumulate(accelerator, wrapped, info):
+                    accelerator.backward(info.scale(wrapped(batch["input_ids"], batch["labels"])["loss"]))
+                    step(updates, info.is_update_end, model, optimizer, schedule)
+                if info.is_update_end and len(updates) == save_at:
+                    accelerator.save_state(str(folder))
+    return updates
+
+
+def train_both(rank: int, folder: Path) -> Any:
+    set_environment(rank, RANKS)
+    ours = train_ours(folder, save_at=4)
+    return train_plain(), ours, train_ours(folder, resume=True, token_budget=45, num_workers=1)
+
+
+def test_weights_and_rates_are_those_of_plain_accelerate(tmp_path: Path) -> None:
+    """Checks: UPDATE, WEIGHT, RESUME. After every update, to 1e-9; the last of an epoch is smaller; from a checkpoint inside
+    an epoch, under another budget."""
+    results = run_ranks(RANKS, train_both, tmp_path, timeout_s=200)
+    assert not any(result.error for result in results), results
+    for plain, ours, resumed in (result.value for result in results):
+        assert len(plain) == UPDATES
+        for found, expected in ((ours, plain), (resumed, plain[4:])):
+            assert len(found) == len(expected)
+            for one, other in zip(found, expected, strict=True):
+                assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
