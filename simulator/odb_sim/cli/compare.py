@@ -18,7 +18,7 @@ from odb_sim.cli.options import (
     load_lengths_option,
 )
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.engine.metrics import Summary, describe_update
+from odb_sim.engine.metrics import UPDATE_COLUMNS, Summary, describe_update, list_update_values
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
 from odb_sim.reports.answers_report import check_plots
@@ -41,8 +41,9 @@ _RANKS: Final = 8
 _HEADER: Final = [
     "policy",
     "speed-up",
+    *UPDATE_COLUMNS,
     "at own batch",
-    "samples an update",
+    *(f"own {name}" for name in UPDATE_COLUMNS[:2]),
     "steps",
     "efficiency",
     "excess",
@@ -56,10 +57,13 @@ _BLOCKS: Final[dict[str, Callable[[Compared, Summary], str]]] = {
     "Speed-up: samples per second over {reference}, both at one global batch": lambda compared, one: (
         f"{compared.compute_speedup(one):.2f}"
     ),
-    "Speed-up where every step is an update, whatever it holds": lambda compared, one: (
+    "What an update holds there: samples, tokens, micro-batches of a rank": lambda compared, one: " / ".join(
+        list_update_values(compared.find_accumulated(one))
+    ),
+    "Speed-up where an update is what each policy makes of it by itself": lambda compared, one: (
         f"{compared.compute_own_speedup(one):.2f}"
     ),
-    "Samples an update, where every step is one": lambda _, one: f"{one.samples_per_update:,.0f}",
+    "What an update holds there": lambda _, one: " / ".join(list_update_values(one)),
     "Efficiency: real tokens over ranks x critical tokens": lambda _, one: f"{one.efficiency:.3f}",
     "Excess: critical tokens over the real tokens of the fullest rank, - 1": lambda _, one: f"{one.excess:.3f}",
     "Steps": lambda _, one: f"{one.steps:,}",
@@ -134,7 +138,12 @@ def run_command(options: argparse.Namespace) -> int:
     for table in tables:
         print_table(*table)
     for item in compared:
-        print(describe_ratio(item))
+        if len(item.summaries) > 1:
+            print(describe_ratio(item))
+    if any(what.global_batch.goal is None for what in runs):
+        print(
+            "That global batch is the largest that one of these policies has by itself; say yours with --global-batch."
+        )
     print_cautions(summarize_cautions(caution for item in compared for caution in item.cautions))
     return complain(failed, total)
 
@@ -183,7 +192,7 @@ def describe_ratio(compared: Compared) -> str:
     return (
         f"{compared.what.workload.name}, at one global batch of {compared.global_batch.goal:,} {unit}: {first.policy} "
         f"({describe_update(ours)} an update) has {compared.compute_speedup(first):.2f} times the samples per second of "
-        f"{reference.policy} ({describe_update(theirs)}). With an update for each step "
+        f"{reference.policy} ({describe_update(theirs)}). At the updates that each makes by itself "
         f"{compared.compute_own_speedup(first):.2f} times: {describe_update(first)}, beside {describe_update(reference)}."
     )
 
@@ -194,15 +203,16 @@ def _build_table(compared: Compared) -> tuple[str, list[str], list[list[str]]]:
     title = (
         f"{what.workload.name}: {what.workload.samples_total:,} samples, {what.workload.ranks:,} ranks ({what.sharding} "
         f"shards), {what.mode} mode, budget {what.budget_tokens:,} (fixed batches of {compared.batch_size:,}), window "
-        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; all that is to the right of "
-        "it: with an update for each step"
+        f"{what.window_samples:,}; speed-up over {compared.reference.policy}, at one global batch; an update then holds "
+        "what the next three columns say; from 'at own batch' on: at the updates that each policy makes by itself"
     )
     rows = [
         [
             summary.policy,
             f"{compared.compute_speedup(summary):.2f}",
+            *list_update_values(compared.find_accumulated(summary)),
             f"{compared.compute_own_speedup(summary):.2f}",
-            f"{summary.samples_per_update:,.0f}",
+            *list_update_values(summary)[:2],
             f"{summary.steps:,}",
             f"{summary.efficiency:.3f}",
             f"{summary.excess:.3f}",

@@ -86,13 +86,10 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
         "--samples", type=int, metavar="M", help="draw M lengths with replacement (else: each row once)"
     )
     parser.add_argument(
-        "--global-batch",
+        "--global-tokens",
         type=int,
-        metavar="N",
-        help="samples of an optimizer update over all ranks: every policy accumulates steps to it (each step is an update)",
-    )
-    parser.add_argument(
-        "--global-tokens", type=int, metavar="T", help="the same in tokens without padding, in place of samples"
+        metavar="T",
+        help="in place of --global-batch: tokens of an update without padding, to which every policy accumulates its steps",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw and the shuffle (0)")
     parser.add_argument("--cost-model", metavar="FILE", help="what things cost, as odb-ref calibrate writes it")
@@ -267,12 +264,7 @@ def build_global_batch(options: argparse.Namespace) -> GlobalBatch:
 
     Raises: UsageError when it makes no sense.
     """
-    given = GlobalBatch(samples=options.global_batch, tokens=options.global_tokens)
-    if options.update_samples is None:
-        return given
-    if given.goal is not None:
-        raise UsageError("--update-samples says what an update holds, of every policy: leave out --global-batch")
-    return GlobalBatch(samples=options.update_samples)
+    return GlobalBatch(samples=options.update_samples, tokens=options.global_tokens)
 
 
 def build_costs(options: argparse.Namespace) -> Costs:

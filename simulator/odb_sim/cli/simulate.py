@@ -24,6 +24,7 @@ from odb_sim.inputs.files import check_writable, naming, write_csv, write_json
 from odb_sim.reports.answers_report import check_plots
 from odb_sim.reports.run_report import choose_ranks, write_run_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
+from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import POLICIES, Result, Run, describe_window, run
 from odb_sim.studies.settings import list_costly
 
@@ -99,8 +100,10 @@ def run_command(options: argparse.Namespace) -> int:
     )
     check_plots(options.html)
     timeline = _make_timeline(options, what)
+    asked, what = what, fit_batches(what)
     result = _simulate(what, options.trace, timeline)
-    result = replace(result, cautions=(*result.cautions, *list_costly(what, result.summary)))
+    cautions = (*result.cautions, *describe_fit(asked, what), *list_costly(what, result.summary))
+    result = replace(result, cautions=cautions)
     if options.json is not None:
         figures = {**result.summary.to_json(), "cautions": [caution.text for caution in result.cautions]}
         write_json(options.json, figures)

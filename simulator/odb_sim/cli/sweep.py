@@ -21,7 +21,8 @@ from odb_sim.cli.options import (
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
-from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_plots, write_sweep_report
+from odb_sim.reports.answers_report import check_plots, write_sweep_report
+from odb_sim.reports.tables import HEADER, SETTINGS, build_row
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store, split_failed
 from odb_sim.studies.clusters import open_executor

@@ -10,14 +10,8 @@ from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.sweep import add_data_options, build_study
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.reports.answers_report import (
-    TUNE_HEADER,
-    TUNE_NOTE,
-    build_tune_row,
-    check_plots,
-    describe_beside,
-    write_tune_report,
-)
+from odb_sim.reports.answers_report import check_plots, write_tune_report
+from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store
 from odb_sim.studies.clusters import open_executor

@@ -12,6 +12,7 @@ import numpy as np
 
 from odb_ref.core.batching.layouts import Layout
 from odb_sim.engine.metrics import SHORT, Summary
+from odb_sim.engine.updates import TOLERATED
 from odb_sim.inputs.conditions import Fault
 from odb_sim.inputs.costs import FittedTo
 from odb_sim.inputs.workload import Workload
@@ -28,6 +29,8 @@ class About(StrEnum):
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
     SETTING = "setting"
+    UPDATE = "update"
+    FITTED = "fitted"
 
 
 _FEW_BATCHES: Final = 8
@@ -86,6 +89,8 @@ def list_cautions(
         and (text := _describe_small_window(workload, summary))
     ):
         found.append(Caution(About.SMALL_WINDOW, text))
+    if text := _describe_large_update(summary):
+        found.append(Caution(About.UPDATE, text))
     if summary.outcome == SHORT:
         found.append(Caution(About.QUOTA, f"policy {summary.policy}: {summary.outcome_cause}"))
     if missed:
@@ -105,6 +110,19 @@ def list_cautions(
         )
         found.append(Caution(About.COST_MODEL, text))
     return tuple(found)
+
+
+def _describe_large_update(summary: Summary) -> str:
+    """Returns that updates hold more than the global batch that was asked for; empty where they do not."""
+    asked, held, unit = summary.global_batch, summary.samples_per_update, "samples"
+    if summary.global_tokens is not None:
+        asked, held, unit = summary.global_tokens, summary.tokens_per_update, "tokens"
+    if asked is None or held <= TOLERATED * asked:
+        return ""
+    return (
+        f"policy {summary.policy}: an update holds {held:,.0f} {unit} in the mean, more than the {asked:,} asked for: a step "
+        f"of {summary.ranks:,} ranks holds no less"
+    )
 
 
 def _describe_small_window(workload: Workload, summary: Summary) -> str:

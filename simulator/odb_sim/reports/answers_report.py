@@ -1,4 +1,4 @@
-"""Tables and pages of `odb-ref sweep` and `odb-ref tune`."""
+"""Pages of `odb-ref sweep` and `odb-ref tune`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.reports.page import COLOURS, Report, make_figure
+from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
 from odb_sim.studies.cells import Answer, Point
 from odb_sim.studies.runs import has_window
-from odb_sim.studies.tune import Tuning, compute_host_tokens
+from odb_sim.studies.tune import Tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,23 +27,6 @@ DIMENSIONS: Final[dict[str, Callable[[Point], int | str]]] = {
     "ranks": lambda point: point.ranks,
     "policy": lambda point: point.policy,
 }
-HEADER: Final = [
-    "ranks",
-    "budget",
-    "policy",
-    "window",
-    "depth",
-    "steps",
-    "samples an update",
-    "efficiency",
-    "excess",
-    "padding",
-    "first s",
-    "sim s",
-    "tokens/s",
-]
-SETTINGS: Final = 5
-"""So many columns say what was simulated."""
 _MOST_LINES: Final = 12
 _MARKERS: Final = "os^Dv*PX"
 _DASHES: Final = ("-", "--", "-.", ":")
@@ -57,26 +41,6 @@ def check_plots(path: str | None) -> None:
     """
     if path is not None and find_spec("matplotlib") is None:
         raise UsageError("--html needs matplotlib: pip install -e '.[plots]'")
-
-
-def build_row(answer: Answer) -> list[str]:
-    """Returns a table row under `HEADER`."""
-    point, summary = answer.point, answer.summary
-    return [
-        f"{point.ranks:,}",
-        f"{point.budget_tokens:,}",
-        point.policy,
-        f"{point.window_samples:,}" if has_window(point.policy) else "-",
-        f"{point.depth_steps:,}",
-        f"{summary.steps:,}",
-        f"{summary.samples_per_update:,.0f}",
-        f"{summary.efficiency:.3f}",
-        f"{summary.excess:.3f}",
-        f"{summary.padding_ratio:.3f}",
-        f"{answer.first_step_s:.3f}",
-        f"{summary.sim_time_s:,.1f}",
-        f"{summary.tokens_per_s:,.0f}",
-    ]
 
 
 def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> None:
@@ -199,54 +163,6 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
     tried = sorted(tuning.tried, key=lambda answer: -answer.rate)
     report.add_table(TUNE_HEADER, [build_tune_row(answer, tuning) for answer in tried])
     report.write(path)
-
-
-TUNE_NOTE: Final = (
-    "first s: simulated seconds to the first step. host k: thousands of tokens in a rank's host memory at most, for window K, "
-    "mean length L, padding p, depth D and budget B: K L being filled, 2 K L / (1 - p) collated, and D B in the queue."
-)
-TUNE_HEADER: Final = [
-    "setting",
-    "window",
-    "budget",
-    "depth",
-    "ramp",
-    "tokens/s",
-    "of best",
-    "efficiency",
-    "excess",
-    "first s",
-    "steps",
-    "host k",
-]
-
-
-def describe_beside(tuning: Tuning) -> list[str]:
-    """Returns what each choice of the user's would bring at the recommendation, a line each."""
-    return [
-        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s. Needs: {item.needs}."
-        for item in tuning.beside
-    ]
-
-
-def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
-    """Returns a table row under `TUNE_HEADER`."""
-    point, summary = answer.point, answer.summary
-    names = [name for name, other in (("recommended", tuning.recommended), ("best", tuning.best)) if other is answer]
-    return [
-        " and ".join(names),
-        f"{point.window_samples:,}",
-        f"{point.budget_tokens:,}",
-        f"{point.depth_steps:,}",
-        f"{point.ramp_rounds}",
-        f"{answer.rate:,.0f}",
-        f"{answer.rate / tuning.best.rate:.2%}",
-        f"{summary.efficiency:.3f}",
-        f"{summary.excess:.3f}",
-        f"{answer.first_step_s:.3f}",
-        f"{summary.steps:,}",
-        f"{compute_host_tokens(answer) / 1000:,.0f}",
-    ]
 
 
 def _plot_curve(axis: Axes, curve: Sequence[Answer], across: str, label: str, chosen: Answer) -> None:

@@ -116,6 +116,11 @@ class Run(Terms):
             raise UsageError(f"policy {self.policy} does not run the protocol, so its budget cannot change")
         if self.batch_size is not None and self.batch_size < 1:
             raise UsageError(f"a batch holds at least 1 sample, got {self.batch_size}")
+        goal = self.global_batch.samples
+        if goal is not None and goal < self.workload.ranks:
+            raise UsageError(
+                f"a global batch of {goal:,} samples leaves some of {self.workload.ranks:,} ranks without one"
+            )
         self.conditions.check_ranks(self.workload.ranks)
         if self.starts and (not self.is_protocol or len(self.starts) != self.workload.ranks):
             raise UsageError(f"an epoch is resumed by every rank of the protocol: {len(self.starts)} starts given")

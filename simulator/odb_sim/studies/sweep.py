@@ -22,6 +22,7 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
 from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells
+from odb_sim.studies.fitted import describe_fit, fit_batches
 from odb_sim.studies.runs import JOIN_ALL, Run, has_window, run
 
 _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -115,16 +116,17 @@ def simulate_point(grid: Grid, point: Point) -> Answer:
 
 
 def simulate_run(what: Run, point: Point) -> Answer:
-    """Returns the answer of one run, which ``point`` describes.
+    """Returns the answer of one run, which ``point`` describes, with smaller batches where its updates would hold too much.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
     """
     try:
-        result = run(what)
+        fitted = fit_batches(what)
+        result = run(fitted)
     except InvariantError as error:
         raise InvariantError(error.invariant, f"{point}: {error.detail}") from None
     first_step_s = result.rows[0].data_wait_s / point.ranks if result.rows else 0.0
-    return Answer(point, result.summary, first_step_s, result.cautions)
+    return Answer(point, result.summary, first_step_s, (*result.cautions, *describe_fit(what, fitted)))
 
 
 def run_grid(
