@@ -292,5 +292,11 @@ class Trainers:
             sync_wait_s=max(0.0, takers * (slowest_s - start_s) - data_wait_s - compute_s),
             collective_s=takers * (end_s - slowest_s),
         )
+        if stage.fill is not None:
+            batches, ready_s = step.batches, np.zeros(takers)
+            ready_s[step.takers] = step.ready_s
+            figures = (batches.samples[:, None], batches.real[:, None], batches.padded[:, None])
+            stage.fill.add(0, *figures, stage.find_lengths(batches.ids))
+            stage.fill.end(step.round, ready_s[:, None], np.array([step.is_end]))
         if self._on_progress is not None:
             self._on_progress(stage.recorder.samples_emitted)

@@ -26,6 +26,7 @@ from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
 from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
@@ -238,9 +239,10 @@ def run(
     *,
     observer: TimedObserver | None = None,
     timeline: Timeline | None = None,
+    fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Result:
-    """Simulates ``what``. ``on_progress`` hears after each step how many samples are done.
+    """Simulates ``what``. ``fill`` hears what each rank trains on, ``on_progress`` after each step how many samples are done.
 
     Raises: InvariantError when a property of the protocol does not hold, UsageError when ``what.driver`` cannot do it.
     """
@@ -263,6 +265,7 @@ def run(
             starts=what.starts,
             budget_schedule=what.budget_schedule,
             global_batch=what.global_batch,
+            fill=fill,
             on_progress=on_progress,
         )
     elif driver == Driver.EVENTS:
@@ -278,6 +281,7 @@ def run(
             global_batch=what.global_batch,
             observer=observer,
             timeline=timeline,
+            fill=fill,
             on_progress=on_progress,
         )
         outcome = world.run()
@@ -298,6 +302,7 @@ def run(
             quota_samples=what.quota_samples,
             global_batch=what.global_batch,
             timeline=timeline,
+            fill=fill,
             on_progress=on_progress,
         )
     settings = Settings(
