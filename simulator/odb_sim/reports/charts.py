@@ -1,0 +1,266 @@
+"""What a page draws, as JSON: the shapes that `assets/page.js` reads. Colours are names of `assets/page.css`, which has a light
+and a dark value for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from odb_sim.engine.fill import Cell, Column, FillMap
+
+JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
+JsonChart = Mapping[str, JsonValue]
+
+_COLOURS: Final = frozenset(("odb", "paper", "peer", "standard", "hfg", "balanced", "bmt", "gmt", "packing"))
+_FURTHER: Final = ("gmt", "hfg", "balanced", "bmt", "paper")
+
+
+def choose_colours(policies: Sequence[str]) -> dict[str, str]:
+    """Returns the colour of each policy: its own, the same on every page, or another one for a rule that does not ship."""
+    others = [policy for policy in policies if policy not in _COLOURS]
+    spare = [colour for colour in _FURTHER if colour not in policies] or list(_FURTHER)
+    return {policy: policy for policy in policies if policy in _COLOURS} | {
+        policy: spare[number % len(spare)] for number, policy in enumerate(others)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a chart: a value for each x, None where there is none; ``low`` and ``high`` bound its band."""
+
+    name: str
+    colour: str
+    y: Sequence[float | None]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Lines over the same x; of ``is_stack`` each stands on the one before. ``mark`` is the place that gets a ring."""
+
+    x_name: str
+    x: Sequence[int | str]
+    lines: Sequence[Line]
+    unit: str = ""
+    is_percent: bool = False
+    is_stack: bool = False
+    has_zero: bool = False
+    mark: int | None = None
+    height: int = 280
+
+    def to_json(self) -> JsonChart:
+        """Returns what the script draws."""
+        return {
+            "kind": "lines",
+            "xName": self.x_name,
+            "x": self.x,
+            "series": [asdict(line) for line in self.lines],
+            "unit": self.unit,
+            "percent": self.is_percent,
+            "stack": self.is_stack,
+            "zero": self.has_zero or self.is_stack,
+            "mark": self.mark,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Bars of one colour: a value for each name; ``low`` and ``high`` are the ends of their bands."""
+
+    name: str
+    colour: str
+    x: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    colours: Sequence[str] | None = None
+    """Of each bar, where they differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Lying bars, or with ``is_dots`` dots: a row for each name."""
+
+    names: Sequence[str]
+    bars: Sequence[Bar]
+    unit: str = ""
+    is_percent: bool = False
+    is_dots: bool = False
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        many = len(self.bars) if not self.is_dots else 1
+        return 62 + len(self.names) * max(34, 24 * many)
+
+    def to_json(self) -> JsonChart:
+        """Returns what the script draws."""
+        return {
+            "kind": "bars",
+            "names": self.names,
+            "series": [asdict(bar) for bar in self.bars],
+            "unit": self.unit,
+            "percent": self.is_percent,
+            "dots": self.is_dots,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A moment of a lane that is pointed at."""
+
+    at_s: float
+    lane: int
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """What is done when, a lane each. Time runs faster in the ``gap``, in which there is nothing but waiting."""
+
+    lanes: Sequence[str]
+    kinds: Sequence[tuple[str, str]]
+    """Names of spans, and their colours, in the order of the legend."""
+    spans: Sequence[tuple[int, str, float, float]]
+    """Lane, name, start and end in seconds."""
+    begin_s: float
+    end_s: float
+    gap_s: tuple[float, float] | None = None
+    mark: Mark | None = None
+
+    @property
+    def height(self) -> int:
+        """Pixels."""
+        return 90 + 20 * len(self.lanes)
+
+    def to_json(self) -> JsonChart:
+        """Returns what the script draws."""
+        names = [name for name, _ in self.kinds]
+        mark = self.mark
+        return {
+            "kind": "spans",
+            "lanes": self.lanes,
+            "kinds": [{"name": name, "colour": colour} for name, colour in self.kinds],
+            "spans": [
+                [lane, names.index(name), round(begin, 6), round(end, 6)] for lane, name, begin, end in self.spans
+            ],
+            "begin": self.begin_s,
+            "end": self.end_s,
+            "gap": self.gap_s,
+            "mark": None
+            if mark is None
+            else {"at": mark.at_s, "lane": mark.lane, "label": mark.label, "text": mark.text},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """A fault, as a map shows it: behind the last step, in the row of the rank."""
+
+    rank: int
+    text: str
+
+
+def encode_map(drawn: FillMap, struck: Struck | None = None) -> JsonChart:
+    """Returns a map of rank x step, with what its tooltips say."""
+    columns = list(drawn.columns)
+    note: JsonValue = None
+    if struck is not None and struck.rank in drawn.ranks:
+        last = columns[-1].step + 1 if columns else 0
+        empty = tuple(Cell(samples=0, real=0, padded=0, lengths=()) for _ in drawn.ranks)
+        note = {"x": len(columns), "rank": struck.rank, "text": struck.text}
+        columns.append(
+            Column(step=last, round=columns[-1].round if columns else 0, waited_for=None, cells=empty)
+        )
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    return {
+        "label": drawn.label,
+        "budget": drawn.budget_tokens,
+        "ranks": drawn.ranks,
+        "steps": [column.step for column in columns],
+        "rounds": [column.round for column in columns] if any(column.round for column in columns) else None,
+        "slow": [column.waited_for for column in columns],
+        "samples": [[cell.samples for cell in row] for row in rows],
+        "real": [[cell.real for cell in row] for row in rows],
+        "padded": [[cell.padded for cell in row] for row in rows],
+        "wait": [[cell.wait_ms for cell in row] for row in rows],
+        "lengths": [[cell.lengths for cell in row] for row in rows],
+        "note": note,
+    }
+
+
+def describe_map(drawn: FillMap) -> str:
+    """Returns how much of the batches' room is filled, and of what the map shows how much."""
+    cells = [cell for column in drawn.columns for cell in column.cells]
+    filled = sum(cell.real for cell in cells) / max(1, drawn.budget_tokens * len(cells))
+    padding = 1 - sum(cell.real for cell in cells) / max(1, sum(cell.padded for cell in cells))
+    said = f"{drawn.steps_total:,} steps; {filled:.0%} of the budget of {drawn.budget_tokens:,} is filled, {padding:.0%} padding"
+    if len(drawn.columns) < drawn.steps_total:
+        said += f"; shown: the first, the middle and the last {len(drawn.columns) // 3:,}"
+    if len(drawn.ranks) < drawn.ranks_total:
+        said += f"; {len(drawn.ranks)} of {drawn.ranks_total:,} ranks"
+    return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """A setting that has been tried with several values, and the option that sets it."""
+
+    name: str
+    flag: str
+    values: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A figure of each simulation; some are plotted over a setting."""
+
+    name: str
+    is_percent: bool = False
+    is_plotted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A simulation: the places of its settings among those of their `Dimension`, None where they do not matter."""
+
+    policy: str
+    at: tuple[int | None, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sliders:
+    """A slider for each setting; what came of the values chosen, and curves across one of them."""
+
+    dimensions: Sequence[Dimension]
+    measures: Sequence[Measure]
+    tried: Sequence[Tried]
+    start: tuple[int, ...]
+    notes: Mapping[tuple[int, ...], str]
+    """What is said of some settings: recommended, say."""
+
+    height: None = None
+
+    def to_json(self) -> JsonChart:
+        """Returns what the script draws."""
+        policies = list(dict.fromkeys(one.policy for one in self.tried))
+        sizes = [len(dimension.values) for dimension in self.dimensions]
+        return {
+            "kind": "sliders",
+            "dims": [asdict(dimension) for dimension in self.dimensions],
+            "measures": [
+                {"name": one.name, "percent": one.is_percent, "isPlotted": one.is_plotted} for one in self.measures
+            ],
+            "rows": [{"policy": one.policy, "at": one.at, "values": one.values} for one in self.tried],
+            "start": self.start,
+            "across": sizes.index(max(sizes)),
+            "notes": {",".join(map(str, at)): text for at, text in self.notes.items()},
+            "colours": choose_colours(policies),
+        }
+
+
+Chart = Lines | Bars | Spans | Sliders
