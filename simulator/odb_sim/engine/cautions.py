@@ -29,6 +29,7 @@ class About(StrEnum):
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
     SETTING = "setting"
+    UNTRIED = "untried"
     UPDATE = "update"
     FITTED = "fitted"
 
@@ -117,11 +118,11 @@ def _describe_large_update(summary: Summary) -> str:
     asked, held, unit = summary.global_batch, summary.samples_per_update, "samples"
     if summary.global_tokens is not None:
         asked, held, unit = summary.global_tokens, summary.tokens_per_update, "tokens"
-    if asked is None or held <= TOLERATED * asked:
+    if asked is None or held <= TOLERATED * asked or summary.steps > summary.updates:
         return ""
     return (
         f"policy {summary.policy}: an update holds {held:,.0f} {unit} in the mean, more than the {asked:,} asked for: a step "
-        f"of {summary.ranks:,} ranks holds no less"
+        f"of {summary.ranks:,} ranks is too large for it"
     )
 
 
