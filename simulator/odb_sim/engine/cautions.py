@@ -57,10 +57,12 @@ def list_cautions(
     has_window: bool,
     is_steady: bool = True,
     missed: Sequence[Fault] = (),
+    harmless: Sequence[Fault] = (),
 ) -> tuple[Caution, ...]:
     """Returns what the figures of ``summary`` do not show by themselves; most runs give none.
 
-    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not happen.
+    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not
+    happen, ``harmless`` those that did when every step had been taken.
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
@@ -97,6 +99,10 @@ def list_cautions(
     if missed:
         named = ", ".join(map(str, missed))
         text = f"{_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
+        found.append(Caution(About.FAULT, text))
+    if harmless:
+        named = ", ".join(map(str, harmless))
+        text = f"{_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
         found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary
-from odb_sim.engine.timeline import TRACKS, Span, Timeline
+from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_span
 from odb_sim.inputs.conditions import Fault
 from odb_sim.reports.page import COLOURS, Report, make_figure
 from odb_sim.studies.comparison import Compared
@@ -37,10 +37,6 @@ SPAN_COLOURS: Final = {
 }
 """What a span is drawn in, in the order of the legend."""
 FAULT_COLOUR: Final = "#b00020"
-_STEPS_BEFORE: Final = 8
-_AFTER: Final = 0.5
-"""So much of the time before a fault is shown after it, and at least the next."""
-_LEAST_AFTER_S: Final = 0.5
 _MARKERS: Final = {"odb": "D", "paper": "o", "peer": "o", "standard": "s", "hfg": "s", "balanced": "s"}
 """Circles form groups online, squares have fixed batches; the others, triangles, know all lengths."""
 _KEY_FIGURES: Final = (
@@ -93,8 +89,7 @@ def write_run_report(path: Path, result: Result, timeline: Timeline, faults: Seq
     if summary.fault_s is not None:
         report.add_heading("The fault")
         report.add_text(_describe_fault(summary))
-        begin_s = rows[-_STEPS_BEFORE:][0].start_s if rows else 0.0
-        end_s = summary.fault_s + max(_AFTER * (summary.fault_s - begin_s), _LEAST_AFTER_S)
+        begin_s, end_s = choose_fault_span(rows, summary.fault_s)
         report.add_figure(
             _plot_timeline(
                 _cut(spans, begin_s, end_s), (begin_s, end_s), fault=(summary.fault_s, summary.outcome_rank)

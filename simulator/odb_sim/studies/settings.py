@@ -38,25 +38,29 @@ def list_costly(what: Run, summary: Summary) -> tuple[Caution, ...]:
         text = f"--depth {what.depth_steps}" if is_update else "another window, depth, ramp or age"
         return (Caution(About.UNTRIED, f"in so long an epoch it was not tried what {text} costs; odb-ref tune does"),)
     found = []
-    for option, value, changed in _list_others(what):
-        tried = [(one, run(replace(what, **{changed: one})).summary) for one in value]
-        best, other = max(tried, key=lambda pair: pair[1].tokens_per_s, default=(0, summary))
+    for option, given, others in _list_others(what):
+        tried = [(value, run(other).summary) for value, other in others]
+        best, other = max(tried, key=lambda pair: pair[1].tokens_per_s, default=(given, summary))
         if other.outcome == COMPLETE.kind and summary.tokens_per_s < (1 - COSTLY) * other.tokens_per_s:
             cost = 1 - summary.tokens_per_s / other.tokens_per_s
-            said = f"{option} {getattr(what, changed)} (with {best}: {other.tokens_per_s:,.0f} tokens/s)"
+            said = f"{option} {given} (with {best}: {other.tokens_per_s:,.0f} tokens/s)"
             found.append(Caution(About.SETTING, f"{said} costs {cost:.1%} of this epoch"))
     return tuple(found)
 
 
-def _list_others(what: Run) -> Iterator[tuple[str, list[int], str]]:
-    """Yields the option of each setting that has a say, the other values to try, and its field."""
-    yield "--depth", [2 * what.depth_steps, 4 * what.depth_steps], "depth_steps"
+def _list_others(what: Run) -> Iterator[tuple[str, int, list[tuple[int, Run]]]]:
+    """Yields each setting that has a say: its option, its value, and the runs with other values."""
+    depth = what.depth_steps
+    yield "--depth", depth, [(other, replace(what, depth_steps=other)) for other in (2 * depth, 4 * depth)]
     if what.update_samples is not None:
         return  # windows, ramp and age have no say (R16)
     shard = int(np.diff(what.workload.offsets).max())
     window = min(what.window_samples, shard)  # a larger one acts as a shard
-    others = {int(window * factor) for factor in _FACTORS} | {min(shard, _LARGEST_WINDOW)}
-    yield "--window", sorted(other for other in others - {window} if 1 <= other <= shard), "window_samples"
-    yield "--ramp", [ramp for ramp in _RAMPS if ramp != what.ramp_rounds], "ramp_rounds"
+    windows = {int(window * factor) for factor in _FACTORS} | {min(shard, _LARGEST_WINDOW)}
+    tried = sorted(other for other in windows - {window} if 1 <= other <= shard)
+    yield "--window", what.window_samples, [(other, replace(what, window_samples=other)) for other in tried]
+    ramps = [ramp for ramp in _RAMPS if ramp != what.ramp_rounds]
+    yield "--ramp", what.ramp_rounds, [(other, replace(what, ramp_rounds=other)) for other in ramps]
     age = what.max_age_rounds
-    yield "--max-age", sorted({1, 2 * age, 4 * age} - {age}), "max_age_rounds"
+    ages = sorted({1, 2 * age, 4 * age} - {age})
+    yield "--max-age", age, [(other, replace(what, max_age_rounds=other)) for other in ages]
