@@ -58,7 +58,7 @@ def test_every_trace_is_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
             "what it was given, speed-ups, updates, efficiency, excess, steps, padding, and what it comes to"
         )
         own = [item for item in figures if item["lengths"] == name]
-        assert [row[1:] for row in rows[6:7]] == [[f"{item['steps']:,}" for item in own]]
+        assert [row[1:] for row in rows[7:8]] == [[f"{item['steps']:,}" for item in own]]
 
 
 def test_several_traces_may_be_named_and_a_budget_given(tmp_path: Path) -> None:

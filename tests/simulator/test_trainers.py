@@ -41,6 +41,9 @@ class TrainerEach:
     def find_obstacle(self) -> None:
         """Nobody leaves here."""
 
+    def note_held(self) -> None:
+        """Likewise."""
+
     def notice(self, rank: int) -> None:
         if not self._news[rank].triggered:
             self._news[rank].succeed()

@@ -29,6 +29,7 @@ class About(StrEnum):
     FAULT = "fault"
     SMALL_WINDOW = "small_window"
     SETTING = "setting"
+    UNTRIED = "untried"
     UPDATE = "update"
     FITTED = "fitted"
 
@@ -56,10 +57,12 @@ def list_cautions(
     has_window: bool,
     is_steady: bool = True,
     missed: Sequence[Fault] = (),
+    harmless: Sequence[Fault] = (),
 ) -> tuple[Caution, ...]:
     """Returns what the figures of ``summary`` do not show by themselves; most runs give none.
 
-    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not happen.
+    ``is_steady`` is False where the budget changes during the run; ``missed`` are the faults asked for that did not
+    happen, ``harmless`` those that did when every step had been taken.
     """
     found: list[Caution] = []
     budget, largest = summary.token_budget, summary.largest_batch_tokens
@@ -97,6 +100,10 @@ def list_cautions(
         named = ", ".join(map(str, missed))
         text = f"{_count(len(missed), 'fault', 'faults')} asked for never happened, the run ended before: {named}"
         found.append(Caution(About.FAULT, text))
+    if harmless:
+        named = ", ".join(map(str, harmless))
+        text = f"{_count(len(harmless), 'fault', 'faults')} struck after the last step, and changed nothing: {named}"
+        found.append(Caution(About.FAULT, text))
     if fitted.ranks and fitted.ranks != summary.ranks:
         text = (
             f"the cost model was fitted to runs of {fitted.ranks:,} ranks, and {summary.ranks:,} are simulated: exchanges are "
@@ -117,11 +124,11 @@ def _describe_large_update(summary: Summary) -> str:
     asked, held, unit = summary.global_batch, summary.samples_per_update, "samples"
     if summary.global_tokens is not None:
         asked, held, unit = summary.global_tokens, summary.tokens_per_update, "tokens"
-    if asked is None or held <= TOLERATED * asked:
+    if asked is None or held <= TOLERATED * asked or summary.steps > summary.updates:
         return ""
     return (
         f"policy {summary.policy}: an update holds {held:,.0f} {unit} in the mean, more than the {asked:,} asked for: a step "
-        f"of {summary.ranks:,} ranks holds no less"
+        f"of {summary.ranks:,} ranks is too large for it"
     )
 
 

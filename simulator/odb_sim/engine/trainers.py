@@ -162,6 +162,7 @@ class Trainers:
                 if self._ranks[rank].outcome is not None:
                     self._waiting.discard(rank)
                     leavers.append(rank)
+                    self._note_wait(rank, "wait for data", self._stage.env.now)
             if (self._waiting or self._busy) and not self._wakened:
                 self._waking = self._stage.env.event()
                 yield self._waking
@@ -206,18 +207,17 @@ class Trainers:
         if self.find_obstacle() is not None and all(
             rank.outcome is None or rank.outcome.kind is OutcomeKind.COMPLETE for rank in others
         ):
-            self._give_up()
+            stage.note_finish()
 
-    def _give_up(self) -> None:
-        """The trainers that wait in a collective for one that has left are told so."""
-        stage, now_s = self._stage, self._stage.env.now
-        stage.note_finish()
-        if stage.timeline is None:
-            return
-        for step in self._open.values():
-            for rank, ready_s in zip(step.takers, step.ready_s.tolist(), strict=True):
-                if rank not in self._departed:
-                    stage.timeline.add(rank, "trainer", "wait for ranks", ready_s, now_s)
+    def note_held(self) -> None:
+        """Adds to the timeline that trainers wait to the end in a collective that a rank which has left never enters."""
+        for rank in sorted({rank for step in self._open.values() for rank in step.takers} - self._departed):
+            self._note_wait(rank, "wait for ranks", self._stage.ended_s)
+
+    def _note_wait(self, rank: int, name: str, end_s: float) -> None:
+        """Adds what ``rank`` waits for in vain after a fault."""
+        if self._stage.timeline is not None and self._stage.fault_s is not None:
+            self._stage.timeline.add(rank, "trainer", name, self._free_s[rank], end_s)
 
     def _take(self, rank: int) -> bool:
         """``rank`` takes its next step now; False when it is not there."""

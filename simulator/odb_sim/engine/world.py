@@ -122,6 +122,7 @@ class World:
                 rank.begin()
             self.stage.env.process(self.trainers.train())
             self.stage.env.run()
+        self.trainers.note_held()
         self.recorder.rounds = self.exchange.count_rounds
         self.recorder.updates = self.trainers.updates
         self.recorder.exchange_s = self.exchange.seconds

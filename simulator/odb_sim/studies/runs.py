@@ -17,6 +17,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import DEPTH_STEPS, Config, Terms
+from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Mode
@@ -252,6 +253,7 @@ def run(
     batch_size: int | None = None
     outcome, fault_s, abort_s, ended_s, policy, driver = COMPLETE, None, None, 0.0, what.policy, "plan"
     missed: tuple[Fault, ...] = ()
+    harmless: tuple[Fault, ...] = ()
     if what.is_protocol:
         config = what.build_config()
         policy = config.rule.name
@@ -288,6 +290,8 @@ def run(
         rows, totals, abort_s = world.recorder.rows, world.recorder.compute_totals(), world.stage.abort_s
         fault_s, ended_s = world.stage.fault_s, world.stage.ended_s
         missed = tuple([fault for fault in what.conditions.faults if fault not in world.stage.acted])
+        if outcome.kind is OutcomeKind.COMPLETE:
+            harmless = tuple([fault for fault in what.conditions.faults if fault in world.stage.acted])
     else:
         if what.policy in FIXED_SIZE:
             batch_size = compute_batch_size(what.workload, _choose_planned_tokens(what))
@@ -344,6 +348,7 @@ def run(
         has_window=what.rule is not None or has_window(what.policy),
         is_steady=what.budget_schedule is None,
         missed=missed,
+        harmless=harmless,
     )
     return Result(summary, rows, cautions)
 
