@@ -81,8 +81,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.trace",
         "odb_ref.trace.check",
         "odb_sim.inputs",
+        "odb_ref",
         "odb_sim.engine",
         "odb_sim.studies",
+        "odb_sim.recorded",
     ),
     "odb_sim.cli": (
         "odb_ref",

@@ -12,7 +12,7 @@ from odb_sim.cli.main import main
 from odb_sim.inputs.lengths import Lengths, list_bundled_names, load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.studies.comparison import choose_budget, choose_window, compare
-from odb_sim.studies.runs import POLICIES, Run
+from odb_sim.studies.runs import Run
 
 
 def make(tokens: list[int]) -> Lengths:
@@ -90,16 +90,6 @@ def test_progress_rises_to_the_end_over_all_runs() -> None:
     compare(runs, ["odb", "standard"], None, heard.append)
     assert heard == sorted(heard)
     assert heard[-1] == 8
-
-
-def test_the_page_has_its_plots_inside(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    page = tmp_path / "page.html"
-    arguments = ["gsm8k", "sgd_dialogues", "--ranks", "2", "--samples", "100", "--html", str(page)]
-    assert main(["compare", *arguments]) == 0
-    text = page.read_text()
-    assert text.count("<svg") == 1
-    assert all(f">{policy}<" in text for policy in POLICIES)
 
 
 @pytest.mark.parametrize(

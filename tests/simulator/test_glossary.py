@@ -15,7 +15,7 @@ from odb_sim.cli import bench_scale, demo
 from odb_sim.cli import verify as verify_command
 from odb_sim.cli.main import EXAMPLES, load_command, main
 from odb_sim.engine.metrics import list_step_columns
-from odb_sim.reports import demo_report
+from odb_sim.reports import recorded_report
 from odb_sim.studies.processes import Local
 from odb_sim.studies.published import ROWS, compare_published
 from odb_sim.studies.runs import POLICIES
@@ -139,9 +139,8 @@ def test_what_scaling_prints_has_a_formula(headings: list[str], monkeypatch: pyt
 
 def run_demo(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
     """The demo with a small simulation and no training; the figures that the training is said to have had."""
-    pytest.importorskip("matplotlib")
     pytest.importorskip("torch")
-    figures: dict[str, Json] = dict.fromkeys(demo_report.TRAINING_FIGURES, 12345)
+    figures: dict[str, Json] = dict.fromkeys(recorded_report.TRAINING_FIGURES, 12345)
 
     def train(out: Path, text: str | None) -> dict[str, Json]:
         for rank in range(demo.TRAINING_RANKS):

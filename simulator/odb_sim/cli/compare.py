@@ -10,9 +10,11 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.options import (
     LENGTHS_HELP,
+    PAGE_HELP,
     add_executor_options,
     add_run_options,
     build_run,
+    build_source,
     check_batch_size,
     complain,
     load_lengths_option,
@@ -21,8 +23,7 @@ from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import UPDATE_COLUMNS, Summary, describe_update, list_update_values
 from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.lengths import list_bundled_names
-from odb_sim.reports.answers_report import check_plots
-from odb_sim.reports.run_report import write_compare_report
+from odb_sim.reports.answers_report import write_compare_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Store
 from odb_sim.studies.clusters import open_executor
@@ -104,7 +105,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_executor_options(parser, processes=1)
     parser.add_argument("--json", metavar="FILE", help="write all figures: an object for each trace and policy")
     parser.add_argument("--csv", metavar="FILE", help="write them as a row for each trace and policy")
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -115,9 +116,9 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--policy: {options.policy!r} names none, or one twice")
     if options.token_budget is not None:
         check_batch_size(options.batch_size, policies)
-    runs = [_build_run(options, policies[0], name) for name in _list_names(options)]
+    names = _list_names(options)
+    runs = [_build_run(options, policies[0], name) for name in names]
     check_writable(options.json, options.csv, options.html, reads=[*options.lengths, options.cost_model])
-    check_plots(options.html)
     total = 2 * len(policies) * len(runs)
     with (
         show_progress(f"{len(policies)} policies on {len(runs)} trace(s)", total) as on_done,
@@ -132,7 +133,9 @@ def run_command(options: argparse.Namespace) -> int:
         write_csv(options.csv, [list(figures[0]), *(entry.values() for entry in figures)])
     tables = [_build_table(compared[0])] if len(compared) == 1 else _build_tables(compared)
     if options.html is not None:
-        write_compare_report(Path(options.html), describe_terms(compared), compared, tables)
+        write_compare_report(
+            Path(options.html), describe_terms(compared), compared, tables, build_source(options, names)
+        )
     if len(compared) > 1:
         print(describe_terms(compared))
     for table in tables:
@@ -186,7 +189,7 @@ def describe_terms(compared: list[Compared]) -> str:
 def describe_ratio(compared: Compared) -> str:
     """Returns the ratio of the first policy that is not the reference, and what an update holds on each side."""
     reference = compared.reference
-    first = next((one for one in compared.summaries if one is not reference), reference)
+    first = compared.chosen
     ours, theirs = compared.find_accumulated(first), compared.find_accumulated(reference)
     unit = "samples" if compared.global_batch.tokens is None else "tokens"
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -122,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parser = build_parser()
     options = parser.parse_args(arguments)
+    options.said = shlex.join(["odb-ref", *(sys.argv[1:] if arguments is None else arguments)])
     if options.command is None:
         parser.print_help()
         return 0

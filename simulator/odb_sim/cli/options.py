@@ -20,10 +20,12 @@ from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs, Transport
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
+from odb_sim.reports.page import Source
 from odb_sim.studies.cells import Failed
 from odb_sim.studies.clusters import ADDRESSES
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
+PAGE_HELP: Final = "write a page: the answer in words, how full each step is on each rank, and the figures"
 LENGTHS_HELP: Final = "a bundled trace, or a CSV, CSV.gz or .npy file of lengths"
 
 
@@ -280,6 +282,11 @@ def build_costs(options: argparse.Namespace) -> Costs:
     if options.transport is not None:
         costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
     return costs
+
+
+def build_source(options: argparse.Namespace, data: Sequence[str]) -> Source:
+    """Returns what the foot of a page says: the command as it was given, and the data."""
+    return Source(command=getattr(options, "said", f"odb-ref {options.command}"), data=data)
 
 
 def check_batch_size(size: int | None, policies: Sequence[str]) -> None:

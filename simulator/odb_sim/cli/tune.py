@@ -8,9 +8,10 @@ from typing import Final
 
 from odb_ref.core.batching.rules import RULES
 from odb_ref.core.errors import UsageError
+from odb_sim.cli.options import PAGE_HELP, build_source
 from odb_sim.cli.sweep import add_data_options, build_study
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.reports.answers_report import check_plots, write_tune_report
+from odb_sim.reports.answers_report import write_tune_report
 from odb_sim.reports.tables import TUNE_HEADER, TUNE_NOTE, build_tune_row, describe_beside
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 from odb_sim.studies.cells import Answer, Store
@@ -49,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="of a sample in host memory: ids, labels and mask are 24; images cost more (24)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the recommendation and everything tried")
-    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+    parser.add_argument("--html", metavar="FILE", help=PAGE_HELP)
     parser.set_defaults(run=run_command)
 
 
@@ -66,7 +67,6 @@ def run_command(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
     )
     check_writable(options.json, options.html, reads=[options.lengths, options.cost_model])
-    check_plots(options.html)
     with (
         show_progress(f"tune {question.study.lengths.name}", _USUAL_SIMULATIONS, is_estimate=True) as on_done,
         Store(options.out) as store,
@@ -79,7 +79,14 @@ def run_command(options: argparse.Namespace) -> int:
     if options.json is not None:
         write_json(options.json, _encode(tuning, mebibytes))
     if options.html is not None:
-        write_tune_report(Path(options.html), title, lead, tuning)
+        write_tune_report(
+            Path(options.html),
+            title,
+            lead,
+            tuning,
+            grid=question.build_grid([tuning.recommended.point]),
+            source=build_source(options, [options.lengths]),
+        )
     for name, curve in (
         ("window", tuning.windows),
         ("token budget", tuning.budgets),

@@ -1,8 +1,8 @@
 """What each rank trains on in each step: kept only where it is asked for, of a few ranks, for a page to draw.
 
-`Fill` listens to a run, whichever way it is simulated. `Fill.build` then gives a `FillMap` of bounded size: at most `MOST_RANKS`
-ranks, at most `MOST_CELLS` batches, and of each at most `MOST_LENGTHS` lengths. A longer epoch shows its beginning, its middle
-and its end.
+`Fill` listens to a run, whichever way it is simulated. `Fill.build` then gives a `FillMap` of bounded size: at most
+`MOST_RANKS` ranks, at most `MOST_CELLS` batches, and of each at most `MOST_LENGTHS` lengths. A longer epoch shows its
+beginning, its middle and its end.
 """
 
 from __future__ import annotations

@@ -216,10 +216,7 @@ def simulate_rounds(
         exchange_s += latency_s
         agreed_s = clock.agree(max(counted_s, read_s, collated_s), latency_s)
         if forming is not None:
-            ends_update = accumulation.find_ends(forming.samples, forming.real)
-            ready_s = clock.release(forming.ranks_s if clock.lanes > 1 else forming.slowest_s[None, :], ends_update)
-            if fill is not None:
-                fill.end(round_ - 1, ready_s if clock.lanes > 1 else forming.ranks_s, ends_update)
+            _release(clock, forming, accumulation.find_ends(forming.samples, forming.real), round_ - 1, fill)
         target = compute_round_target(config, agreement)
         if target == 0:
             break
@@ -259,6 +256,17 @@ def simulate_rounds(
         updates=clock.updates,
         exchange_s=exchange_s,
     )
+
+
+def _release(clock: Clock, forming: Figures, ends_update: Booleans, round_: int, fill: Fill | None) -> None:
+    """The last agreement releases the steps of ``round_``; ``fill`` hears when each rank computes them."""
+    if clock.lanes > 1:
+        ready_s = clock.release(forming.ranks_s, ends_update)
+    else:  # the ranks begin each step together
+        clock.release(forming.slowest_s[None, :], ends_update)
+        ready_s = forming.ranks_s
+    if fill is not None:
+        fill.end(round_, ready_s, ends_update)
 
 
 def _ask(config: Config, blocks: Sequence[Block], drawn: int) -> int:

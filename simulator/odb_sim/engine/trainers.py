@@ -223,7 +223,8 @@ class Trainers:
         """``rank`` takes its next step now; False when it is not there."""
         stage, taker, number, now_s = self._stage, self._ranks[rank], self._next[rank], self._stage.env.now
         queue = taker.queue
-        if not queue or (self._departed and taker.outcome is not None):
+        is_told = taker.outcome is not None and taker.outcome.kind is not OutcomeKind.COMPLETE
+        if not queue or (self._departed and is_told):
             return False  # nothing is there, or the rank has been told that another has left
         queued = len(queue)
         delivered = queue.popleft()

@@ -41,6 +41,8 @@ class Timing:
     total_error: float
     step_error: float
     steps: int
+    seconds: tuple[tuple[float, float], ...]
+    """Of each step: measured, predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,4 +266,5 @@ def _compare_times(recorded: RecordedRun, simulated_s: Sequence[float]) -> Timin
         total_error=predicted_s / total_s - 1,
         step_error=float(np.median(np.abs(predicted - measured) / measured)),
         steps=len(measured),
+        seconds=tuple(zip(measured.tolist(), predicted.tolist(), strict=True)),
     )

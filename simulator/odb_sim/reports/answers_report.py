@@ -1,24 +1,25 @@
-"""Pages of `odb-ref compare`, `odb-ref sweep` and `odb-ref tune`: the answer, the fill behind it, sliders for what was tried."""
+"""Pages of `odb-ref compare`, `sweep` and `tune`: the answer, the steps behind it, sliders for what was tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from odb_sim.engine.cautions import summarize_cautions
+from odb_sim.engine.fill import FillMap
 from odb_sim.engine.metrics import Summary, describe_update
 from odb_sim.engine.updates import EVERY_STEP
-from odb_sim.reports.charts import Bar, Bars, Dimension, Measure, Sliders, Tried, choose_colours
+from odb_sim.reports.charts import Bars, Dimension, Measure, Series, Sliders, Tried, choose_colours
 from odb_sim.reports.page import Page, Source
-from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run
+from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, split_percent
 from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
 from odb_sim.studies.cells import Answer, Point
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.runs import Run, has_window
 from odb_sim.studies.sweep import Grid
 from odb_sim.studies.tune import Tuning, describe_point
-from dataclasses import replace
 
 Table = tuple[str, list[str], list[list[str]]]
 
@@ -44,7 +45,7 @@ def write_compare_report(
 ) -> None:
     """Writes the page of a comparison: the speed-up at one global batch, and how full the steps behind it are."""
     first = compared[0]
-    reference, ours = first.reference, first.find_first()
+    reference, ours = first.reference, first.chosen
     cautions = summarize_cautions(caution for item in compared for caution in item.cautions)
     names = [item.what.workload.name for item in compared]
     title = f"odb-ref compare: {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}"
@@ -56,7 +57,7 @@ def write_compare_report(
     maps = [
         (
             item.what.workload.name,
-            [draw_run(replace(item.what, policy=ours.policy, global_batch=EVERY_STEP), ours.policy), draw_fixed(replace(item.what, global_batch=EVERY_STEP))],
+            _draw_pair(replace(item.what, policy=ours.policy), ours.policy),
         )
         for item in compared
     ]
@@ -66,20 +67,24 @@ def write_compare_report(
     colours = choose_colours(policies)
     if len(compared) == 1:
         bars = [
-            Bar(
+            Series(
                 name="speed-up",
                 colour="odb",
-                x=[first.compute_speedup(one) for one in first.summaries],
+                values=[first.compute_speedup(one) for one in first.summaries],
                 colours=[colours[policy] for policy in policies],
             )
         ]
-        page.add_chart(Bars(names=policies, bars=bars), _describe_bars(reference))
+        page.add_chart(Bars(names=policies, series=bars, digits=2), _describe_bars(reference))
     else:
         dots = [
-            Bar(name=one.policy, colour=colours[one.policy], x=[item.compute_speedup(item.summaries[number]) for item in compared])
+            Series(
+                name=one.policy,
+                colour=colours[one.policy],
+                values=[item.compute_speedup(item.summaries[number]) for item in compared],
+            )
             for number, one in enumerate(first.summaries)
         ]
-        page.add_chart(Bars(names=names, bars=dots, is_dots=True), _describe_bars(reference))
+        page.add_chart(Bars(names=names, series=dots, is_dots=True, digits=2), _describe_bars(reference))
     for title, header, rows in tables:
         page.add_heading(title if len(tables) > 1 else "Figures")
         if len(tables) == 1:
@@ -90,22 +95,27 @@ def write_compare_report(
 
 def _make_compare_headline(compared: Sequence[Compared]) -> str:
     first = compared[0]
-    reference, ours = first.reference, first.find_first()
+    reference, ours = first.reference, first.chosen
     if ours is reference:
         return f"{ours.policy} trains on **{ours.samples_per_s:,.1f} samples a second**"
-    ratios = [item.compute_speedup(item.find_first()) for item in compared]
+    ratios = [item.compute_speedup(item.chosen) for item in compared]
     said = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
     fixed = "fixed batches" if reference.policy == REFERENCE else reference.policy
     return f"{ours.policy} trains on **{said} times** as many samples a second as {fixed}, at one global batch"
 
 
-def _list_compare_tiles(item: Compared) -> list[tuple[str, str, str]]:
+def _list_compare_tiles(item: Compared) -> list[tuple[str, str, str, str]]:
     tiles = []
-    for one in dict.fromkeys((item.find_first(), item.reference)):
+    for one in dict.fromkeys((item.chosen, item.reference)):
         at_goal = item.find_accumulated(one)
         tiles += [
-            (f"{at_goal.samples_per_s:,.1f}", "samples/s", f"{one.policy}: {describe_update(at_goal)} an update"),
-            (f"{one.padding_ratio:.1%}"[:-1], "%", f"{one.policy}: padding"),
+            (
+                f"{at_goal.samples_per_s:,.1f}",
+                "samples/s",
+                f"{one.policy}: {describe_update(at_goal)} an update",
+                "samples_per_s",
+            ),
+            (*split_percent(one.padding_ratio), f"{one.policy}: padding", "padding_ratio"),
         ]
     return tiles
 
@@ -119,12 +129,14 @@ def _describe_bars(reference: Summary) -> str:
 
 def write_sweep_report(path: Path, title: str, grid: Grid, answers: Sequence[Answer], source: Source) -> None:
     """Writes the page of a sweep: the fastest setting, its steps beside fixed batches, and a slider for each setting."""
-    best = max(answers, key=lambda answer: answer.rate)
-    worst = min(answers, key=lambda answer: answer.rate)
+    # More ranks are faster: of settings with different numbers of them, it is the rate of a rank that tells.
+    has_worlds = len({answer.point.ranks for answer in answers}) > 1
+    rates = {answer: answer.rate / (answer.point.ranks if has_worlds else 1) for answer in answers}
+    best, worst = max(answers, key=rates.__getitem__), min(rates.values())
     page = Page(
         f"odb-ref sweep: {title}",
-        f"The fastest of {len(answers):,} settings trains on **{best.rate:,.0f} tokens a second**, "
-        f"{best.rate / max(1e-9, worst.rate):.2f} times the slowest",
+        f"The fastest of {len(answers):,} settings trains on **{rates[best]:,.0f} tokens a second{' and rank' * has_worlds}**, "
+        f"{rates[best] / max(1e-9, worst):.2f} times the slowest",
         lead=f"{best.point.policy} on {best.point.ranks:,} ranks, budget {best.point.budget_tokens:,}"
         + (f", window {best.point.window_samples:,}" if has_window(best.point.policy) else "")
         + f", depth {best.point.depth_steps}. All settings were simulated on the same samples; times are simulated.",
@@ -138,7 +150,7 @@ def write_sweep_report(path: Path, title: str, grid: Grid, answers: Sequence[Ans
     page.write(path, source)
 
 
-def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, grid: Grid, source: Source) -> None:
+def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, *, grid: Grid, source: Source) -> None:
     """Writes the page of a tuning: the recommendation with its reasons, its steps, sliders, and everything that was tried."""
     chosen, point = tuning.recommended, tuning.recommended.point
     page = Page(
@@ -147,13 +159,18 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, grid: G
         lead=lead,
         cautions=tuning.cautions,
     )
+    seconds, unit = describe_seconds(chosen.summary.sim_time_s).split()
     page.add_tiles(
         [
-            (f"{chosen.rate:,.0f}", "tokens/s", "tokens_per_s"),
-            (describe_seconds(chosen.summary.sim_time_s).split()[0], describe_seconds(chosen.summary.sim_time_s).split()[1], "sim_time_s"),
-            (f"{chosen.summary.efficiency:.1%}"[:-1], "%", "efficiency"),
-            (f"{chosen.summary.padding_ratio:.1%}"[:-1], "%", "padding_ratio"),
-            (f"{chosen.first_step_s:.2f}", "s", "first_step_s"),
+            (f"{chosen.rate:,.0f}", "tokens/s", "over all ranks", "tokens_per_s"),
+            (seconds, unit, "an epoch", "sim_time_s"),
+            (
+                *split_percent(chosen.summary.efficiency),
+                "efficiency: what is neither padding nor waiting",
+                "efficiency",
+            ),
+            (*split_percent(chosen.summary.padding_ratio), "padding", "padding_ratio"),
+            (f"{chosen.first_step_s:.2f}", "s", "to the first step", "first_step_s"),
         ]
     )
     page.add_heading("Why")
@@ -172,8 +189,9 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, grid: G
     page.write(path, source)
 
 
-def _draw_pair(what: Run, label: str) -> list:
-    own = replace(what, global_batch=EVERY_STEP)
+def _draw_pair(what: Run, label: str) -> list[FillMap]:
+    """Returns the maps of a run and of fixed batches beside it, with an update for each step unless the run says otherwise."""
+    own = what if what.update_samples is not None else replace(what, global_batch=EVERY_STEP)
     return [draw_run(own, label), *([] if what.policy == REFERENCE else [draw_fixed(own)])]
 
 
@@ -204,11 +222,17 @@ def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: di
             dimensions=[dim for dim, _ in varying],
             measures=list(_MEASURES),
             tried=[
-                Tried(policy=answer.point.policy, at=place(answer), values=tuple(get(answer) for get in _MEASURES.values()))
+                Tried(
+                    policy=answer.point.policy,
+                    at=place(answer),
+                    values=tuple(get(answer) for get in _MEASURES.values()),
+                )
                 for answer in answers
             ],
             start=fix(start),
-            notes={fix(answer): text for answer, text in notes.items()},
+            notes={",".join(map(str, fix(answer))): text for answer, text in notes.items()},
+            colours=choose_colours(list(dict.fromkeys(point.policy for point in points))),
         ),
-        "The ring is the setting chosen. Axes begin where the values do. Of combinations that were not tried, the nearest that was is shown.",
+        "The ring is the setting chosen. Axes begin where the values do. Of combinations that were not tried, the "
+        "nearest that was is shown.",
     )

@@ -14,6 +14,8 @@ JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[st
 JsonChart = Mapping[str, JsonValue]
 
 _COLOURS: Final = frozenset(("odb", "paper", "peer", "standard", "hfg", "balanced", "bmt", "gmt", "packing"))
+_LEFT_OUT: Final = -1
+"""The number of a column that stands for steps which are not shown."""
 _FURTHER: Final = ("gmt", "hfg", "balanced", "bmt", "paper")
 
 
@@ -27,52 +29,12 @@ def choose_colours(policies: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line of a chart: a value for each x, None where there is none; ``low`` and ``high`` bound its band."""
+class Series:
+    """A value for each x of `Lines`, or for each name of `Bars`; ``low`` and ``high`` are the ends of their bands."""
 
     name: str
     colour: str
-    y: Sequence[float | None]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
-    """Lines over the same x; of ``is_stack`` each stands on the one before. ``mark`` is the place that gets a ring."""
-
-    x_name: str
-    x: Sequence[int | str]
-    lines: Sequence[Line]
-    unit: str = ""
-    is_percent: bool = False
-    is_stack: bool = False
-    has_zero: bool = False
-    mark: int | None = None
-    height: int = 280
-
-    def to_json(self) -> JsonChart:
-        """Returns what the script draws."""
-        return {
-            "kind": "lines",
-            "xName": self.x_name,
-            "x": self.x,
-            "series": [asdict(line) for line in self.lines],
-            "unit": self.unit,
-            "percent": self.is_percent,
-            "stack": self.is_stack,
-            "zero": self.has_zero or self.is_stack,
-            "mark": self.mark,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Bars of one colour: a value for each name; ``low`` and ``high`` are the ends of their bands."""
-
-    name: str
-    colour: str
-    x: Sequence[float]
+    values: Sequence[float | None]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     colours: Sequence[str] | None = None
@@ -80,31 +42,29 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Lines over the same x; of ``is_stack`` each stands on the one before."""
+
+    x_name: str
+    x: Sequence[int | str]
+    series: Sequence[Series]
+    unit: str = ""
+    is_percent: bool = False
+    is_stack: bool = False
+    has_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
     """Lying bars, or with ``is_dots`` dots: a row for each name."""
 
     names: Sequence[str]
-    bars: Sequence[Bar]
+    series: Sequence[Series]
     unit: str = ""
     is_percent: bool = False
     is_dots: bool = False
-
-    @property
-    def height(self) -> int:
-        """Pixels."""
-        many = len(self.bars) if not self.is_dots else 1
-        return 62 + len(self.names) * max(34, 24 * many)
-
-    def to_json(self) -> JsonChart:
-        """Returns what the script draws."""
-        return {
-            "kind": "bars",
-            "names": self.names,
-            "series": [asdict(bar) for bar in self.bars],
-            "unit": self.unit,
-            "percent": self.is_percent,
-            "dots": self.is_dots,
-        }
+    digits: int | None = None
+    """After the point; None: as many as matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,30 +91,6 @@ class Spans:
     gap_s: tuple[float, float] | None = None
     mark: Mark | None = None
 
-    @property
-    def height(self) -> int:
-        """Pixels."""
-        return 90 + 20 * len(self.lanes)
-
-    def to_json(self) -> JsonChart:
-        """Returns what the script draws."""
-        names = [name for name, _ in self.kinds]
-        mark = self.mark
-        return {
-            "kind": "spans",
-            "lanes": self.lanes,
-            "kinds": [{"name": name, "colour": colour} for name, colour in self.kinds],
-            "spans": [
-                [lane, names.index(name), round(begin, 6), round(end, 6)] for lane, name, begin, end in self.spans
-            ],
-            "begin": self.begin_s,
-            "end": self.end_s,
-            "gap": self.gap_s,
-            "mark": None
-            if mark is None
-            else {"at": mark.at_s, "lane": mark.lane, "label": mark.label, "text": mark.text},
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
@@ -166,21 +102,23 @@ class Struck:
 
 def encode_map(drawn: FillMap, struck: Struck | None = None) -> JsonChart:
     """Returns a map of rank x step, with what its tooltips say."""
-    columns = list(drawn.columns)
+    empty = tuple(Cell(samples=0, real=0, padded=0, lengths=()) for _ in drawn.ranks)
+    columns: list[Column] = []
+    for column in drawn.columns:
+        if columns and column.step > columns[-1].step + 1:
+            columns.append(Column(step=_LEFT_OUT, round=0, waited_for=None, cells=empty))
+        columns.append(column)
     note: JsonValue = None
     if struck is not None and struck.rank in drawn.ranks:
-        last = columns[-1].step + 1 if columns else 0
-        empty = tuple(Cell(samples=0, real=0, padded=0, lengths=()) for _ in drawn.ranks)
+        last = columns[-1] if columns else Column(step=-1, round=0, waited_for=None, cells=empty)
         note = {"x": len(columns), "rank": struck.rank, "text": struck.text}
-        columns.append(
-            Column(step=last, round=columns[-1].round if columns else 0, waited_for=None, cells=empty)
-        )
+        columns.append(Column(step=last.step + 1, round=last.round, waited_for=None, cells=empty))
     rows = list(zip(*(column.cells for column in columns), strict=True))
     return {
         "label": drawn.label,
         "budget": drawn.budget_tokens,
         "ranks": drawn.ranks,
-        "steps": [column.step for column in columns],
+        "steps": [None if column.step == _LEFT_OUT else column.step for column in columns],
         "rounds": [column.round for column in columns] if any(column.round for column in columns) else None,
         "slow": [column.waited_for for column in columns],
         "samples": [[cell.samples for cell in row] for row in rows],
@@ -197,7 +135,8 @@ def describe_map(drawn: FillMap) -> str:
     cells = [cell for column in drawn.columns for cell in column.cells]
     filled = sum(cell.real for cell in cells) / max(1, drawn.budget_tokens * len(cells))
     padding = 1 - sum(cell.real for cell in cells) / max(1, sum(cell.padded for cell in cells))
-    said = f"{drawn.steps_total:,} steps; {filled:.0%} of the budget of {drawn.budget_tokens:,} is filled, {padding:.0%} padding"
+    room = f"{filled:.0%} of the budget of {drawn.budget_tokens:,} is filled"
+    said = f"{drawn.steps_total:,} steps; {room}, {padding:.0%} of the batches is padding"
     if len(drawn.columns) < drawn.steps_total:
         said += f"; shown: the first, the middle and the last {len(drawn.columns) // 3:,}"
     if len(drawn.ranks) < drawn.ranks_total:
@@ -240,27 +179,15 @@ class Sliders:
     measures: Sequence[Measure]
     tried: Sequence[Tried]
     start: tuple[int, ...]
-    notes: Mapping[tuple[int, ...], str]
-    """What is said of some settings: recommended, say."""
-
-    height: None = None
-
-    def to_json(self) -> JsonChart:
-        """Returns what the script draws."""
-        policies = list(dict.fromkeys(one.policy for one in self.tried))
-        sizes = [len(dimension.values) for dimension in self.dimensions]
-        return {
-            "kind": "sliders",
-            "dims": [asdict(dimension) for dimension in self.dimensions],
-            "measures": [
-                {"name": one.name, "percent": one.is_percent, "isPlotted": one.is_plotted} for one in self.measures
-            ],
-            "rows": [{"policy": one.policy, "at": one.at, "values": one.values} for one in self.tried],
-            "start": self.start,
-            "across": sizes.index(max(sizes)),
-            "notes": {",".join(map(str, at)): text for at, text in self.notes.items()},
-            "colours": choose_colours(policies),
-        }
+    notes: Mapping[str, str]
+    """What is said of some settings, recommended, say: by their places, with commas between."""
+    colours: Mapping[str, str]
+    """Of each policy."""
 
 
 Chart = Lines | Bars | Spans | Sliders
+
+
+def encode_chart(chart: Chart) -> JsonChart:
+    """Returns what the script draws: the fields by name, and the kind of chart."""
+    return {"kind": type(chart).__name__, **asdict(chart)}

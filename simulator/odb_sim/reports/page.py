@@ -23,12 +23,14 @@ from odb_ref import __version__
 from odb_sim.engine.fill import MOST_CELLS, FillMap
 from odb_sim.inputs.files import write_text
 from odb_sim.inputs.lengths import list_bundled_names
-from odb_sim.reports.charts import Chart, JsonChart, Struck, describe_map, encode_map
+from odb_sim.reports.charts import Chart, JsonChart, Sliders, Struck, describe_map, encode_chart, encode_map
 
 _ASSETS: Final = resources.files("odb_sim.reports") / "assets"
 _NAME: Final = re.compile(r"`([^`]+)`")
 _STRONG: Final = re.compile(r"\*\*(.+?)\*\*")
 _DIGITS: Final = 16
+_PLAIN: Final = frozenset(("figure", "value", "run"))
+"""Headings that need no link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +87,12 @@ class Page:
         """Commands, a line each."""
         self._parts += [f"<p><code>{html.escape(line)}</code></p>" for line in lines]
 
-    def add_tiles(self, tiles: Iterable[tuple[str, str, str]]) -> None:
-        """A few figures in large type: value, unit and name; a name of the glossary is a link to it."""
+    def add_tiles(self, tiles: Iterable[tuple[str, str, str, str]]) -> None:
+        """A few figures in large type: value, unit, what it is in words, and its name in the glossary, if it has one."""
         shown = "".join(
-            f'<div class="tile"><b>{html.escape(value)} <small>{html.escape(unit)}</small></b><span>{self._link(name)}</span></div>'
-            for value, unit, name in tiles
+            f'<div class="tile"><b>{html.escape(value)} <small>{html.escape(unit)}</small></b>'
+            f"<span>{self._link(name, text)}</span></div>"
+            for value, unit, text, name in tiles
         )
         self._parts.append(f'<div class="tiles">{shown}</div>')
 
@@ -103,7 +106,9 @@ class Page:
         name = f"maps{len(self._charts)}"
         if len(groups) > 1:
             options = "".join(f"<option>{html.escape(title)}</option>" for title, _ in groups)
-            self._parts.append(f'<p class="tabs"><label>lengths <select data-tabs="{name}">{options}</select></label></p>')
+            self._parts.append(
+                f'<p class="tabs"><label>shown <select data-tabs="{name}">{options}</select></label></p>'
+            )
         share = MOST_CELLS // max(1, sum(len(maps) for _, maps in groups) // 2)
         for number, (_, maps) in enumerate(groups):
             small = [one.shorten(share) if len(groups) > 1 else one for one in maps]
@@ -113,24 +118,32 @@ class Page:
                 f'{html.escape(describe_map(one))}"></div>'
                 for place, one in enumerate(small)
             ]
-            chart = self._keep({"kind": "maps", "maps": [encode_map(one, None if place else struck) for place, one in enumerate(small)]})
+            chart = self._keep(
+                {
+                    "kind": "Maps",
+                    "maps": [encode_map(one, None if place else struck) for place, one in enumerate(small)],
+                }
+            )
             hidden = " hidden" if number else ""
             self._parts.append(f'<div data-chart="{chart}" data-group="{name}"{hidden}>{"".join(heads)}</div>')
         self._parts.append(
             '<p class="key"><span>0 % <i class="scale"></i>100 % of the budget holds tokens</span>'
             '<span><i style="background:var(--idle)"></i>idle</span></p>'
-            '<p class="note">A column is a step, a row a rank. Point at a batch, or tap it, for its lengths, its padding and whom '
-            "its rank waits for.</p>"
+            '<p class="note">A column is a step, a row a rank. Point at a batch, or tap it, for its lengths, its padding and '
+            "whom its rank waits for.</p>"
         )
 
     def add_chart(self, chart: Chart, caption: str = "", name: str = "") -> None:
         """A chart, its name above it, and below it what to see in it."""
-        number = self._keep(chart.to_json())
-        height = f' style="height:{chart.height}px"' if chart.height else ""
-        is_drawn = f' class="chart" role="img" aria-label="{html.escape(name or caption)}"' if height else ""
+        drawn = (
+            ""
+            if isinstance(chart, Sliders)
+            else f' class="chart" role="img" aria-label="{html.escape(name or caption)}"'
+        )
         head = f'<div class="chartname">{html.escape(name)}</div>' if name else ""
         said = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-        self._parts.append(f'<figure>{head}<div{is_drawn} data-chart="{number}"{height}></div>{said}</figure>')
+        number = self._keep(encode_chart(chart))
+        self._parts.append(f'<figure>{head}<div{drawn} data-chart="{number}"></div>{said}</figure>')
 
     def add_table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, chosen: int | None = None) -> None:
         """A table, one of its rows ``chosen``; names of the glossary, in its header or first column, are links to it."""
@@ -164,21 +177,31 @@ class Page:
         kind = ' class="text"' if len(text) > 32 else ""
         return f"<td{kind}>{self._link(text) if is_first else html.escape(text)}</td>"
 
-    def _link(self, name: str) -> str:
-        if name not in read_glossary():
-            return html.escape(name)
+    def _link(self, name: str, text: str = "") -> str:
+        shown = html.escape(text or name)
+        if name not in read_glossary() or name in _PLAIN:
+            return shown
         self._named[name] = None
-        return f'<a href="#{_make_id(name)}">{html.escape(name)}</a>'
+        return f'<a href="#{_make_id(name)}">{shown}</a>'
 
     def _list_glossary(self) -> str:
-        entries = read_glossary()
-        named = list(self._named)
-        for name in named:  # what explains a name may name others
-            named += [other for other in _NAME.findall(entries[name]) if other in entries and other not in named]
+        """Returns the entries that the page names, and those that they name; those with one meaning together."""
+        entries, named = read_glossary(), list(self._named)
+        for name in named:
+            for other in _NAME.findall(entries[name]):
+                if other in entries and other not in named:
+                    named.append(other)
         if not named:
             return ""
-        items = "".join(f'<dt id="{_make_id(name)}">{html.escape(name)}</dt><dd>{_mark(entries[name])}</dd>' for name in named)
-        return f"<h2>What the figures mean</h2><details open><summary>{len(named)} entries of the glossary</summary><dl>{items}</dl></details>"
+        together: dict[str, list[str]] = {}
+        for name in named:
+            together.setdefault(entries[name], []).append(name)
+        items = ""
+        for meaning, names in together.items():
+            heads = ", ".join(f'<span id="{_make_id(name)}">{html.escape(name)}</span>' for name in names)
+            items += f"<dt>{heads}</dt><dd>{_mark(meaning)}</dd>"
+        summary = f"What the figures mean: {len(named)} entries of the glossary"
+        return f"<details><summary>{summary}</summary><dl>{items}</dl></details>"
 
 
 def build_document(title: str, body: str, *, styles: Sequence[str] = ("page.css",)) -> str:
@@ -186,7 +209,8 @@ def build_document(title: str, body: str, *, styles: Sequence[str] = ("page.css"
     style = "".join(map(read_asset, styles))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head><body>{body}</body></html>\n'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>'
+        f"<body>{body}</body></html>\n"
     )
 
 
@@ -198,7 +222,7 @@ def read_asset(name: str) -> str:
 
 @cache
 def read_glossary() -> dict[str, str]:
-    """Returns what GLOSSARY.md says of each name; of one in several tables what the first says, and of a column of tables last."""
+    """Returns what GLOSSARY.md says of each name; of one that stands in several tables, what the first says."""
     text = (resources.files("odb_sim") / "GLOSSARY.md").read_text(encoding="utf-8")
     entries: dict[str, str] = {}
     for names, meaning in re.findall(r"^\| (`[^|]*`[^|]*) \| (.*) \|$", text, flags=re.MULTILINE):

@@ -12,8 +12,9 @@ import numpy as np
 from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.fill import Fill, FillMap, choose_ranks
 from odb_sim.engine.metrics import StepRow, Summary, describe_update
-from odb_sim.engine.timeline import TRACKS, Span, Timeline
-from odb_sim.reports.charts import Line, Lines, Mark, Spans, Struck
+from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_span
+from odb_sim.inputs.conditions import Fault, FaultKind
+from odb_sim.reports.charts import Lines, Mark, Series, Spans, Struck
 from odb_sim.reports.page import Page, Source
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
@@ -24,10 +25,18 @@ SHOWN_RANKS: Final = 4
 LARGEST_TIMED: Final = 200_000
 """An epoch of more samples has none: it would take the machine of every rank."""
 _SHOWN_STEPS: Final = 14
-_STEPS_BEFORE: Final = 8
+_STEPS_AFTER: Final = 6
 _STRETCHES: Final = 120
 _LONG: Final = 3
 """A wait after a fault so many times as long as what is shown before it is drawn short."""
+_LEAST_S: Final = 0.1
+_STRUCK: Final = {
+    FaultKind.READ: ("fails to read a sample", "reader"),
+    FaultKind.COLLATE: ("fails to collate", "collator"),
+    FaultKind.STOP: ("leaves its loop", "trainer"),
+    FaultKind.KILL: ("dies", "trainer"),
+}
+"""What a fault is in words, and in which track it is drawn."""
 _KINDS: Final = (
     ("compute", "compute"),
     ("wait for ranks", "ranks"),
@@ -105,13 +114,13 @@ def _choose_ranks(what: Run) -> tuple[int, ...]:
 
 
 def write_run_report(
-    path: Path, what: Run, result: Result, fill: Fill, timeline: Timeline | None, source: Source
+    path: Path, what: Run, result: Result, *, fill: Fill, timeline: Timeline | None, source: Source
 ) -> None:
     """Writes the page of a run that ``fill`` and ``timeline`` have listened to."""
-    summary, rows = result.summary, result.rows
+    summary, rows, fault = result.summary, result.rows, _find_fault(what, result.summary)
     page = Page(
         f"odb-ref simulate: {summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
-        _make_headline(summary),
+        _make_headline(fault, summary),
         lead=f"{summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
         f"{summary.token_budget:,} {summary.layout} tokens{describe_window(summary)}, depth {summary.depth}; an update holds "
         f"{describe_update(summary)}. Times are simulated, by the cost model.",
@@ -119,19 +128,19 @@ def write_run_report(
     )
     page.add_tiles(
         [
-            (f"{summary.tokens_per_s:,.0f}", "tokens/s", "tokens_per_s"),
-            (f"{summary.efficiency:.1%}"[:-1], "%", "efficiency"),
-            (f"{summary.padding_ratio:.1%}"[:-1], "%", "padding_ratio"),
-            (f"{summary.trainer_wait_share:.1%}"[:-1], "%", "trainer_wait_share"),
-            (f"{summary.data_wait_share:.1%}"[:-1], "%", "data_wait_share"),
-            (f"{summary.idle_steps:,}", "", "idle_steps"),
+            (f"{summary.tokens_per_s:,.0f}", "tokens/s", "over all ranks", "tokens_per_s"),
+            (*split_percent(summary.efficiency), "efficiency: what is neither padding nor waiting", "efficiency"),
+            (*split_percent(summary.padding_ratio), "padding", "padding_ratio"),
+            (*split_percent(summary.trainer_wait_share), "of the time: waiting for ranks", "trainer_wait_share"),
+            (*split_percent(summary.data_wait_share), "of the time: waiting for data", "data_wait_share"),
+            (f"{summary.idle_steps:,}", "", "idle batches", "idle_steps"),
         ]
     )
     spans = [] if timeline is None else timeline.list_spans(_choose_ranks(what))
     if summary.fault_s is not None:
         page.add_heading("The fault")
         page.add_text(_describe_fault(summary))
-        page.add_chart(_draw_fault(summary, rows, spans), "The steps before it and what comes after.")
+        page.add_chart(_draw_fault(fault, summary, rows, spans), "The steps before it and what comes after.")
     ours = fill.build(summary.policy, summary.token_budget)
     struck = None if summary.outcome_rank is None else Struck(rank=summary.outcome_rank, text=summary.outcome_cause)
     beside = [] if summary.policy == REFERENCE else [draw_fixed(what)]
@@ -144,29 +153,41 @@ def write_run_report(
             "the loader's.",
         )
         if spans and summary.fault_s is None:
-            first = max(0, len(rows) // 2 - _SHOWN_STEPS // 2)
-            last = min(first + _SHOWN_STEPS, len(rows)) - 1
+            last = min(_SHOWN_STEPS, len(rows)) - 1
             page.add_chart(
-                _draw_spans(spans, rows[first].start_s, rows[last].end_s),
-                f"Steps {first:,} to {last:,} of {SHOWN_RANKS} ranks. What readers, collators and the exchange do costs nothing "
-                "unless a trainer waits for data.",
+                _draw_spans(spans, 0.0, rows[last].end_s),
+                f"The first {last + 1} steps, on {len({span[0] for span in spans})} ranks. What readers, collators and the "
+                "exchange do costs nothing unless a trainer waits for data.",
             )
     figures = summary.to_json()
     page.add_heading("Figures")
-    page.add_table(["figure", "value", "unit"], [[key, *_show(figures[key], unit)] for key, unit in _KEY_FIGURES.items()])
+    page.add_table(
+        ["figure", "value", "unit"], [[key, *_show(figures[key], unit)] for key, unit in _KEY_FIGURES.items()]
+    )
     page.write(path, source)
 
 
-def _make_headline(summary: Summary) -> str:
-    if summary.fault_s is not None and summary.outcome_rank is not None:
+def _find_fault(what: Run, summary: Summary) -> Fault | None:
+    """Returns the fault that ended the epoch; None without one."""
+    struck = (fault for fault in what.conditions.faults if fault.rank == summary.outcome_rank)
+    return None if summary.fault_s is None else next(struck, None)
+
+
+def _make_headline(fault: Fault | None, summary: Summary) -> str:
+    if fault is not None:
         return (
-            f"**Rank {summary.outcome_rank}: {summary.outcome_cause}**, {summary.fault_s:,.3f} s into the epoch. It ends "
-            f"{summary.outcome}, with {summary.samples_emitted:,} of {summary.samples_total:,} samples trained on"
+            f"**Rank {fault.rank} {_STRUCK[fault.kind][0]}** {describe_seconds(summary.fault_s or 0.0)} into the epoch, which "
+            f"ends {summary.outcome}: {summary.samples_emitted:,} of {summary.samples_total:,} samples are trained on"
         )
     return (
-        f"{summary.samples_emitted:,} samples on {summary.ranks:,} ranks take **{describe_seconds(summary.sim_time_s)}**, and "
-        f"{summary.efficiency:.0%} of what the ranks compute is tokens"
+        f"{summary.samples_emitted:,} samples on {summary.ranks:,} ranks take **{describe_seconds(summary.sim_time_s)}**, at "
+        f"an efficiency of {summary.efficiency:.0%}"
     )
+
+
+def split_percent(share: float) -> tuple[str, str]:
+    """Returns a share as a tile shows it: the number, and its unit."""
+    return f"{100 * share:.1f}", "%"
 
 
 def describe_seconds(seconds: float) -> str:
@@ -187,27 +208,18 @@ def _describe_fault(summary: Summary) -> str:
     )
 
 
-def _draw_fault(summary: Summary, rows: Sequence[StepRow], spans: Sequence[Span]) -> Spans:
+def _draw_fault(fault: Fault | None, summary: Summary, rows: Sequence[StepRow], spans: Sequence[Span]) -> Spans:
     fault_s, rank = summary.fault_s or 0.0, summary.outcome_rank
-    before = [row for row in rows if row.start_s <= fault_s][-_STEPS_BEFORE:]
-    after = [row for row in rows if row.start_s > fault_s][: _SHOWN_STEPS - len(before)]
-    begin_s = before[0].start_s if before else 0.0
+    begin_s, _ = choose_fault_span(rows, fault_s)
     ended_s = fault_s + (summary.abort_s or 0.0)
-    end_s = max(ended_s, after[-1].end_s if after else 0.0)
-    shown_s = max((after or before)[-1].end_s if rows else 0.0, fault_s) - begin_s
-    end_s += 0.04 * max(shown_s, 1e-3)
-    # A trainer that nothing reaches any more waits, until it is told that another has left.
-    last_s = {lane: max((end for r, track, _, _, end in spans if (r, track) == lane), default=0.0) for lane in _list_lanes(spans)}
-    waits: list[Span] = [
-        (shown, track, "wait for ranks", max(last, begin_s), ended_s)
-        for (shown, track), last in last_s.items()
-        if track == "trainer" and shown != rank and last < ended_s
-    ]
-    gap = None
-    if end_s - begin_s > (1 + _LONG) * shown_s:
-        gap = (begin_s + 1.15 * shown_s, ended_s - 0.05 * shown_s)
-    chart = _draw_spans([*spans, *waits], begin_s, end_s, gap)
-    lane = f"rank {rank} trainer"
+    shown = rows[: sum(row.start_s <= fault_s for row in rows) + _STEPS_AFTER]
+    usual_s = max(_LEAST_S, fault_s - begin_s, *[row.end_s - begin_s for row in shown[-1:]])
+    end_s = max(begin_s + usual_s, ended_s) + 0.04 * usual_s
+    # Nothing happens in most of the time after which a rank that is gone is missed.
+    is_long = end_s - begin_s > (1 + _LONG) * usual_s
+    gap = (begin_s + 1.15 * usual_s, ended_s - 0.05 * usual_s) if is_long else None
+    chart = _draw_spans(spans, begin_s, end_s, gap)
+    lane = f"rank {rank} {'trainer' if fault is None else _STRUCK[fault.kind][1]}"
     mark = Mark(
         at_s=fault_s,
         lane=chart.lanes.index(lane) if lane in chart.lanes else 0,
@@ -222,12 +234,10 @@ def _list_lanes(spans: Sequence[Span]) -> list[tuple[int, str]]:
     return [(rank, track) for rank in sorted({rank for rank, _ in found}) for track in TRACKS if (rank, track) in found]
 
 
-def _draw_spans(
-    spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tuple[float, float] | None = None
-) -> Spans:
-    lanes = _list_lanes(spans)
+def _draw_spans(spans: Sequence[Span], begin_s: float, end_s: float, gap_s: tuple[float, float] | None = None) -> Spans:
+    lanes = _list_lanes([span for span in spans if span[4] > begin_s and span[3] < end_s])
     shown = [
-        (lanes.index((rank, track)), name, max(begin, begin_s), min(end, end_s))
+        (lanes.index((rank, track)), name, round(max(begin, begin_s), 6), round(min(end, end_s), 6))
         for rank, track, name, begin, end in spans
         if end > begin_s and begin < end_s
     ]
@@ -259,8 +269,12 @@ def _draw_shares(rows: Sequence[StepRow]) -> Lines:
     return Lines(
         x_name="step",
         x=[int(part[0]) for part in stretches],
-        lines=[
-            Line(name=name, colour=parts[name][0], y=[round(part / whole, 4) for part, whole in zip(values, wholes, strict=True)])
+        series=[
+            Series(
+                name=name,
+                colour=parts[name][0],
+                values=[round(part / whole, 4) for part, whole in zip(values, wholes, strict=True)],
+            )
             for name, values in sums.items()
         ],
         is_percent=True,

@@ -81,6 +81,11 @@ class Compared:
         """What speed-ups are over: `standard` where it is among the policies, else the first."""
         return next((summary for summary in self.summaries if summary.policy == REFERENCE), self.summaries[0])
 
+    @property
+    def chosen(self) -> Summary:
+        """What the reference is compared with first: the first policy that is another."""
+        return next((summary for summary in self.summaries if summary is not self.reference), self.reference)
+
     def find_accumulated(self, summary: Summary) -> Summary:
         """Returns the same policy at one global batch."""
         return self.accumulated[self.summaries.index(summary)]
