@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from odb_sim.cli.main import main
 from odb_sim.engine.fill import MOST_CELLS
-from odb_sim.reports.page import Page, Source, compute_digest
+from odb_sim.reports.document import Source, compute_digest
+from odb_sim.reports.page import Page
 
 from odb_ref import __version__
 from tests.helpers.browser import Tab, find_browser, open_browser

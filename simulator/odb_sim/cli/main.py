@@ -30,6 +30,7 @@ EXAMPLES: Final = {
     "calibrate": "odb-ref calibrate cal/run*.ndjson --out costs.json",
     "published": "odb-ref published --json published.json",
     "check": "odb-ref check trace-rank0.ndjson trace-rank1.ndjson --replay",
+    "view": "odb-ref view trace-rank0.ndjson trace-rank1.ndjson --step 812",
     "explore": "odb-ref explore --shard-sizes 3,1 --failures 1 --graph explored.graphml",
     "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
 }

@@ -14,7 +14,7 @@ from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.replay import Replay, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
-from odb_sim.reports.page import Source
+from odb_sim.reports.document import Source
 from odb_sim.reports.recorded_report import write_replay_report
 from odb_sim.reports.terminal import print_table, show_progress
 

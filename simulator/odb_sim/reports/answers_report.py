@@ -12,7 +12,8 @@ from odb_sim.engine.fill import FillMap
 from odb_sim.engine.metrics import Summary, describe_update
 from odb_sim.engine.updates import EVERY_STEP
 from odb_sim.reports.charts import Bars, Dimension, Measure, Series, Sliders, Tried, choose_colours
-from odb_sim.reports.page import Page, Source
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, split_percent
 from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
 from odb_sim.studies.cells import Answer, Point

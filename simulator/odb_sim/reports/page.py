@@ -7,53 +7,22 @@ whatever the run: charts are given what `charts` says, and maps at most `MOST_CE
 
 from __future__ import annotations
 
-import hashlib
 import html
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from odb_ref import __version__
 from odb_sim.engine.fill import MOST_CELLS, FillMap
-from odb_sim.inputs.files import write_text
-from odb_sim.inputs.lengths import list_bundled_names
 from odb_sim.reports.charts import Chart, JsonChart, Sliders, Struck, describe_map, encode_chart, encode_map
+from odb_sim.reports.document import Source, write_document
 
-_ASSETS: Final = resources.files("odb_sim.reports") / "assets"
 _NAME: Final = re.compile(r"`([^`]+)`")
 _STRONG: Final = re.compile(r"\*\*(.+?)\*\*")
-_DIGITS: Final = 16
 _PLAIN: Final = frozenset(("figure", "value", "run"))
 """Headings that need no link."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a page comes from: the command that made it, and the names of the data it was given."""
-
-    command: str
-    data: Sequence[str]
-
-    def describe(self) -> list[str]:
-        """Returns the lines of the foot: command, version and date, and a digest of each file of data."""
-        lines = [f"<code>{html.escape(self.command)}</code>"]
-        lines += [html.escape(name) + compute_digest(name) for name in self.data]
-        return [*lines, f"odb-ref {__version__}, {datetime.now(UTC):%d %B %Y}"]
-
-
-def compute_digest(name: str) -> str:
-    """Returns the first hexadecimal digits of the SHA-256 of a file of data or a bundled trace, as ``sha256sum`` has it; empty
-    where the name is of something else.
-    """
-    bundled = resources.files("odb_sim") / "data" / f"{name}.csv.gz"
-    path = bundled if name in list_bundled_names() else Path(name)
-    return f": sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:_DIGITS]}" if path.is_file() else ""
 
 
 class Page:
@@ -160,13 +129,9 @@ class Page:
 
     def write(self, path: Path, source: Source) -> None:
         """Writes the page."""
-        data = json.dumps({"charts": self._charts}, separators=(",", ":")).replace("</", "<\\/")
-        scripts = f'<script type="application/json" id="data">{data}</script>' + "".join(
-            f"<script>{read_asset(name)}</script>" for name in (("echarts.min.js", "page.js") if self._charts else ())
-        )
         body = "\n".join([*self._parts, self._list_glossary()])
-        foot = "".join(f"<p>{line}</p>" for line in source.describe())
-        write_text(path, build_document(self._title, f"<main>{body}<footer>{foot}</footer></main>{scripts}"))
+        scripts = ("echarts.min.js", "page.js") if self._charts else ()
+        write_document(path, self._title, body, source=source, data={"charts": self._charts}, scripts=scripts)
 
     def _keep(self, chart: JsonChart) -> int:
         self._charts.append(chart)
@@ -202,22 +167,6 @@ class Page:
             items += f"<dt>{heads}</dt><dd>{_mark(meaning)}</dd>"
         summary = f"What the figures mean: {len(named)} entries of the glossary"
         return f"<details><summary>{summary}</summary><dl>{items}</dl></details>"
-
-
-def build_document(title: str, body: str, *, styles: Sequence[str] = ("page.css",)) -> str:
-    """Returns a whole document, with its styles inside."""
-    style = "".join(map(read_asset, styles))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style}</style></head>'
-        f"<body>{body}</body></html>\n"
-    )
-
-
-@cache
-def read_asset(name: str) -> str:
-    """Returns a file that pages are made of."""
-    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -14,7 +14,8 @@ from odb_sim.engine.metrics import Summary
 from odb_sim.recorded.replay import Replay, build_run
 from odb_sim.recorded.runs import RankRecord, RecordedRun, load_runs
 from odb_sim.reports.charts import Bars, Lines, Series, choose_colours
-from odb_sim.reports.page import Page, Source
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import draw_fixed
 
 TRAINING_FIGURES: Final = {

@@ -15,7 +15,8 @@ from odb_sim.engine.metrics import StepRow, Summary, describe_update
 from odb_sim.engine.timeline import TRACKS, Span, Timeline, choose_fault_span
 from odb_sim.inputs.conditions import Fault, FaultKind
 from odb_sim.reports.charts import Lines, Mark, Series, Spans, Struck
-from odb_sim.reports.page import Page, Source
+from odb_sim.reports.document import Source
+from odb_sim.reports.page import Page
 from odb_sim.studies.comparison import REFERENCE
 from odb_sim.studies.fitted import fit_batches
 from odb_sim.studies.runs import Driver, Result, Run, describe_window, run
