@@ -41,8 +41,6 @@ from odb_ref.trace.format import (
     decode_sample,
 )
 
-_MARKS: Final = ("asked", "read", "posted", "agreed", "counted", "collated")
-
 
 @dataclass(slots=True)
 class Part:
@@ -54,16 +52,14 @@ class Part:
     offer: Offer
     is_ended: bool
     """True when the rank had read its whole input."""
-    budget_tokens: int
-    """What bounds its groups."""
-    groups: list[list[int]] | None = None
-    """Places in the window, a list for each group; None where the trace does not let them be known."""
+    agreed_tokens: int
+    """What the round before agreed on as the budget of this one's groups."""
     agreement: Offer | None = None
     target: int = 0
     """Steps that are agreed on; 0 where the agreement ends the epoch, or the trace ends before it."""
     steps: list[TracedStep] = field(default_factory=list)
     times_s: dict[str, float] = field(default_factory=dict)
-    """By `_MARKS`, on the rank's own clock."""
+    """When the window was asked for, was read, the offer posted, agreed on, counted and collated, on the rank's own clock."""
 
     @property
     def carried(self) -> int:
@@ -124,6 +120,17 @@ class Teller:
             self._times_s["asked"] = record.time_s
         for effect in record.effects:
             self._note_effect(effect, record.time_s)
+
+    def find_groups(self, part: Part) -> list[list[int]] | None:
+        """Returns the groups of a window, its places in each; None where they are not as many as were offered, or not known."""
+        if self.config is None:
+            return None
+        budget, limits = self.config.compute_round_bounds(part.agreed_tokens)
+        window, order, layout = tuple(part.window), self.config.order, self.config.layout
+        groups = order.compute_groups(window, layout, budget, limits, sizes=self.config.sizes)
+        places = {sample.position: place for place, sample in enumerate(window)}
+        found = [[places[sample.position] for sample in group] for group in groups]
+        return found if len(found) == part.offer.groups_max else None
 
     def end(self) -> None:
         """Says that the trace ends here."""
@@ -195,9 +202,7 @@ class Teller:
 
     def _begin_round(self, offer: Offer, now_s: float | None) -> None:
         window = sorted([*self._held, *self._arrived], key=lambda sample: sample.position)
-        budget = NONE if self.config is None else self.config.compute_round_bounds(self._agreed_tokens)[0]
-        part = Part(window, len(self._held), offer, self.is_ended, budget, times_s=self._times_s)
-        part.groups = self._find_groups(window, offer)
+        part = Part(window, len(self._held), offer, self.is_ended, self._agreed_tokens, times_s=self._times_s)
         self.parts.append(part)
         self._held, self._arrived, self._times_s = window, [], {}
         self._mark("posted", now_s)
@@ -207,19 +212,6 @@ class Teller:
         number = max(0, len(self.parts) - 1)
         self.incidents += [Incident(number, self.rank, text) for text in self._troubles]
         self._troubles = []
-
-    def _find_groups(self, window: Sequence[Sample], offer: Offer) -> list[list[int]] | None:
-        config = self.config
-        if config is None:
-            return None
-        budget, limits = config.compute_round_bounds(self._agreed_tokens)
-        groups = config.order.compute_groups(tuple(window), config.layout, budget, limits, sizes=config.sizes)
-        places = {sample.position: place for place, sample in enumerate(window)}
-        return (
-            [[places[sample.position] for sample in group] for group in groups]
-            if len(groups) == offer.groups_max
-            else None
-        )
 
     def _form_steps(self, effect: JsonObject) -> None:
         part = self.parts[-1]

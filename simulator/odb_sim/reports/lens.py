@@ -93,14 +93,15 @@ def _encode(teller: Teller, number: int, story: Story) -> dict[str, object] | No
     for place, step in enumerate(part.steps):
         for position in step.positions:
             step_of[places[position]] = place
-    for place, group in enumerate(part.groups or []):
+    groups = teller.find_groups(part)
+    for place, group in enumerate(groups or []):
         for member in group:
             group_of[member] = place
     offer, agreement = part.offer, part.agreement
     return {
         "lengths": [sample.length for sample in part.window],
         "carriedIn": part.carried_in,
-        "groups": group_of if part.groups is not None else None,
+        "groups": None if groups is None else group_of,
         "steps": step_of,
         "count": len(part.steps),
         "target": part.target,
