@@ -15,7 +15,17 @@ from pathlib import Path
 
 import pytest
 from odb_sim.cli.main import main
-from odb_sim.studies.cells import FILE, Answer, Cell, Failed, Point, Store, run_cells
+from odb_sim.studies.cells import (
+    FILE,
+    Answer,
+    Cell,
+    Failed,
+    Point,
+    Store,
+    compute_key,
+    compute_program_digest,
+    run_cells,
+)
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.processes import Local, Processes, WorkerDied
 from odb_sim.studies.sweep import Grid, Study, build_points, run_grid, simulate_point
@@ -135,6 +145,46 @@ def test_the_other_studies_keep_theirs(command: str, tmp_path: Path, capsys: pyt
         kept = len((tmp_path / FILE).read_text().splitlines())
     assert said[0] == said[1]
     assert len({json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines()}) == kept
+
+
+RULE = """
+from odb_ref.core.batching.rules import {0}
+class Own:
+    name = "own"
+    def compute_target(self, agreement):
+        return {0}().compute_target(agreement)
+"""
+
+
+def test_an_own_rule_that_has_changed_is_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, kept = tmp_path / "own_rule.py", tmp_path / "kept"
+    command = [*SWEEP, "--processes", "1", "--policy", f"{rule}:Own", "--out", str(kept)]
+    steps = []
+    for shipped in ("OdbRule", "PaperRule", "PaperRule", "OdbRule"):
+        rule.write_text(RULE.format(shipped))
+        found = tmp_path / "found.json"
+        assert main([*command, "--json", str(found)]) == 0
+        steps.append([entry["steps"] for entry in json.loads(found.read_text())])
+    assert steps[0] == steps[3] != steps[1] == steps[2]
+    assert len((kept / FILE).read_text().splitlines()) == 2 * len(steps[0]), "each is kept under its own key"
+
+
+def test_another_program_of_the_same_version_answers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [GRID.study.lengths.tokens]
+    key = compute_key(arrays, ["odb"], POINTS[0])
+    assert key == compute_key(arrays, ["odb"], POINTS[0]) != compute_key(arrays, ["odb"], POINTS[1])
+    monkeypatch.setattr("odb_sim.studies.cells.compute_program_digest", lambda: "another checkout")
+    assert compute_key(arrays, ["odb"], POINTS[0]) != key
+
+
+def test_the_digest_of_the_program_moves_with_any_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, read = compute_program_digest(), Path.read_bytes
+    compute_program_digest.cache_clear()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == "grouping.py" else b""))
+    try:
+        assert compute_program_digest() != own
+    finally:
+        compute_program_digest.cache_clear()
 
 
 def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,10 +28,13 @@ from odb_sim.engine.cautions import About, Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.files import naming
 from odb_sim.inputs.lengths import Integers
+from odb_sim.inputs.rules import digest_rule
 from odb_sim.studies.processes import WorkerDied
 
 FILE: Final = "cells.ndjson"
 _TRIES: Final = 2
+_PARTS: Final = {"odb_ref": ("core", "arrays"), "odb_sim": ("inputs", "engine", "baselines", "studies")}
+"""The folders whose code decides what a simulation says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +98,24 @@ class Cell:
     simulate: Callable[[], Answer]
 
 
-def compute_key(arrays: Sequence[Integers], *settings: object) -> str:
-    """Returns a name for a simulation of these data with these settings by this version of the program."""
-    digest = sha256(repr((__version__, settings)).encode())
+@cache
+def compute_program_digest() -> str:
+    """Returns a digest of the program itself: what it simulates with may change while its version does not."""
+    digest = sha256(__version__.encode())
+    for package in ("odb_ref", "odb_sim"):
+        folder = resources.files(package)
+        for part in _PARTS[package]:
+            for path in sorted(Path(str(folder / part)).rglob("*.py")):
+                digest.update(f"{path.relative_to(str(folder))}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def compute_key(arrays: Sequence[Integers], policies: Iterable[str], *settings: object) -> str:
+    """Returns a name for a simulation of these data with these settings by this program; what an own rule's file says is a part
+    of its name, since that may change as well.
+    """
+    rules = [digest_rule(policy) for policy in policies]
+    digest = sha256(repr((compute_program_digest(), rules, settings)).encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -141,7 +141,7 @@ def run_grid(
     cells = [
         Cell(
             point,
-            compute_key(arrays, lengths.name, study, grid.batch_size, point),
+            compute_key(arrays, [point.policy], lengths.name, study, grid.batch_size, point),
             partial(simulate_point, grid, point),
         )
         for point in grid.points
