@@ -10,9 +10,9 @@ from odb_ref.core.errors import UsageError
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.recorded.replay import Replay, replay
+from odb_sim.recorded.replay import Replay, describe_inline, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
-from odb_sim.reports.terminal import print_table, show_progress
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,11 +69,14 @@ def replay_traces(
         raise UsageError(f"--workers must be at least 0, got {workers}")
     check_writable(json_path, reads=[*traces, cost_model])
     costs = None if cost_model is None else load_costs(cost_model)
-    replays = replay_all(load_runs(traces, depth_steps=depth), costs, workers)
+    runs = load_runs(traces, depth_steps=depth)
+    replays = replay_all(runs, costs, workers)
     if json_path is not None:
         data = [{"is_equal": item.is_equal, **asdict(item)} for item in replays]
         write_json(json_path, {"replays": data})
     print_replays(replays, is_priced=costs is not None)
+    if costs is not None:
+        print_cautions([text for run in runs if (text := describe_inline(run, costs, workers))])
     return 0 if all(item.is_equal for item in replays) else 1
 
 

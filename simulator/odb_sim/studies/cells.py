@@ -12,6 +12,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -33,6 +34,7 @@ from odb_sim.studies.processes import WorkerDied
 
 FILE: Final = "cells.ndjson"
 _TRIES: Final = 2
+_LOOK_EVERY_S: Final = 2.0
 _PARTS: Final = {"odb_ref": ("core", "arrays"), "odb_sim": ("inputs", "engine", "baselines", "studies")}
 """The folders whose code decides what a simulation says."""
 
@@ -150,6 +152,11 @@ class Store:
         if text and not text.endswith("\n"):
             self._file.write("\n")
 
+    @property
+    def is_lasting(self) -> bool:
+        """True where answers are written."""
+        return self._path is not None
+
     def find(self, key: str) -> Answer | None:
         """Returns the answer of a cell that has been run before."""
         return self._answers.get(key)
@@ -182,6 +189,20 @@ def _decode(data: dict[str, object]) -> Answer:
     )
 
 
+class ClusterGone(UsageError):
+    """Nobody is left who could simulate."""
+
+
+class WatchedExecutor(Executor):
+    """An executor whose workers are elsewhere, so that it may have none: `run_cells` looks after it while it waits."""
+
+    def check(self) -> None:
+        """Looks whether there is anybody.
+
+        Raises: UsageError when not.
+        """
+
+
 def run_cells(
     cells: Sequence[Cell],
     executor: Executor,
@@ -208,7 +229,12 @@ def run_cells(
                 tries[place] += 1
                 waiting[executor.submit(cells[place].simulate)] = place
             # What is done is kept at once, also where each cell is simulated while it is handed in.
-            for future in wait(waiting, timeout=0 if todo else None, return_when=FIRST_COMPLETED).done:
+            watched = executor if isinstance(executor, WatchedExecutor) else None
+            pause_s = 0 if todo else None if watched is None else _LOOK_EVERY_S
+            done = wait(waiting, timeout=pause_s, return_when=FIRST_COMPLETED).done
+            if watched is not None and not done and not todo:
+                watched.check()
+            for future in done:
                 place = waiting.pop(future)
                 try:
                     answers[place] = future.result()
@@ -217,15 +243,25 @@ def run_cells(
                     if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
                         raise
                     # The process is gone, or a cluster says so in its own words.
+                    if watched is not None:
+                        watched.check()
                     if tries[place] < _TRIES:
                         todo.append(place)
                         continue
                     answers[place] = Failed(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
                 if on_done is not None:
                     on_done(len(answers))
+    except ClusterGone as error:
+        kept = (
+            "are kept, and the same command goes on"
+            if store.is_lasting
+            else "are lost: with --out FOLDER they are kept"
+        )
+        raise UsageError(f"--executor {error}; {len(answers)} of {len(cells)} simulations {kept}") from error
     finally:
         for future in waiting:
-            future.cancel()
+            with suppress(Exception):  # a cluster that is gone has nothing to cancel
+                future.cancel()
     return [answers[place] for place in range(len(cells))]
 
 
