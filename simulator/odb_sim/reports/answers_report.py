@@ -144,7 +144,7 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
         report.add_text(line)
     report.add_heading("What a window buys and costs")
     figure, axes = make_figure(11.0, 3.6, columns=3)
-    windows = tuning.windows
+    windows = tuning.curves.get("window_samples", ())
     chosen = tuning.recommended
     for axis, label in zip(axes, ("efficiency", "excess", _FIRST), strict=True):
         _plot_curve(axis, windows, "window", label, chosen)
@@ -155,7 +155,11 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
     )
     report.add_heading("Throughput")
     figure, axes = make_figure(11.0, 3.6, columns=3)
-    curves = (("window", windows), ("budget", tuning.budgets), ("depth", tuning.depths))
+    curves = (
+        ("window", windows),
+        ("budget", tuning.curves["budget_tokens"]),
+        ("depth", tuning.curves["depth_steps"]),
+    )
     for axis, (across, curve) in zip(axes, curves, strict=True):
         _plot_curve(axis, curve, across, _RATE, chosen)
     report.add_figure(figure, "Each curve changes one setting of the recommendation. The axes do not begin at 0.")
@@ -166,6 +170,8 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
 
 
 def _plot_curve(axis: Axes, curve: Sequence[Answer], across: str, label: str, chosen: Answer) -> None:
+    if not curve:
+        return  # it has no say
     get = _MEASURES[label]
     values = [int(DIMENSIONS[across](answer.point)) for answer in curve]
     _plot_line(axis, curve, across, get, _Style("", COLOURS["odb"], 0))

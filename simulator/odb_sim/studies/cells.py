@@ -49,7 +49,10 @@ class Point:
     window_samples: int
     depth_steps: int = 8
     ramp_rounds: int | None = None
-    """None: the study's."""
+    """None: the study's; likewise the next two."""
+    max_age_rounds: int | None = None
+    cost: str | None = None
+    """By its name."""
     samples: int | None = None
     """Drawn for this simulation; None: those of the study."""
 
