@@ -53,6 +53,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "odb_sim.studies": (
         "odb_ref",
         "odb_ref.core",
+        "odb_ref.plan",
         "odb_ref.arrays",
         "odb_ref.trace",
         "odb_sim.inputs",
@@ -87,6 +88,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "odb_sim.cli": (
         "odb_ref",
         "odb_ref.core",
+        "odb_ref.plan",
         "odb_ref.trace",
         "odb_ref.trace.check",
         "odb_sim",
