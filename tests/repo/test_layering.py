@@ -85,10 +85,17 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_sim.engine",
         "odb_sim.studies",
     ),
+    "odb_sim.cli.planning": (
+        "odb_ref.core",
+        "odb_ref.plan",
+        "odb_sim.cli",
+        "odb_sim.inputs",
+        "odb_sim.studies",
+        "odb_sim.reports",
+    ),
     "odb_sim.cli": (
         "odb_ref",
         "odb_ref.core",
-        "odb_ref.plan",
         "odb_ref.trace",
         "odb_ref.trace.check",
         "odb_sim",

@@ -34,6 +34,8 @@ EXAMPLES: Final = {
     "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
 }
 """What the help of each command begins with; a test parses them."""
+_MODULES: Final = {"micro-batches": "planning.micro_batches"}
+"""Where a command is that is not in the module of its name."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,7 +57,7 @@ INSTALL: Final = "pip install -e '.[sim]'"
 def load_command(name: str) -> ModuleType | None:
     """Returns the module of a subcommand; None where it needs a package that comes with the simulator and is not here."""
     try:
-        return import_module(f"odb_sim.cli.{name.replace('-', '_')}")
+        return import_module(f"odb_sim.cli.{_MODULES.get(name, name)}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("odb_"):
             raise
