@@ -1,8 +1,8 @@
 """Draws `_static/steps.svg`, the picture of the README, from a bundled trace: ``python docs/picture.py``.
 
-Two loaders train the same optimizer updates: the same samples in each (`mm_mix_real`, 8 ranks, 256 samples an update). A lane is
-a rank, a bar a batch as long as it takes to compute, by the default cost model: dark what its tokens take, light its padding.
-Between bars a rank waits for others.
+Two loaders train the same optimizer updates: the same samples in each (`mm_mix_real`, 8 ranks, 256 samples an update). A lane
+is a rank, a bar a batch as long as it takes to compute, by the default cost model: dark what its tokens take, light its
+padding. Between bars a rank waits for others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STYLE = """text{font:20px system-ui,"Segoe UI",Roboto,sans-serif;fill:#54616e}.h
 
 
 class Lanes:
-    """One policy: its batches by rank, as start, seconds of tokens and seconds of padding; when updates end; the epoch's seconds."""
+    """One policy: its batches by rank, as start, seconds of tokens and seconds of padding; when they and the epoch end."""
 
     def __init__(self, policy: str) -> None:
         lengths = load_lengths(TRACE)
@@ -102,7 +102,7 @@ def draw() -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 446" width="{WIDTH}" role="img">',
-            "<title>What eight ranks compute in the same optimizer updates: fixed batches, and batches formed by length</title>",
+            "<title>What ranks compute in the same optimizer updates: fixed batches, and batches formed by length</title>",
             f"<style>{STYLE}</style>",
             '<rect width="100%" height="100%" rx="12" class="back"/>',
             *parts,

@@ -98,6 +98,7 @@ COMMANDS = {
     "compare several": ["sgd_dialogues", *DATA],
     "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
     "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
+    "micro-batches": ["gsm8k", "--ranks", "2", "--budget", "8192", "--step-samples", "1000"],
     "published": ["--processes", "1"],
     "replay": [],
     "calibrate": ["--table"],
@@ -172,7 +173,9 @@ def test_what_the_explorer_writes_has_a_formula(tmp_path: Path) -> None:
 def test_every_command_that_prints_a_table_is_run_here() -> None:
     names = {name.split(maxsplit=1)[0] for name in COMMANDS} | {"demo", "verify"}
     tables = {
-        module.__name__.split(".")[-1] for module in map(load_command, EXAMPLES) if hasattr(module, "print_table")
+        module.__name__.split(".")[-1].replace("_", "-")
+        for module in map(load_command, EXAMPLES)
+        if hasattr(module, "print_table")
     }
     assert tables <= names
 

@@ -12,11 +12,11 @@ from odb_sim.cli.options import PAGE_HELP, build_source
 from odb_sim.inputs.cost_files import load_costs
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.files import check_writable, write_json
-from odb_sim.recorded.replay import Replay, replay
+from odb_sim.recorded.replay import Replay, describe_inline, replay
 from odb_sim.recorded.runs import RecordedRun, load_runs
 from odb_sim.reports.document import Source
 from odb_sim.reports.recorded_report import write_replay_report
-from odb_sim.reports.terminal import print_table, show_progress
+from odb_sim.reports.terminal import print_cautions, print_table, show_progress
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,6 +84,8 @@ def replay_traces(
     if page is not None:
         write_replay_report(Path(page[0]), runs, replays, page[1], is_priced=costs is not None)
     print_replays(replays, is_priced=costs is not None)
+    if costs is not None:
+        print_cautions([text for run in runs if (text := describe_inline(run, costs, workers))])
     return 0 if all(item.is_equal for item in replays) else 1
 
 

@@ -243,6 +243,12 @@ class LoaderCost:
         return collate_s + self.receive_sample_s * received_samples
 
 
+INLINE_LOADER: Final = LoaderCost(
+    workers=1, sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0
+)
+"""Of a job without workers, whose training thread reads and collates: that is part of the time of its steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTo:
     """What the numbers were fitted to: so many ``ranks``, and batches of at most so many ``padded_tokens``. 0: assumed."""

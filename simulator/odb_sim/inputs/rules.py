@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Final, Protocol, runtime_checkable
@@ -70,6 +72,18 @@ def load_policy_rule(name: str) -> TargetRule:
     if OWN in name and rule.name in RULES and type(rule) is not type(RULES[rule.name]):
         raise UsageError(f"rule {name!r} calls itself {rule.name!r}, as a shipped rule does: give it a name of its own")
     return rule
+
+
+def digest_rule(name: str) -> str:
+    """Returns a digest of the file that holds the rule ``name``; empty for a shipped one, or without such a file."""
+    module_name, colon, _ = name.rpartition(OWN)
+    if not colon:
+        return ""
+    try:
+        path = inspect.getsourcefile(_import(module_name))
+        return "" if path is None else sha256(Path(path).read_bytes()).hexdigest()
+    except (Exception, SystemExit):  # Whatever is wrong with it is said by whoever runs it.
+        return ""
 
 
 def describe_error(error: BaseException) -> str:

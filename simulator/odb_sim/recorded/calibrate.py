@@ -36,7 +36,17 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.loading import WindowReader
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, FittedTo, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
+from odb_sim.inputs.costs import (
+    INLINE_LOADER,
+    NO_COLLECTIVE,
+    Costs,
+    FittedTo,
+    GpuCost,
+    LoaderCost,
+    NetworkCost,
+    StepTable,
+    Transport,
+)
 from odb_sim.recorded.fitting import (
     Fit,
     Spans,
@@ -102,9 +112,7 @@ def calibrate(
     step = _fit_steps(runs, warm_up_steps)
     if step.reason:
         raise UsageError(f"{runs[0].name}: the time of a step cannot be fitted: {step.reason}")
-    loader = LoaderCost(
-        workers=max(1, workers), sample_s=0, per_token_s=0, collate_step_s=0, collate_per_token_s=0, receive_sample_s=0
-    )
+    loader = replace(INLINE_LOADER, workers=max(1, workers))
     network = NetworkCost(alpha_s=0, beta_s=0, transport=transport)
     read, collate = (Fit(component, {}, 0, 0, reason=_INLINE) for component in ("read", "collate"))
     if workers:

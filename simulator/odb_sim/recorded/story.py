@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from odb_ref.core.batching.rules import PaperRule
 from odb_ref.core.config import Config

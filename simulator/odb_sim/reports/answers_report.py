@@ -16,21 +16,16 @@ from odb_sim.reports.document import Source
 from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_seconds, draw_fixed, draw_run, split_percent
 from odb_sim.reports.tables import HEADER, TUNE_HEADER, TUNE_NOTE, build_row, build_tune_row, describe_beside
-from odb_sim.studies.cells import Answer, Point
+from odb_sim.studies.cells import Answer
 from odb_sim.studies.comparison import REFERENCE, Compared
 from odb_sim.studies.runs import Run, has_window
 from odb_sim.studies.sweep import Grid
-from odb_sim.studies.tune import Tuning, describe_point
+from odb_sim.studies.tune import NAMES, Tuning
 
 Table = tuple[str, list[str], list[list[str]]]
 
-DIMENSIONS: Final[dict[str, tuple[str, Callable[[Point], int | None]]]] = {
-    "ranks": ("--ranks", lambda point: point.ranks),
-    "budget": ("--token-budget", lambda point: point.budget_tokens),
-    "window": ("--window", lambda point: point.window_samples),
-    "depth": ("--depth", lambda point: point.depth_steps),
-    "ramp": ("--ramp", lambda point: point.ramp_rounds),
-}
+DIMENSIONS: Final = {"ranks": ("ranks", "--ranks"), **NAMES}
+"""What each setting is called, and its option, by the field of a point."""
 _MEASURES: Final[dict[Measure, Callable[[Answer], float]]] = {
     Measure(name="tokens/s", is_plotted=True): lambda answer: answer.rate,
     Measure(name="efficiency", is_percent=True, is_plotted=True): lambda answer: answer.summary.efficiency,
@@ -156,7 +151,7 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning, *, grid
     chosen, point = tuning.recommended, tuning.recommended.point
     page = Page(
         f"odb-ref tune: {title}",
-        f"Set **{describe_point(point)}**: {chosen.rate / tuning.best.rate:.1%} of the best throughput that was found",
+        f"Set **{tuning.options}**: {chosen.rate / tuning.best.rate:.1%} of the best throughput that was found",
         lead=lead,
         cautions=tuning.cautions,
     )
@@ -199,19 +194,23 @@ def _draw_pair(what: Run, label: str) -> list[FillMap]:
 def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: dict[Answer, str]) -> None:
     """A slider for each setting that differs; nothing where none does."""
     points = [answer.point for answer in answers]
-    varying = []
-    for name, (flag, get) in DIMENSIONS.items():
-        values = sorted({value for point in points if (value := get(point)) is not None})
-        if len(values) > 1:
-            varying.append((Dimension(name=name, flag=flag, values=values), get))
+    varying: dict[str, Dimension] = {}
+    for field, (name, flag) in DIMENSIONS.items():
+        found = dict.fromkeys(getattr(point, field) for point in points)
+        if len(found) > 1:
+            values = [value for value in found if value is not None]
+            numbers = [value for value in values if isinstance(value, int)]
+            varying[field] = Dimension(name=name, flag=flag, values=sorted(numbers) or values)
     if not varying:
         return
 
     def place(answer: Answer) -> tuple[int | None, ...]:
         point = answer.point
         return tuple(
-            None if dim.name == "window" and not has_window(point.policy) else dim.values.index(get(point) or 0)
-            for dim, get in varying
+            None
+            if field == "window_samples" and not has_window(point.policy)
+            else dimension.values.index(getattr(point, field))
+            for field, dimension in varying.items()
         )
 
     def fix(answer: Answer) -> tuple[int, ...]:
@@ -220,7 +219,7 @@ def _add_sliders(page: Page, answers: Sequence[Answer], start: Answer, notes: di
     page.add_heading("What each setting buys")
     page.add_chart(
         Sliders(
-            dimensions=[dim for dim, _ in varying],
+            dimensions=list(varying.values()),
             measures=list(_MEASURES),
             tried=[
                 Tried(

@@ -150,7 +150,7 @@ class Dimension:
 
     name: str
     flag: str
-    values: Sequence[int]
+    values: Sequence[int | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

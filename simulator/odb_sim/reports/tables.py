@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from odb_sim.engine.metrics import UPDATE_COLUMNS, list_update_values
+from odb_sim.engine.metrics import UPDATE_COLUMNS, describe_update, list_update_values
 from odb_sim.studies.cells import Answer
 from odb_sim.studies.runs import has_window
-from odb_sim.studies.tune import Tuning, compute_host_tokens
+from odb_sim.studies.search import compute_host_tokens
+from odb_sim.studies.tune import Tuning
 
 HEADER: Final = [
     "ranks",
@@ -58,6 +59,8 @@ TUNE_HEADER: Final = [
     "budget",
     "depth",
     "ramp",
+    "age",
+    "balance",
     "tokens/s",
     "of best",
     *UPDATE_COLUMNS,
@@ -70,9 +73,10 @@ TUNE_HEADER: Final = [
 
 
 def describe_beside(tuning: Tuning) -> list[str]:
-    """Returns what each choice of the user's would bring at the recommendation, a line each."""
+    """Returns what each choice of the user's would bring at what is best for it, a line each."""
     return [
-        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s. Needs: {item.needs}."
+        f"With {item.options}: {item.answer.rate / tuning.recommended.rate - 1:+.1%} tokens/s, at "
+        f"{describe_update(item.answer.summary)} an update. Needs: {item.needs}."
         for item in tuning.beside
     ]
 
@@ -87,6 +91,8 @@ def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
         f"{point.budget_tokens:,}",
         f"{point.depth_steps:,}",
         f"{point.ramp_rounds}",
+        f"{point.max_age_rounds}",
+        f"{answer.summary.cost}",
         f"{answer.rate:,.0f}",
         f"{answer.rate / tuning.best.rate:.2%}",
         *list_update_values(summary),

@@ -185,7 +185,7 @@ def _make_cell(what: Run, simulate: Callable[[Run, Point], Answer]) -> Cell:
         depth_steps=what.depth_steps,
     )
     arrays = [workload.ids, workload.tokens, workload.supervised_tokens, workload.resources, workload.offsets]
-    return Cell(point, compute_key(arrays, simulate.__name__, what), partial(simulate, what, point))
+    return Cell(point, compute_key(arrays, [what.policy], simulate.__name__, what), partial(simulate, what, point))
 
 
 def _simulate_own(what: Run, point: Point) -> Answer:

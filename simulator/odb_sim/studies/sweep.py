@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from odb_ref.core.batching.cost import get_cost
 from odb_ref.core.config import Terms
 from odb_ref.core.errors import InvariantError
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
@@ -88,7 +89,13 @@ class Grid:
             conditions=self.study.conditions,
         )
         terms = self.study.terms
-        return (terms if point.ramp_rounds is None else replace(terms, ramp_rounds=point.ramp_rounds)).apply(what)
+        if point.ramp_rounds is not None:
+            terms = replace(terms, ramp_rounds=point.ramp_rounds)
+        if point.max_age_rounds is not None:
+            terms = replace(terms, max_age_rounds=point.max_age_rounds)
+        if point.cost is not None and point.cost != terms.cost.name:
+            terms = replace(terms, cost=get_cost(point.cost))
+        return terms.apply(what)
 
 
 def build_points(
@@ -141,7 +148,7 @@ def run_grid(
     cells = [
         Cell(
             point,
-            compute_key(arrays, lengths.name, study, grid.batch_size, point),
+            compute_key(arrays, [point.policy], lengths.name, study, grid.batch_size, point),
             partial(simulate_point, grid, point),
         )
         for point in grid.points
