@@ -269,9 +269,9 @@ def test_sliders_show_what_came_of_the_values_chosen(write: Callable[[str], Path
     page = write("sweep")
     spec = next(chart for chart in read_charts(page) if chart["kind"] == "Sliders")
     names = [dimension["name"] for dimension in spec["dimensions"]]
-    assert names == ["ranks", "budget", "window"]
+    assert names == ["ranks", "window", "token budget"]
     tab.open(page)
-    for at in ((0, 0, 0), (1, 0, 2), (0, 1, 1)):
+    for at in ((0, 0, 0), (1, 2, 0), (0, 1, 1)):
         for dim, place in enumerate(at):
             tab.run(SLIDE.replace("DIM", str(dim)).replace("PLACE", str(place)))
         shown = tab.run(

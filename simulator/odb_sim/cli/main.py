@@ -36,7 +36,12 @@ EXAMPLES: Final = {
     "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
 }
 """What the help of each command begins with; a test parses them."""
-_MODULES: Final = {"micro-batches": "planning.micro_batches"}
+_MODULES: Final = {
+    "micro-batches": "planning.micro_batches",
+    "replay": "recorded.replay",
+    "calibrate": "recorded.calibrate",
+    "view": "recorded.view",
+}
 """Where a command is that is not in the module of its name."""
 
 

@@ -106,7 +106,7 @@ class Teller:
     _agreed_tokens: int = NONE
     _has_delivered: bool = False
     _is_told: bool = False
-    """True once it is known here that another has left: that the consumer leaves too is no news."""
+    """True once it is known here that another has left: that this consumer leaves too is not worth telling."""
 
     def read(self, record: Record) -> None:
         """Takes in one record.

@@ -173,7 +173,7 @@ def write_demo_report(
         lead=f"Lengths of {ours.lengths}, {ours.samples_total // ours.ranks:,} samples a rank, budget "
         f"{ours.token_budget:,} padded tokens, window {ours.window:,} samples.",
     )
-    (trained,) = load_runs(train_traces)
+    trained = load_runs(train_traces)[0]
     maps = [(name, list(maps)) for name, maps in drawn.items()]
     page.add_maps([*maps, ("trained, uneven shards", [draw_recorded(trained, "trained for real")])])
     page.add_heading("Simulation")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from odb_ref.core.errors import UsageError
-from odb_sim.cli.replay import print_replays, replay_all
+from odb_sim.cli.recorded.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
 from odb_sim.inputs.costs import Transport
 from odb_sim.inputs.files import check_writable, write_json
