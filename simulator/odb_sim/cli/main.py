@@ -21,6 +21,7 @@ from odb_ref.core.errors import UsageError
 
 EXAMPLES: Final = {
     "demo": "odb-ref demo --out demo-out",
+    "lengths": "odb-ref lengths data.jsonl --tokenizer tokenizer.json --out lengths.csv",
     "simulate": "odb-ref simulate azure_llm_2023_conv --ranks 64 --token-budget 16384 --window 512 --html run.html",
     "compare": "odb-ref compare gsm8k --ranks 8 --policy odb,paper,standard --json -",
     "sweep": "odb-ref sweep mm_mix_real --ranks 8,64 --token-budget 8192,16384 --window 256,1024 --csv sweep.csv",
@@ -34,7 +35,7 @@ EXAMPLES: Final = {
     "verify": "odb-ref verify --policy my_rules.py:GreedyRule",
 }
 """What the help of each command begins with; a test parses them."""
-_MODULES: Final = {"micro-batches": "planning.micro_batches"}
+_MODULES: Final = {"lengths": "planning.lengths", "micro-batches": "planning.micro_batches"}
 """Where a command is that is not in the module of its name."""
 
 
