@@ -98,6 +98,7 @@ COMMANDS = {
     "compare several": ["sgd_dialogues", *DATA],
     "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
     "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
+    "lengths": ["--processes", "1"],
     "micro-batches": ["gsm8k", "--ranks", "2", "--budget", "8192", "--step-samples", "1000"],
     "published": ["--processes", "1"],
     "replay": [],
@@ -112,6 +113,9 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     command, arguments = name.split(maxsplit=1)[0], list(COMMANDS[name])
     if command in ("replay", "calibrate"):
         arguments += [str(record(tmp_path / f"{number}.ndjson", samples=900)) for number in range(2)]
+    if command == "lengths":
+        (tmp_path / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
+        arguments.append(str(tmp_path / "data.json"))
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)

@@ -64,7 +64,7 @@ class TrainerEach:
             step = rank.queue.popleft()
             rank.handle(StepTaken())
             longest = step.group[0].length if step.group else 0
-            yield world.stage.env.timeout(world.stage.costs.gpu.compute_batch_s(len(step.group) * longest, longest))
+            yield world.stage.env.timeout(world.stage.costs.gpu.compute_batches_s(len(step.group) * longest, longest))
             self._arrived += 1
             meeting = self._all_arrived
             if self._arrived == len(world.ranks):

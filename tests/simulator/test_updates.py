@@ -45,9 +45,12 @@ def test_an_update_ends_with_the_step_that_reaches_the_next_multiple() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    draw_run(), st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900))
+    draw_run(),
+    st.builds(GlobalBatch, samples=st.integers(1, 60)) | st.builds(GlobalBatch, tokens=st.integers(1, 900)),
+    st.booleans(),
 )
-def test_rounds_accumulate_as_events_do(what: Run, global_batch: GlobalBatch) -> None:
+def test_rounds_accumulate_as_events_do(what: Run, global_batch: GlobalBatch, each_step: bool) -> None:
+    what = replace(what, costs=replace(what.costs, collective=replace(what.costs.collective, each_step=each_step)))
     if global_batch.samples is not None:
         global_batch = GlobalBatch(samples=max(global_batch.samples, what.workload.ranks))
     by_rounds, by_events = (
@@ -91,6 +94,37 @@ def test_a_plan_accumulates_as_said(policy: str) -> None:
             free_s = [max(free_s) + 0.5] * 4
         assert rows[step].end_s == pytest.approx(sum(free_s) / 4)
     assert totals.updates == updates
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ranks_that_meet_after_each_micro_batch_wait_more(policy: str) -> None:
+    """As sharded parameters make them: the time of an update is that of the slowest rank in each micro-batch."""
+    costs = Costs(collective=CollectiveCost(fixed_s=0.5))
+    free, met = (
+        run(
+            build(
+                policy,
+                global_batch=GlobalBatch(samples=250),
+                costs=replace(costs, collective=replace(costs.collective, each_step=each_step)),
+            )
+        )
+        for each_step in (False, True)
+    )
+    assert (met.summary.steps, met.summary.updates) == (free.summary.steps, free.summary.updates)
+    assert met.summary.sim_time_s > free.summary.sim_time_s
+    assert met.summary.collective_share * met.summary.sim_time_s == pytest.approx(
+        free.summary.collective_share * free.summary.sim_time_s
+    )
+    ends = [row for row in met.rows if row.collective_s]
+    assert len(ends) == met.summary.updates
+    assert sum(row.sync_wait_s for row in met.rows if not row.collective_s) > 0
+
+
+def test_no_step_is_shorter_than_what_is_sent_in_it() -> None:
+    gpu = GpuCost(fixed_s=0.1, per_token_s=1e-3, per_token2_s=0, floor_s=0.5)
+    padded = np.array([0, 100, 1000])
+    assert gpu.compute_steps_s(padded, np.zeros(3)).tolist() == [0.5, 0.5, 1.1]
+    assert gpu.compute_batches_s(padded.astype(float), np.zeros(3)).tolist() == [0.5, 0.5, 1.1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -115,8 +115,8 @@ def simulate_plan(
             taken_s[rank, step] = loader.take(seconds, asked_s) if has_batch else asked_s
             loaded_s[rank, step] = loader.done_s if has_batch else asked_s
         done_s[:, step] = free_s = taken_s[:, step] + compute_s[:, step]
-        if ends_update[step]:
-            free_s = np.full(ranks, float(free_s.max()) + sync_s)
+        if ends_update[step] or costs.collective.each_step:
+            free_s = np.full(ranks, float(free_s.max()) + sync_s * float(ends_update[step]))
         ended_s[:, step] = free_s
         emitted += int(batches.samples[:, step].sum())
         if on_progress is not None:

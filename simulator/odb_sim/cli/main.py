@@ -22,6 +22,7 @@ from odb_ref.core.errors import UsageError
 
 EXAMPLES: Final = {
     "demo": "odb-ref demo --out demo-out",
+    "lengths": "odb-ref lengths data.jsonl --tokenizer tokenizer.json --out lengths.csv",
     "simulate": "odb-ref simulate azure_llm_2023_conv --ranks 64 --token-budget 16384 --window 512 --html run.html",
     "compare": "odb-ref compare gsm8k --ranks 8 --policy odb,paper,standard --json -",
     "sweep": "odb-ref sweep mm_mix_real --ranks 8,64 --token-budget 8192,16384 --window 256,1024 --csv sweep.csv",
@@ -37,6 +38,7 @@ EXAMPLES: Final = {
 }
 """What the help of each command begins with; a test parses them."""
 _MODULES: Final = {
+    "lengths": "planning.lengths",
     "micro-batches": "planning.micro_batches",
     "replay": "recorded.replay",
     "calibrate": "recorded.calibrate",

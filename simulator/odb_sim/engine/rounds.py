@@ -198,7 +198,7 @@ def simulate_rounds(
     clock = Clock(
         depth_steps=config.depth_steps,
         sync_s=costs.collective.compute_s(workload.ranks),
-        lanes=1 if global_batch.goal is None else workload.ranks,
+        lanes=1 if global_batch.goal is None or costs.collective.each_step else workload.ranks,
     )
     accumulation = Accumulation(global_batch)
     start = starts[0] if starts else RoundStart()

@@ -26,15 +26,29 @@ _TAKEN: Final = StepTaken()
 class _Step:
     """A step that some ranks have taken: a number for each of them, in turn."""
 
-    __slots__ = ("batches", "begun_s", "compute_s", "costs_s", "is_end", "queued_steps", "round", "taken_s", "takers")
+    __slots__ = (
+        "batches",
+        "begun_s",
+        "compute_s",
+        "costs_s",
+        "ends_update",
+        "is_end",
+        "queued_steps",
+        "round",
+        "taken_s",
+        "takers",
+    )
 
-    def __init__(self, batches: Batches, costs_s: list[float], round_: int, *, is_end: bool) -> None:
+    def __init__(
+        self, batches: Batches, costs_s: list[float], round_: int, *, ends_update: bool, each_step: bool
+    ) -> None:
         self.batches = batches
         self.costs_s = costs_s
         """What each rank would take to compute its batch, were it as fast as the cost model says."""
         self.round = round_
-        self.is_end = is_end
-        """True when it ends an update."""
+        self.ends_update = ends_update
+        self.is_end = ends_update or each_step
+        """True when all ranks meet after it."""
         self.queued_steps = 0
         self.takers: list[int] = []
         self.begun_s: list[float] = []
@@ -127,10 +141,18 @@ class Trainers:
         Raises: InvariantError when ranks differ in the step they take (ALIGN).
         """
         env, sync_s = self._stage.env, self._stage.costs.collective.compute_s(len(self._ranks))
+        met: _Step | None = None
+        """A step inside an update after which all have met, until it is known whether it was the last."""
         while True:
             self._want(range(len(self._ranks)))
             leavers = yield from self._take_all()
             last, self._taken = self._taken, None
+            is_over = not self._departed and last is None
+            if met is not None:
+                met_s = float(met.ready_s.max())
+                self._record(met, met_s, met_s + sync_s if is_over else met_s)
+                self.updates += is_over
+                met = None
             if self._departed:  # whoever has taken a step waits in the collective for one that has left
                 if last is not None:
                     self._record_inner(last)
@@ -142,14 +164,19 @@ class Trainers:
             if last is None:
                 return
             slowest_s = float(last.ready_s.max())
-            yield env.timeout(slowest_s + sync_s - env.now)
-            self._record(last, slowest_s, env.now)
+            is_inner = last.is_end and not last.ends_update
+            end_s = slowest_s + (0.0 if is_inner else sync_s)
+            yield env.timeout(end_s - env.now)
             if (timeline := self._stage.timeline) is not None:
                 for rank, ready_s in zip(last.takers, last.ready_s.tolist(), strict=True):
                     timeline.add(rank, "trainer", "wait for ranks", ready_s, slowest_s)
                     timeline.add(rank, "trainer", "collective", slowest_s, env.now)
             self._free_s = [env.now] * len(self._ranks)
-            self.updates += 1
+            if is_inner:
+                met = last
+            else:
+                self._record(last, slowest_s, env.now)
+                self.updates += 1
 
     def _take_all(self) -> Generator[simpy.Event, object, list[int]]:
         """Has every rank take each step of an update when it has it; returns the ranks whose epoch is over instead."""
@@ -261,8 +288,16 @@ class Trainers:
         batches = self._stage.shelf.take(delivered.number)
         layout = self._ranks[0].machine.config.layout
         costs_s = self._stage.costs.compute_layout_s(layout, batches.padded, batches.longest, batches.pairs)
-        (is_end,) = self._accumulation.find_ends(batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True))
-        step = self._open[delivered.number] = _Step(batches, costs_s.tolist(), delivered.round, is_end=bool(is_end))
+        (ends_update,) = self._accumulation.find_ends(
+            batches.samples.sum(keepdims=True), batches.real.sum(keepdims=True)
+        )
+        step = self._open[delivered.number] = _Step(
+            batches,
+            costs_s.tolist(),
+            delivered.round,
+            ends_update=bool(ends_update),
+            each_step=self._stage.costs.collective.each_step,
+        )
         return step
 
     def _go_on(self, rank: int) -> Process:

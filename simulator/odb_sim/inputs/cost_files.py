@@ -117,7 +117,9 @@ def _convert(source: _Source, path: Path_, default: object, value: object) -> ob
             if value not in [str(item) for item in kind]:
                 raise source.refuse(path, f"is {value!r:.40}, expected one of {', '.join(map(str, kind))}")
             return kind(value)
-        case int() if type(value) is not int:
+        case bool() if type(value) is not bool:
+            raise source.refuse(path, f"is {value!r:.40}, expected true or false")
+        case int() if type(value) is not type(default):
             raise source.refuse(path, f"is {value!r:.40}, expected a whole number")
         case float() if type(value) not in (int, float):
             raise source.refuse(path, f"is {value!r:.40}, expected a number")

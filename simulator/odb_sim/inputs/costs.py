@@ -62,7 +62,8 @@ class GpuCost:
     """Seconds of one training step on one rank, without its collective.
 
     ``fixed_s`` is paid by every step, idle ones too; ``per_token_s`` by every padded token; ``per_token2_s`` by every
-    pair of a padded token and a token of its own row, the quadratic part of attention.
+    pair of a padded token and a token of its own row, the quadratic part of attention. No step takes less than ``floor_s``:
+    what is sent in each, behind the computation where that takes longer (sharded parameters).
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -70,20 +71,22 @@ class GpuCost:
     fixed_s: float = 0.05
     per_token_s: float = 1.2e-4
     per_token2_s: float = 2e-9
+    floor_s: float = 0.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
             _check_not_negative(self, item.name, getattr(self, item.name))
 
-    def compute_batch_s(self, padded_tokens: Number, longest: Number) -> Number:
+    def compute_batches_s(self, padded_tokens: Seconds, longest: Seconds) -> Seconds:
         """Returns the seconds for batches of so many padded tokens, whose longest sample has ``longest``."""
-        return self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest)
+        return np.maximum(self.floor_s, self.fixed_s + padded_tokens * (self.per_token_s + self.per_token2_s * longest))
 
     def compute_steps_s(self, padded_tokens: NDArray[np.int64], row_pairs: Squares) -> Seconds:
         """Returns the seconds for many batches at once; ``row_pairs`` sums the squared length of every row, padding
         included.
         """
-        return self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+        seconds = self.fixed_s + self.per_token_s * padded_tokens + self.per_token2_s * row_pairs
+        return np.maximum(self.floor_s, seconds) if self.floor_s else seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,8 @@ class CollectiveCost:
     """Seconds of the trainers' collective that ends a step (gradients), after the slowest rank.
 
     Only what no computation hides counts: ``fixed_s`` whatever the ranks, ``latency_s`` for each message that has to wait for
-    another, and ``transfer_s`` for sending all of the data once over a rank's link.
+    another, and ``transfer_s`` for sending all of the data once over a rank's link. With ``each_step`` ranks also meet after
+    every micro-batch inside an update, as those must whose parameters are sharded; that costs no more than the wait.
 
     Raises: UsageError when a number is negative or not finite.
     """
@@ -100,6 +104,7 @@ class CollectiveCost:
     latency_s: float = 2e-5
     transfer_s: float = 0.01
     algorithm: Algorithm = Algorithm.TREE
+    each_step: bool = False
 
     def __post_init__(self) -> None:
         for name in ("fixed_s", "latency_s", "transfer_s"):
@@ -271,7 +276,7 @@ class Costs:
     def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
         """Returns the seconds for many batches at once, without the step's collective; one of 0 tokens is an idle step."""
         if not self.step_table.rows:
-            return self.gpu.compute_batch_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
+            return self.gpu.compute_batches_s(padded_tokens.astype(np.float64), longest.astype(np.float64))
         return self.compute_steps_s(padded_tokens, padded_tokens)
 
     def compute_layout_s(
