@@ -263,6 +263,56 @@ class FittedTo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """How sure the numbers are: ``rows`` of (name, low, high), within which nine of ten lie. A name is ``gpu.per_token_s``,
+    say, or ``error``: what step times are multiplied by, for all that the model leaves out.
+
+    Raises: UsageError naming the row that makes no sense.
+    """
+
+    rows: tuple[tuple[str, float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        rows: tuple[object, ...] = self.rows
+        for number, row in enumerate(rows, 1):
+            match row:
+                case (str() as name, int() | float() as low, int() | float() as high) if (
+                    name in RANGED or name == ERROR
+                ) and 0 <= low <= high <= LARGEST_S:
+                    pass
+                case _:
+                    raise UsageError(
+                        f"Ranges.rows: row {number} is {row!r:.60}, expected a name such as gpu.per_token_s, and two numbers"
+                    )
+
+
+RANGED: Final = tuple(
+    f"{section}.{item.name}"
+    for section, kind in (
+        ("gpu", GpuCost),
+        ("collective", CollectiveCost),
+        ("network", NetworkCost),
+        ("loader", LoaderCost),
+    )
+    for item in fields(kind)
+    if item.type == "float"
+)
+"""The numbers that may have a range."""
+ERROR: Final = "error"
+ASSUMED: Final = Ranges(
+    rows=(
+        ("gpu.fixed_s", 0.025, 0.1),
+        ("gpu.per_token_s", 9e-5, 1.6e-4),
+        ("gpu.per_token2_s", 1e-9, 4e-9),
+        ("collective.transfer_s", 0.005, 0.02),
+        ("network.alpha_s", 2.5e-5, 1e-4),
+        ("loader.sample_s", 5e-4, 2e-3),
+    )
+)
+"""Of the defaults: assumed, as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """All cost models of a run. A step table takes the place of the GPU's formula for steps that are not idle."""
 
@@ -272,6 +322,7 @@ class Costs:
     loader: LoaderCost = field(default_factory=LoaderCost)
     step_table: StepTable = field(default_factory=StepTable)
     fitted: FittedTo = field(default_factory=FittedTo)
+    ranges: Ranges = ASSUMED
 
     def compute_batches_s(self, padded_tokens: NDArray[np.int64], longest: NDArray[np.int64]) -> Seconds:
         """Returns the seconds for many batches at once, without the step's collective; one of 0 tokens is an idle step."""

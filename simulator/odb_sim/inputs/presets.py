@@ -215,6 +215,11 @@ def _build_model(name: str, source: str, config: Section) -> Model:
 def _read_whole(config: Section, name: str, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0 or (value == 0 and key not in ("each", "update")):
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value < 0
+        or (value == 0 and key not in ("each", "update"))
+    ):
         raise UsageError(f"{name}: {key} is {value!r:.40}, expected a whole number of at least 1")
     return value
