@@ -27,6 +27,7 @@ EXAMPLES: Final = {
     "compare": "odb-ref compare gsm8k --ranks 8 --policy odb,paper,standard --json -",
     "sweep": "odb-ref sweep mm_mix_real --ranks 8,64 --token-budget 8192,16384 --window 256,1024 --csv sweep.csv",
     "tune": "odb-ref tune mm_mix_real --ranks 8 --memory-tokens 8192 --html tune.html",
+    "plan": "odb-ref plan gsm8k --model llama-3-8b --gpu h100 --gpus 64 --strategy fsdp --global-batch 512 --epochs 3",
     "micro-batches": "odb-ref micro-batches gsm8k --ranks 16 --budget 8192 --step-samples 1024",
     "replay": "odb-ref replay trace-rank0.ndjson trace-rank1.ndjson",
     "calibrate": "odb-ref calibrate cal/run*.ndjson --out costs.json",
@@ -39,6 +40,7 @@ EXAMPLES: Final = {
 """What the help of each command begins with; a test parses them."""
 _MODULES: Final = {
     "lengths": "planning.lengths",
+    "plan": "planning.plan",
     "micro-batches": "planning.micro_batches",
     "replay": "recorded.replay",
     "calibrate": "recorded.calibrate",

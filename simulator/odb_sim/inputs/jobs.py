@@ -1,4 +1,4 @@
-"""What a training job costs, from its model, GPUs and strategy: seconds of a micro-batch, of what is sent, and memory for tokens.
+"""What a training job costs, from its model, GPUs and strategy: seconds of a micro-batch and of what is sent, and memory.
 
 With P weights, of which a token meets A, in L layers of width d for attention:
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import ceil, exp, hypot, log, log2
 
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.costs import CollectiveCost, Costs, GpuCost
@@ -121,6 +121,18 @@ class Job:
         token = values["activation_share"] * layers + values["logit_bytes"] * model.vocabulary
         return Memory(usable=values["usable_share"] * values["memory_bytes"], states=states, token=token)
 
+    def compute_token_range(self) -> tuple[int, int]:
+        """Returns the least and the most padded tokens that fit, nine times of ten: what fewer hold is safe."""
+        usual, downs, ups = self.compute_memory(self.values).tokens, [0.0], [0.0]
+        for name, constant in self.constants.items():
+            ends = [
+                log(max(1, self.compute_memory(self.values | {name: end}).tokens) / max(1, usual))
+                for end in (constant.low, constant.high)
+            ]
+            downs.append(min(0.0, *ends))
+            ups.append(max(0.0, *ends))
+        return int(usual * exp(-hypot(*downs))), int(usual * exp(hypot(*ups)))
+
 
 def build_job(
     *,
@@ -155,7 +167,7 @@ def build_job(
     memory = job.compute_memory(job.values)
     if not memory.tokens:
         raise UsageError(
-            f"{job.model.name} with {strategy} needs {memory.states / 1e9:,.0f} GB of each of {gpus:,} GPUs for weights, gradients "
-            f"and states alone; of a {gpu} {memory.usable / 1e9:,.0f} GB can be used: more GPUs, or another --strategy"
+            f"{job.model.name} with {strategy} needs {memory.states / 1e9:,.0f} GB of each of {gpus:,} GPUs for weights, "
+            f"gradients and states alone; {memory.usable / 1e9:,.0f} GB of a {gpu} can be used: more GPUs, or another --strategy"
         )
     return job

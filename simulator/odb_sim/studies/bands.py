@@ -68,6 +68,21 @@ class Band:
         """Returns the range of a figure of ``value``."""
         return f"{value * self.low:{form}} to {value * self.high:{form}}"
 
+    def widen(self, name: str, low: float, high: float, remedy: str) -> Band:
+        """Returns the band with one more input, which by itself multiplies the figure by ``low`` to ``high``."""
+        down, up = np.log(low), np.log(high)
+        own = float(down**2 + up**2)
+        before = float(np.log(self.low) ** 2 + np.log(self.high) ** 2)
+        if not own:
+            return self
+        parts = {item: share * before / (before + own) for item, share in self.shares} | {name: own / (before + own)}
+        return Band(
+            low=float(np.exp(-np.hypot(np.log(self.low), down))),
+            high=float(np.exp(np.hypot(np.log(self.high), up))),
+            shares=tuple(sorted(parts.items(), key=lambda part: -part[1])),
+            remedy=remedy if own > before * max((share for _, share in self.shares), default=0) else self.remedy,
+        )
+
     def explain(self) -> str:
         """Returns what is most to blame for the width, in a sentence; empty where there is no width."""
         if not self.shares:
@@ -186,7 +201,7 @@ def compute_bands(
     drawn, rest = logs[1 : 1 + len(varied)], logs[1 + len(varied) :] - logs[0]
     names = [(item.name, item.remedy) for item in inputs]
     lows, highs = rest[::2], rest[1::2]
-    if len(varied):
+    if varied:
         deviations = (drawn - drawn.mean(axis=0)) * np.sqrt(count / total / max(1, len(varied) - 1)) * _TWO_SIDED
         lows, highs = np.concatenate([lows, deviations]), np.concatenate([highs, -deviations])
         names += [(LENGTHS, "a longer data set, or several seeds")] * len(varied)
@@ -194,7 +209,7 @@ def compute_bands(
 
 
 def redraw(workload: Workload, samples: int, seed: int) -> Workload:
-    """Returns ``samples`` samples drawn from a workload with replacement, on as many ranks, in shards of the same proportions."""
+    """Returns so many samples drawn from a workload with replacement, on as many ranks, in shards of the same proportions."""
     rows = np.random.default_rng((seed, workload.samples_total)).integers(0, workload.samples_total, samples)
     bounds = np.round(workload.offsets * (samples / workload.samples_total)).astype(np.int64)
     bounds = np.maximum(bounds, np.arange(len(bounds)))
