@@ -168,6 +168,6 @@ def build_job(
     if not memory.tokens:
         raise UsageError(
             f"{job.model.name} with {strategy} needs {memory.states / 1e9:,.0f} GB of each of {gpus:,} GPUs for weights, "
-            f"gradients and states alone; {memory.usable / 1e9:,.0f} GB of a {gpu} can be used: more GPUs, or another --strategy"
+            f"gradients and states alone; {memory.usable / 1e9:,.0f} GB of a {gpu} can be used: more GPUs or another --strategy"
         )
     return job

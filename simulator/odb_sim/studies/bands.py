@@ -39,6 +39,8 @@ LEFT_OUT: Final = "what the cost model leaves out"
 _DRAWS: Final = 8
 _TWO_SIDED: Final = 1.645
 """Nine of ten of a normal distribution lie within so many standard deviations."""
+_OF_DRAWS: Final = 1.86
+"""Likewise where the deviation is that of so few draws."""
 _CALIBRATE: Final = "odb-ref calibrate, on a run of your own"
 _RECORD: Final = "more runs, for odb-ref calibrate to be judged by"
 
@@ -202,9 +204,14 @@ def compute_bands(
     names = [(item.name, item.remedy) for item in inputs]
     lows, highs = rest[::2], rest[1::2]
     if varied:
-        deviations = (drawn - drawn.mean(axis=0)) * np.sqrt(count / total / max(1, len(varied) - 1)) * _TWO_SIDED
-        lows, highs = np.concatenate([lows, deviations]), np.concatenate([highs, -deviations])
-        names += [(LENGTHS, "a longer data set, or several seeds")] * len(varied)
+        # Most of it is how many tokens are drawn, of which the spread is known. How they fit together is seen: as distance from
+        # the epoch itself and not from the mean, since that epoch is one draw of many as well.
+        tokens = runs[0].workload.tokens
+        means = np.log([group[0].workload.tokens.mean() / cut[0].workload.tokens.mean() for group in varied])
+        seen = (drawn - logs[0] - means[:, None]) * np.sqrt(count / total / len(varied)) * _OF_DRAWS
+        known = np.full((1, len(runs)), _TWO_SIDED * float(tokens.std() / tokens.mean()) / np.sqrt(total))
+        lows, highs = np.concatenate([lows, seen, -known]), np.concatenate([highs, -seen, known])
+        names += [(LENGTHS, "a longer data set, or several seeds")] * (len(varied) + 1)
     return Bands(tuple(names), lows, highs)
 
 

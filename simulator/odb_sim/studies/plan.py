@@ -79,6 +79,10 @@ class Wanted:
             raise UsageError(f"--tokens must be at least 1, got {self.tokens}")
         if self.memory_tokens is not None and self.memory_tokens < 1:
             raise UsageError(f"--memory-tokens must be at least 1, got {self.memory_tokens}")
+        if self.global_batch is not None and self.global_batch < self.job.gpus:
+            raise UsageError(
+                f"--global-batch {self.global_batch:,}: leaves some of {self.job.gpus:,} ranks without a sample"
+            )
         if len(self.lengths) < self.job.gpus:
             raise UsageError(
                 f"{self.lengths.name}: {len(self.lengths):,} samples are too few for {self.job.gpus:,} ranks"
