@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from odb_sim.inputs.cost_files import encode_costs, load_costs, write_costs
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, Transport
+from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, GpuCost, LoaderCost, NetworkCost, Ranges, Transport
 
 from odb_ref.core.errors import UsageError
 
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_what_is_left_out_keeps_its_default(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text('{"format": "odb-costs", "version": 2, "gpu": {"fixed_s": 1}}')
-    assert load_costs(path) == Costs(gpu=GpuCost(fixed_s=1))
+    assert load_costs(path) == Costs(gpu=GpuCost(fixed_s=1), ranges=Ranges())
 
 
 @pytest.mark.parametrize(
