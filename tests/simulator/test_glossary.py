@@ -38,8 +38,8 @@ QUALITIES = [
         most_age=12,
     )
 ]
-OPAQUE = {"costs", "values", "inputs"}
-"""Keys whose value has names of its own: numbers of a cost model, inputs of a prediction."""
+OPAQUE = {"costs", "values", "inputs", "constants", "model", "because"}
+"""Keys whose value has names of its own: numbers of a cost model, inputs of a prediction, constants of a preset."""
 
 
 def read_glossary() -> str:
@@ -99,6 +99,7 @@ COMMANDS = {
     "sweep": [*DATA, "--token-budget", "1024", "--window", "16", "--processes", "1"],
     "tune": [*DATA, "--memory-tokens", "1024", "--window-max", "16", "--processes", "1"],
     "lengths": ["--processes", "1"],
+    "plan": "DATA --model qwen2.5-0.5b --gpu h100 --gpus 2 --global-batch 64 --processes 1".split(),
     "micro-batches": ["gsm8k", "--ranks", "2", "--budget", "8192", "--step-samples", "1000"],
     "published": ["--processes", "1"],
     "replay": [],
@@ -116,6 +117,9 @@ def test_what_a_command_prints_and_writes_has_a_formula(
     if command == "lengths":
         (tmp_path / "data.json").write_text(json.dumps([{"input_ids": list(range(n))} for n in range(1, 30)]))
         arguments.append(str(tmp_path / "data.json"))
+    if command == "plan":
+        arguments[0] = str(tmp_path / "lengths.csv")
+        Path(arguments[0]).write_text("total_tokens\n" + "".join(f"{50 + 7 * n}\n" for n in range(160)))
     if command == "published":
         comparisons = compare_published(Local(), ROWS[:1], samples=160)
         monkeypatch.setattr("odb_sim.cli.published.compare_published", lambda executor: comparisons)
