@@ -48,6 +48,7 @@ from odb_ref.torch.reading.measure import LengthFn
 from odb_ref.torch.reading.quarantine import OnBadSample
 from odb_ref.torch.settings import (
     GROUP_OF,
+    RENAMED,
     Batching,
     Faults,
     LayoutName,
@@ -55,6 +56,7 @@ from odb_ref.torch.settings import (
     Protocol,
     ShardName,
     check_groups,
+    describe_new_spelling,
     refuse_old_spelling,
 )
 
@@ -254,10 +256,21 @@ class ODBDataLoader(Epochs[Batch]):
 
         Raises: UsageError.
         """
+        self._check_change(name, "assigned")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuses what would change nothing, as for an assignment.
+
+        Raises: UsageError.
+        """
+        self._check_change(name, "deleted")
+        super().__delattr__(name)
+
+    def _check_change(self, name: str, what: str) -> None:
         if "_session" in self.__dict__ and name in _READ_ONCE:
             instead = _INSTEAD.get(name, "make another loader with it")
-            raise UsageError(f"{name} cannot be assigned: the loader has read its arguments; {instead}")
-        super().__setattr__(name, value)
+            raise UsageError(f"{name} cannot be {what}: the loader has read its arguments; {instead}")
 
     def __bool__(self) -> bool:
         """Returns True, as for any loader: its length does not matter."""
@@ -276,6 +289,9 @@ _INSTEAD: Final = {
     "token_budget": "call accept_budget for a smaller one, or make another loader",
     "batch_size": _FORMED,
     "batch_sampler": _FORMED,
+    "in_order": "its batches are always in order",
+    "pin_memory_device": "make another loader with pin_memory",
+    **{name: f"make another loader with {describe_new_spelling(name)}" for name in RENAMED},
 }
 _READ_ONCE: Final = frozenset(signature(ODBDataLoader).parameters) | GROUP_OF.keys() | _INSTEAD.keys()
 """Names of arguments, of what a DataLoader would be told, and of what is the loader's to say."""

@@ -107,21 +107,53 @@ def find_loader_process() -> int:
     return process.pid
 
 
-def test_handlers_of_signals_run_in_the_users_process_only(tmp_path: Path, signals: None) -> None:
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
+def test_handlers_of_signals_run_in_the_users_process_only(
+    tmp_path: Path, signals: None, options: dict[str, Any]
+) -> None:
+    """What a scheduler sends to all processes of a job ended the loader process, and with it a job that handles it."""
+
     def note(number: int, frame: object) -> None:
         (tmp_path / f"{os.getpid()}-{number}").touch()
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, note)
+    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=1, **options, **SETTINGS)) as loader:
+        if options.get("persistent_workers"):
+            list(loader)  # the process is there before the handlers are
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, note)
+        batches = iter(loader)
+        seen = get_numbers(next(batches))
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+            os.kill(find_loader_process(), number)
+        for batch in batches:
+            seen += get_numbers(batch)
+    assert sorted(seen) == list(range(100))
+    names = [f"{os.getpid()}-{number:d}" for number in (signal.SIGUSR1, signal.SIGTERM)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def signal_all(rank: int) -> tuple[int, int]:
+    handled = []
+    signal.signal(signal.SIGUSR1, lambda *_: handled.append(os.getpid()))
+    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=2, **SETTINGS)) as loader:
+        batches = iter(loader)
+        seen = len(get_numbers(next(batches)))
+        os.killpg(os.getpgrp(), signal.SIGUSR1)
+        return seen + sum(len(get_numbers(batch)) for batch in batches), len(handled)
+
+
+def test_a_signal_to_all_processes_that_the_user_handles_ends_none() -> None:
+    assert [result.value for result in run_ranks(1, signal_all)] == [(100, 1)]
+
+
+def test_a_signal_that_the_user_does_not_handle_ends_the_loader_process() -> None:
     with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=1, **SETTINGS)) as loader:
         batches = iter(loader)
         next(batches)
-        pid = find_loader_process()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(pid, signal.SIGUSR1)  # its default: the process ends, and the job says so
+        os.kill(find_loader_process(), signal.SIGUSR1)
         with pytest.raises(Exception, match="the loader process exited unexpectedly"):
             list(batches)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{os.getpid()}-{signal.SIGUSR1:d}"]
 
 
 def read_with_ends_ignored(rank: int) -> list[str]:
