@@ -27,48 +27,34 @@ def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
 
 def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epoch: int) -> list[object]:
     """Sets the sampler to the epoch, and leaves it at the next: so it shows when the user sets it back to this one."""
-    found = _read_numbers(sampler)
-    _, left = _left.get(id(sampler), (None, None))
+    key, found = id(sampler), _read_numbers(sampler)
+    _, left = _left.get(key, (None, None))
     if left is None:
         set_epoch(0)
         left = _read_numbers(sampler)
     set_epoch(epoch)
     wanted = _read_numbers(sampler)
     keys = list(sampler)
-    if _find_changed(found, wanted) and _find_changed(found, left):
-        _check_same(sampler, set_epoch, epoch, keys, found, wanted)
+    if (changed := _find_changed(found, wanted)) and _find_changed(found, left):
+        # Whether it holds the epoch, or the sum of that and a seed.
+        other = max(0, epoch + found[changed[0]] - wanted[changed[0]])
+        set_epoch(other)
+        is_other = not _find_changed(found, _read_numbers(sampler))
+        if list(sampler) != keys:
+            set_epoch(other)  # listing may have moved it on
+            which = f"epoch {other}" if is_other else f"another epoch ({changed[0]} is {found[changed[0]]})"
+            raise UsageError(
+                f"the sampler was set to {which}, and the loader reads epoch {epoch}: call "
+                f"set_epoch({other if is_other else '...'}) of the loader, which sets the sampler too"
+            )
     set_epoch(epoch + 1)
     with contextlib.suppress(TypeError):  # nothing can watch it
-        watch = weakref.ref(sampler, lambda _, key=id(sampler): _left.pop(key, None))
-        _left[id(sampler)] = watch, _read_numbers(sampler)
+        _left[key] = weakref.ref(sampler, lambda _: _left.pop(key, None)), _read_numbers(sampler)
     return keys
 
 
-def _check_same(
-    sampler: Iterable[object],
-    set_epoch: Callable[[int], object],
-    epoch: int,
-    keys: list[object],
-    found: Mapping[str, int],
-    wanted: Mapping[str, int],
-) -> None:
-    """Raises: UsageError when the sampler lists other keys for the epoch that the user has set it to. It is put back to that."""
-    name = _find_changed(found, wanted)[0]
-    other = max(0, epoch + found[name] - wanted[name])  # whether it holds the epoch, or what is added to a seed
-    set_epoch(other)
-    which, instead = f"epoch {other}", f"set_epoch({other})"
-    if _find_changed(found, _read_numbers(sampler)):
-        which, instead = f"another epoch ({name} is {found[name]})", "set_epoch"
-    if list(sampler) != keys:
-        set_epoch(other)  # listing may have moved it on
-        raise UsageError(
-            f"the sampler was set to {which}, and the loader reads epoch {epoch}: call {instead} of the loader, which sets the "
-            "sampler too"
-        )
-
-
 def _read_numbers(sampler: object, name: str = "", depth: int = 2) -> dict[str, int]:
-    """Returns the integers that a sampler holds, by name, and those of samplers in it: one of them is its epoch, most likely."""
+    """Returns the integers that a sampler holds, by name, and those of samplers in it: one is its epoch, most likely."""
     found: dict[str, int] = {}
     for key in (*getattr(sampler, "__dict__", ()), "epoch"):
         value = getattr(sampler, key, None)
