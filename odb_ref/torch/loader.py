@@ -23,6 +23,7 @@ from odb_ref.torch.arguments import (
     check_flag,
     check_functions,
     check_max_bad,
+    check_name,
     check_seconds,
     check_transport,
     make_loader_options,
@@ -221,12 +222,15 @@ class ODBDataLoader(Epochs[Batch]):
         if self._order.is_shared and batching.window_bytes is not None:
             raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
         self._bound = check_len_bound(batching.len_bound, self._order)
-        self._ranks = choose_ranks(protocol.process_group, mesh, protocol.mesh_dims)
+        self._ranks = choose_ranks(
+            protocol.process_group, mesh, protocol.mesh_dims, is_apart=check_flag(protocol.is_apart, "is_apart")
+        )
         self.process_group = self._ranks.groups[-1]
         self._transport = check_transport(protocol.transport)
         self._timeout_s = check_seconds(faults.timeout_s, "timeout_s", is_zero_allowed=False)
         self._log_wait_s = self._timeout_s / 2
         self._trace = trace
+        self._name = None if protocol.name is None else check_name(protocol.name)
         self._counting = make_counting(
             cast(LengthFn | None, batching.length_fn),
             cast(LengthFn | None, loss.supervised_fn),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import pickle
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -455,7 +457,7 @@ def test_a_bound_follows_the_data_set() -> None:
 def read_without_me(rank: int) -> Any:
     group = dist.new_group([0])
     try:
-        with make_loader(process_group=group) as loader:
+        with make_loader(process_group=group, is_apart=True) as loader:
             return len(read(loader))
     except UsageError as error:
         return str(error)
@@ -496,7 +498,9 @@ def read_in_the_second_half(rank: int, fault: str) -> Any:
         return None
     data = Numbers(0, 20, bad=7 if rank == 3 and fault == "raise" else None, fault=fault)
     window = 7 if rank == 3 and fault == "window" else 6
-    with make_loader(dataset=data, window=window, shard="given", process_group=group, timeout_s=8) as loader:
+    with make_loader(
+        dataset=data, window=window, shard="given", process_group=group, is_apart=True, timeout_s=8
+    ) as loader:
         return len(read(loader, 1 if rank == 3 and fault == "leave" else None))
 
 
@@ -515,3 +519,38 @@ def test_ranks_are_named_by_the_job_and_by_their_group(fault: str, message: str)
     found = run_ranks(4, read_in_the_second_half, fault)[2]
     assert re.search(message, found.text), found
     assert found.rank == 1
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def wait_in_the_second_half(rank: int) -> Any:
+    lines = Lines()
+    logging.getLogger("odb_ref").addHandler(lines)
+    group = dist.new_group([2, 3])
+    if rank < 2:
+        return []
+    with make_loader(shard="given", process_group=group, is_apart=True, timeout_s=4) as loader:
+        if rank == 3:
+            time.sleep(3)
+        epoch = iter(loader)
+        next(epoch)
+        if rank == 3:
+            time.sleep(3)
+        for _ in epoch:
+            pass
+    return lines.lines
+
+
+def test_a_rank_that_is_waited_for_is_named_by_the_job() -> None:
+    """Two ranks of four were told of ranks 0 and 1, which read nothing."""
+    found = run_ranks(4, wait_in_the_second_half)[2]
+    whom = r"rank 2 \(rank 0 of its group\) waits for rank 3 \(rank 1 of its group\), which "
+    assert [line for line in found.value if re.search(whom + "has not started its loader", line)], found
+    assert [line for line in found.value if re.search(whom + "is waiting for its trainer", line)], found

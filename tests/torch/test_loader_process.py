@@ -258,7 +258,10 @@ class Wire(Exchange):
     """An exchange without a thread, that keeps what is posted."""
 
     def __init__(self) -> None:
-        super().__init__(LocalTransport(), LoaderIdentity(made_at="train.py:20", ordinal=0, data=""))
+        super().__init__(
+            LocalTransport(),
+            LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False),
+        )
         self.posts: list[Any] = []
 
     def open(self, submit: Any, describe: Any) -> PeerLost | None:
