@@ -246,7 +246,10 @@ class Epochs(Generic[Batch]):
         is_rest = beginning.start.checkpoint is not None or beginning.emitted_before > 0
         taken = self._count_steps() if is_rest else 0
         path, epoch = self._trace, beginning.start.epoch
-        trace = None if path is None else compute_trace_path(path, rank, world_size, epoch, taken, peer=roster.peer)
+        # By its number in the job: groups beside each other must not write the same files.
+        number = rank if roster.peers > 1 else roster.processes[rank]
+        size = max(world_size, number + 1)
+        trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
         # A round that is formed again was counted before.
         self._steps_before, self._is_loaded = self._count_steps() - beginning.start.progress.steps, False
         start = replace(

@@ -26,6 +26,7 @@ from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import KEPT_BATCHES  # noqa: E402
 from odb_ref.torch.settings import RENAMED  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -418,6 +419,22 @@ def test_two_loaders_do_not_write_one_trace(tmp_path: Path) -> None:
     del gone
     with make_loader(trace=path) as last:
         read(last)
+
+
+def trace_in_groups(rank: int, groups: list[list[int]], path: Path) -> None:
+    group, _ = dist.new_subgroups_by_enumeration(groups)
+    with make_loader(shard="given", process_group=group, is_apart=True, trace=path) as loader:
+        read(loader)
+
+
+@pytest.mark.parametrize("groups", [[[0, 2], [1, 3]], [[0], [1]]])
+def test_groups_beside_each_other_write_traces_of_their_own(groups: list[list[int]], tmp_path: Path) -> None:
+    """Those of one group were lost: each had ranks 0 and 1."""
+    results = run_ranks(sum(map(len, groups)), trace_in_groups, groups, tmp_path / "t.ndjson")
+    assert not any(result.error for result in results), results
+    assert len(list(tmp_path.iterdir())) == len(results)
+    verdict = check_traces([tmp_path])
+    assert (verdict.is_ok, len(verdict.jobs)) == (True, 2), verdict
 
 
 def test_another_loader_does_not_silence_a_reminder() -> None:

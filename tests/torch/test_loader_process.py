@@ -30,6 +30,7 @@ from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
 from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
+from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
 from odb_ref.torch.reading.collate_workers import Pipe  # noqa: E402
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener  # noqa: E402
@@ -259,7 +260,7 @@ class Wire(Exchange):
 
     def __init__(self) -> None:
         super().__init__(
-            LocalTransport(),
+            LocalTransport(Roster()),
             LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False),
         )
         self.posts: list[Any] = []

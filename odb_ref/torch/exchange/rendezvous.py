@@ -62,7 +62,7 @@ def make_transport(
     if name not in TRANSPORTS:
         raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
     if len(roster.processes) == 1:
-        return LocalTransport()
+        return LocalTransport(roster)
     if os.name != "posix":
         raise UsageError("a loader of several ranks needs Linux or macOS: in a job of one process it works here too")
     group = dist.group.WORLD
