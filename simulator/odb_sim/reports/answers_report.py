@@ -46,7 +46,11 @@ def write_compare_report(
     names = [item.what.workload.name for item in compared]
     title = f"odb-ref compare: {', '.join(names[:3])}{f' and {len(names) - 3} more' if names[3:] else ''}"
     page = Page(
-        f"{title}, {first.what.workload.ranks:,} ranks", _make_compare_headline(compared), lead=terms, cautions=cautions
+        f"{title}, {first.what.workload.ranks:,} ranks",
+        _make_compare_headline(compared),
+        band=_describe_sure(compared),
+        lead=terms,
+        cautions=cautions,
     )
     if len(compared) == 1:
         page.add_tiles(_list_compare_tiles(first))
@@ -98,6 +102,16 @@ def _make_compare_headline(compared: Sequence[Compared]) -> str:
     said = f"{ratios[0]:.2f}" if len(ratios) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}"
     fixed = "fixed batches" if reference.policy == REFERENCE else reference.policy
     return f"{ours.policy} trains on **{said} times** as many samples a second as {fixed}, at one global batch"
+
+
+def _describe_sure(compared: Sequence[Compared]) -> str:
+    """Returns how sure the headline is; empty where that is not known."""
+    found = [(item, band) for item in compared if (band := item.find_band(item.chosen)) is not None and band.shares]
+    if not found:
+        return ""
+    ratios = [(item.compute_speedup(item.chosen), band) for item, band in found]
+    low, high = min(ratio * band.low for ratio, band in ratios), max(ratio * band.high for ratio, band in ratios)
+    return f"Nine times of ten {low:.2f} to {high:.2f} times; {found[0][1].explain()}."
 
 
 def _list_compare_tiles(item: Compared) -> list[tuple[str, str, str, str]]:
