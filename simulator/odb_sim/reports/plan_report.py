@@ -12,19 +12,7 @@ from odb_sim.reports.page import Page
 from odb_sim.reports.run_report import describe_seconds, draw_run, split_percent
 from odb_sim.studies.plan import Plan
 
-HEADER: Final = [
-    "way",
-    "speed-up",
-    "90 % band",
-    "time",
-    "from",
-    "to",
-    "GPU-hours",
-    "USD",
-    "USD from",
-    "USD to",
-    "padding",
-]
+HEADER: Final = ["way", "speed-up", "band", "time", "time's band", "GPU-hours", "USD", "USD's band", "padding"]
 
 
 def build_rows(plan: Plan) -> list[list[str]]:
@@ -39,10 +27,10 @@ def build_rows(plan: Plan) -> list[list[str]]:
                 f"{plan.compute_speedup(way):.2f}",
                 "-" if way is plan.ways[1] else plan.band_speedup(way).describe(plan.compute_speedup(way)),
                 describe_seconds(seconds),
-                describe_seconds(seconds * band.low),
-                describe_seconds(seconds * band.high),
+                f"{describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)}",
                 show(plan.compute_gpu_hours(way)),
-                *(show(money * factor) for factor in (1, paid.low, paid.high)),
+                show(money),
+                f"{show(money * paid.low)} to {show(money * paid.high)}",
                 f"{way.summary.padding_ratio:.1%}",
             ]
         )
@@ -134,10 +122,10 @@ def write_plan_report(path: Path, plan: Plan, source: Source) -> None:
     page.add_heading("What the band is made of")
     shares = list(band.shares)[:6]
     if shares:
-        bars = [Series(name="share", colour="odb", values=[share for _, share in shares])]
+        bars = [Series(name="share", colour="odb", values=[100 * share for _, share in shares])]
         page.add_chart(
-            Bars(names=[name for name, _ in shares], series=bars, digits=2),
-            "Share of the squared width of the time's band, by what is not known exactly. " + band.remedy + ".",
+            Bars(names=[name for name, _ in shares], series=bars, digits=0),
+            f"Percent of the squared width of the time's band. To narrow it: {band.remedy}.",
         )
     page.add_maps([(wanted.lengths.name, [draw_run(way.what, way.name) for way in (best, fixed)])])
     page.add_heading("What it rests on")
