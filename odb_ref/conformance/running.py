@@ -11,7 +11,7 @@ from odb_ref.conformance.judge import RULES, compute_least, find_faults
 from odb_ref.conformance.planners import Answer, Ask
 from odb_ref.conformance.vectors import Case
 from odb_ref.core.batching.cost import choose_cost
-from odb_ref.plan.outcome import compute_wait
+from odb_ref.plan.quality import compute_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,25 @@ from tests.plan.judge import Problem, get_columns
 Planner = Callable[..., RankPlan]
 
 
+def sum_groups(problem: Problem) -> dict[int, int]:
+    """The supervised tokens of each key, on all ranks."""
+    sums: dict[int, int] = {}
+    for keys, supervised in zip(problem.together or (), problem.supervised or problem.lengths, strict=True):
+        for key, tokens in zip(keys, supervised, strict=True):
+            sums[key] = sums.get(key, 0) + tokens
+    return sums
+
+
 def plan_in_world(problem: Problem, planner: Planner = plan_rank, changes: Sequence[dict[str, Any]] = ()) -> list[Any]:
     """What each rank gets, or the exception that it raises. ``changes`` are arguments of one's own for some ranks."""
     world = World(len(problem.lengths))
     found: list[Any] = [None] * len(problem.lengths)
 
     def run(rank: int) -> None:
-        arguments = get_columns(problem, rank) | {**problem.terms} | (changes[rank] if changes else {})
+        arguments = get_columns(problem, rank) | {**problem.terms}
+        if problem.terms.get("within") == "step" and problem.together is not None:
+            arguments["group_supervised"] = sum_groups(problem)
+        arguments |= changes[rank] if changes else {}
         try:
             found[rank] = planner(arguments.pop("lengths"), exchange=world.make_exchange(rank), **arguments)
         except Exception as error:
