@@ -166,5 +166,4 @@ def arrange(batches: list[Batch], order: BatchOrder) -> list[Batch]:
         case BatchOrder.COSTLIEST_FIRST:
             return batches
         case BatchOrder.SMALLEST_AT_ENDS:
-            rising = batches[::-1]
-            return rising[::2] + rising[1::2][::-1]
+            return batches[::2][::-1] + batches[1::2]
