@@ -14,6 +14,8 @@ from odb_ref.plan.terms import Oversize
 
 _OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
 _OF_KNOWN_LENGTHS = frozenset({"MULTIPLE", "NONEMPTY", "TOGETHER"})
+_IS_NOT_THE_BEST = "not-the-best"
+"""A flag: the plan that the rules describe is not the best one, which is known."""
 _PATIENCE = 3
 """How many answers may fail to come in time: then no more is asked."""
 
@@ -169,7 +171,7 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
         count, costs = len(found.plans[0]), compute_wait_of(problem, found.plans)
         known = {"plan": found.plans, "count": count, "wait": costs}
         differs = [name for name, value in case.exact.items() if not _is_same(value, known.get(name))]
-        if is_exact and case.exact:
+        if is_exact and case.exact and _IS_NOT_THE_BEST not in case.flags:
             judged.add("EXACT")
             if differs:
                 faults.add("EXACT")

@@ -53,7 +53,7 @@ class Division:
     def _divide_packed(self, count: int, bounds: Sequence[Bound], ranks: int) -> list[Batch]:
         units, others, budget = self.units, self.others, self.terms.budget
         starts = list_starts([units.costs[unit] for unit in others], count, ranks) if ranks > 1 else []
-        found = spread(units, others, count, budget, bounds, starts) if any(starts) else None
+        found = spread(units, others, count, budget, bounds, starts=starts) if any(starts) else None
         if found is None or not all(found):
             starts = []
             found = spread(units, others, count, budget, bounds)
@@ -95,8 +95,8 @@ def make_division(units: Units, terms: PlanTerms, ranks: int = 1) -> Division:
 
 
 def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_many: tuple[int, int, int]) -> list[Batch]:
-    """Returns as few micro-batches as are found, at ``least`` and with so many ``alone`` beside them: no fewer than ``ranks`` need
-    to have as many each.
+    """Returns as few micro-batches as are found, at ``least`` and with so many ``alone`` beside them: no fewer than
+    ``ranks`` need to have as many each.
     """
     least, alone, ranks = how_many
     bounds, whole = list_bounds(units, terms), terms.multiple_of * ranks
@@ -121,8 +121,8 @@ def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_man
 def even_out(
     units: Units, numbers: Sequence[int], count: int, budget: int, bounds: Sequence[Bound]
 ) -> list[Batch] | None:
-    """Returns ``count`` micro-batches that settling by tokens brings below the budget, or None where it does not, where there is a
-    limit, or where there are too many units for an exchange. Spec: R13.4.
+    """Returns ``count`` micro-batches that settling by tokens brings below the budget, or None where it does not, where
+    there is a limit, or where there are too many units for an exchange. Spec: R13.4.
     """
     if bounds or len(numbers) > EXCHANGED:
         return None
