@@ -27,7 +27,9 @@ def main(arguments: list[str]) -> int:
     )
     run.add_argument("--ranks", action="store_true", help="each rank plans alone, and has an all-gather")
     run.add_argument("--level", choices=("property", "exact"), default="property")
-    run.add_argument("--without", default="", metavar="TERMS", help="kinds and terms that are not claimed, by commas")
+    run.add_argument(
+        "--without", default="", metavar="NAMES", help="kinds, terms and cases that are not claimed, by commas"
+    )
     run.add_argument("--only", default="", metavar="TEXT", help="cases whose id holds it")
     run.add_argument("--vectors", type=Path, default=VECTORS, metavar="FOLDER")
     run.add_argument("--junit", type=Path, metavar="FILE")

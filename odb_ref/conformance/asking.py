@@ -188,7 +188,7 @@ class Program:
     def answer(self, question: Mapping[str, Json], exchange: Exchange | None = None) -> Json:
         """Returns what it answers; ``exchange`` is the all-gather of a rank.
 
-        Raises: RefusedError, StuckError when it takes too long, PlannerEndedError when it ends or says what is no answer.
+        Raises: RefusedError, StuckError when it takes too long, PlannerEndedError when it ends or says what cannot be read.
         """
         try:
             return self._answer(question, exchange)

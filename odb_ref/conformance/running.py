@@ -54,7 +54,7 @@ class Judging:
     elsewhere: Sequence[Ask] = ()
     """The same one in other processes, with other hash seeds."""
     unclaimed: frozenset[str] = frozenset()
-    """Kinds and terms that it does not know."""
+    """Kinds, terms and cases that it does not know."""
     has_ranks: bool = False
     """True when ranks plan alone, and exchange."""
     is_exact: bool = False
@@ -66,7 +66,7 @@ def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
     verdicts = []
     late = 0
     for case in cases:
-        if case.terms & judging.unclaimed or not _can_be_asked(case, judging):
+        if (case.terms | {case.id}) & judging.unclaimed or not _can_be_asked(case, judging):
             verdicts.append(CaseVerdict(case=case))
             continue
         for asked in [case, *_list_failing(case)] if judging.has_ranks else [case]:

@@ -19,7 +19,7 @@ from odb_ref.core.errors import UsageError
 from odb_ref.plan.terms import SAMPLES, Options, Within
 
 _CHECKOUT: Final = Path(__file__).parents[2] / "spec" / "vectors" / "v1"
-VECTORS: Final = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).parent / "vectors"
+VECTORS: Final = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).parent / "cases"
 """Where the cases are: in a checkout, or in what was installed."""
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -117,7 +117,7 @@ class Case:
         Raises: UsageError when the case is of another kind.
         """
         if self.kind not in PLANNED:
-            raise UsageError(f"case {self.id} is no problem of a plan")
+            raise UsageError(f"case {self.id} is not a problem of a plan")
         return decode(self.record, self.kind)
 
     @property
