@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -55,7 +55,7 @@ from odb_ref.core.offer import NONE
 from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
-from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 
 Shard = tuple[Sample, ...]
@@ -559,9 +559,8 @@ def run_by_arrival(
         if trace is not None:
             paths = [trace] if is_one_file or len(shards) == 1 else list_paths(trace, len(shards))
         is_shared = configs[0].shared_samples is not None
-        lots = [make_lot(sample.id for sample in shard) for shard in shards]
-        inputs = tuple(OwnedLot(rank=rank, lot=lot) for rank, lot in enumerate(lots))
-        origin = Origin(run=run, inputs=(OwnedLot(lot=sum(lots, Lot())),) if is_shared else inputs)
+        inputs = tuple(make_input(rank, shard) for rank, shard in enumerate(shards))
+        origin = Origin(run=run, inputs=(make_input(None, chain(*shards)),) if is_shared else inputs)
         writers = [stack.enter_context(TraceWriter(path, configs[0], driver=driver, origin=origin)) for path in paths]
 
         def make_machine(config: Config) -> Machine:
@@ -577,6 +576,12 @@ def run_by_arrival(
         if not node.is_dead and node.finish is None:
             raise Deadlock(f"rank {rank}: {node.machine.state}")
     return world
+
+
+def make_input(rank: int | None, samples: Iterable[Sample]) -> OwnedLot:
+    """What a header says of the samples that there are."""
+    ids = [sample.id for sample in samples]
+    return OwnedLot(rank=rank, lot=make_lot(ids), order=place_lot(ids).digest)
 
 
 def list_paths(trace: Path, ranks: int) -> list[Path]:

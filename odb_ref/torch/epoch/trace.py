@@ -41,7 +41,7 @@ class EpochTrace:
         """Writes which samples are set aside, once the machine has begun. Spec: R9.6."""
         if self._writer is not None:
             for place in places:
-                self._writer.set_aside(self._config.rank, self._start.get_id(place))
+                self._writer.set_aside(self._config.rank, self._start.get_id(place), place)
 
     def close(self) -> None:
         """Completes the file."""

@@ -33,6 +33,7 @@ from odb_ref.trace.check.decode import (
 )
 from odb_ref.trace.check.exchanges import ExchangeKind, Exchanges
 from odb_ref.trace.check.known import check_fields
+from odb_ref.trace.check.lineage import Planned
 from odb_ref.trace.check.outcomes import (
     Told,
     compute_target,
@@ -52,6 +53,7 @@ from odb_ref.trace.check.own.steps import find_disorder, judge_step
 from odb_ref.trace.check.rounds import Rounds
 from odb_ref.trace.check.verdict import Findings, Judgement, Property
 from odb_ref.trace.format import RESUMED, JsonObject, Record, TraceError, decode_resumed
+from odb_ref.trace.origin import make_lot
 
 
 class RankChecker:
@@ -65,6 +67,8 @@ class RankChecker:
         self._findings = findings
         self.account: Account | None = None
         """What it trains on, where that is counted."""
+        self.planned: Planned | None = None
+        """What it has planned, where its peers plan the same."""
         self._has_begun = self.is_resumed = False
         self._first_round = 0
         self.input = Input(rank, settings, rounds.places)
@@ -105,6 +109,17 @@ class RankChecker:
     def round(self) -> int:
         """The round the rank is in: one further with each that it has counted."""
         return self._first_round + self.answered[ExchangeKind.COUNTS]
+
+    def close_account(self) -> Account | None:
+        """Returns what it has trained on, as far as the trace goes; None where that is not counted."""
+        account = self.account
+        if account is not None:
+            account.is_whole = self.is_complete and not self.settings.is_quota
+            is_read = self.input.is_ended and not self.input.is_open and self.planned_steps >= account.first_step
+            account.is_ended = is_read or account.is_whole
+            if not account.is_whole:  # else all that it holds is missing from its steps
+                account.held = make_lot(row[0] for row in self.input.held.values())
+        return account
 
     def handle(self, record: Record) -> None:
         """Judges one record.
@@ -164,6 +179,8 @@ class RankChecker:
     def _resume(self, event: JsonObject) -> None:
         """Begins at a saved round: what lies before ``start`` counts as emitted, but for the samples carried, and as taken."""
         self.is_resumed = True
+        if self.account is not None:
+            self.account.is_placed = False
         start = decode_resumed(event).start
         rows = get_samples(event)
         positions = [row[1] for row in rows]
@@ -189,7 +206,10 @@ class RankChecker:
             case "samples_read":
                 is_full = get_flag(event, "is_full") if "is_full" in event else False
                 is_ended = get_flag(event, "is_ended")
-                self._judge(self.input.read(get_samples(event), is_ended=is_ended, is_full=is_full))
+                rows = get_samples(event)
+                if self.account is not None:
+                    self.account.read(rows)
+                self._judge(self.input.read(rows, is_ended=is_ended, is_full=is_full))
             case "collated":
                 number = get_integer(event, "round")
                 is_next = self._collated_round < number == self.round - 1
@@ -222,7 +242,7 @@ class RankChecker:
             case "set_aside":
                 id_ = get_integer(event, "id")
                 if self.account is not None:
-                    self.account.set_one_aside(id_)
+                    self.account.set_one_aside(id_, get_optional(event, "place"))
             case kind if kind != "urged":
                 raise TraceError(f"unknown event kind {kind!r}")
 
@@ -240,6 +260,8 @@ class RankChecker:
                 self._judge(self.output.deliver(number), number)
             case "read":
                 read = (get_integer(effect, "count"), get_optional(effect, "first"))
+                if self.account is not None:
+                    self.account.ask(read[1])
                 self._judge(self.input.ask(*read, self._first_round + self.posted[ExchangeKind.OFFER]))
             case "collate":
                 self._collate(get_integer(effect, "round"), list(iterate_steps(effect, self.settings.counts_width)))
@@ -363,6 +385,8 @@ class RankChecker:
         groups = [
             self._judge_step(number, offset, step, self.input.get_mark(due - 1)) for offset, step in enumerate(steps)
         ]
+        if self.planned is not None:
+            self.planned.plan(number, ([step.number for step in steps], groups))
         self._judge(self.input.updates.judge_carried(self.input.held, self.input.marks[number], number))
         late, what = find_disorder(groups, len(self._posted_counts), number, self.settings)
         self._expect(not what, Property.ORDER, what, steps[late].number if steps else None)
@@ -415,5 +439,7 @@ class RankChecker:
             self._violate(Property.FREE, "finishes twice")
             return
         self._judge(self.output.end(finish))
+        if self.planned is not None:
+            self.planned.is_ended = finish.kind != OutcomeKind.LOST
         self.is_complete = finish.kind == OutcomeKind.COMPLETE and not is_ended_by(self._told.agreement)
         self._judge(judge_outcome(finish, self._told))

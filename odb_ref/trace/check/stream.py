@@ -86,7 +86,8 @@ def group_into_jobs(streams: Sequence[Stream]) -> list[list[Stream]]:
     """Returns the files of each epoch of each job, in the order given.
 
     Files of one job agree in driver, epoch, world size and peer, and in the run where they say it, and begin with different
-    ranks; a rank that comes again begins another job. Where ranks have peers, those of each number are judged as a job. Spec: R17.5.
+    ranks; a rank that comes again begins another job. Where ranks have peers, those of each number are judged as a job.
+    Spec: R17.5.
     """
     jobs: list[list[Stream]] = []
     for stream in streams:
