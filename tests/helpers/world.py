@@ -52,7 +52,7 @@ from odb_ref.core.events import (
 from odb_ref.core.exchange import combine_posts
 from odb_ref.core.machine import Machine
 from odb_ref.core.offer import NONE
-from odb_ref.core.resume import Checkpoint, Ledger, RoundStart, compute_round_start
+from odb_ref.core.resume import Checkpoint, Ledger, Resumed, RoundStart, compute_round_start
 from odb_ref.core.state import Phase
 from odb_ref.core.types import Group, Sample, Step
 from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
@@ -576,6 +576,18 @@ def run_by_arrival(
         if not node.is_dead and node.finish is None:
             raise Deadlock(f"rank {rank}: {node.machine.state}")
     return world
+
+
+def write_trace(path: Path, node: Node, origin: Origin, checkpoint: Checkpoint | None = None) -> None:
+    """Writes what one node has done, to a file of its own; ``checkpoint`` is what it was resumed from."""
+    with TraceWriter(path, node.machine.config, driver="test", origin=origin) as writer:
+        event = None
+        if checkpoint is not None:
+            carried = tuple(node.shard[position] for position in checkpoint.start.carried)
+            event = Resumed(checkpoint.start, carried)
+        writer.record(node.machine.config.rank, event, node.begun)
+        for item, effects in node.events:
+            writer.record(node.machine.config.rank, item, effects)
 
 
 def make_input(rank: int | None, samples: Iterable[Sample]) -> OwnedLot:

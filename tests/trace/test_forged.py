@@ -210,7 +210,7 @@ def test_a_forged_trace_is_refused(
 
 
 def be_gone(traces: list[Tampered]) -> list[Line]:
-    """Rank 0 is gone before its fifth offer; the others are told the agreement, and then of the loss. Returns that agreement."""
+    """Rank 0 is gone before its fifth offer; the others are told the agreement, which is returned, and of the loss."""
     first, *others = traces
     place = first.records.index([record for record, _ in first.iterate("post_offer")][4])
     del first.records[place:]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from odb_ref.core.resume import Checkpoint, Resumed
+from odb_ref.core.resume import Checkpoint
 from odb_ref.core.types import Mode
 from odb_ref.trace.check import Property, Status, check_traces
 from odb_ref.trace.format import TraceError
@@ -28,6 +28,7 @@ from tests.helpers.world import (
     make_input,
     make_shards,
     run_by_arrival,
+    write_trace,
 )
 
 SHARDS = make_shards(
@@ -45,14 +46,7 @@ def write(
     paths: Sequence[Path], nodes: Sequence[Node], origins: Sequence[Origin], saved: Sequence[Checkpoint] = ()
 ) -> None:
     for rank, (path, node) in enumerate(zip(paths, nodes, strict=True)):
-        with TraceWriter(path, node.machine.config, driver="test", origin=origins[rank]) as writer:
-            event = None
-            if saved:
-                start = saved[rank].start
-                event = Resumed(start, tuple(node.shard[position] for position in start.carried))
-            writer.record(rank, event, node.begun)
-            for item, effects in node.events:
-                writer.record(rank, item, effects)
+        write_trace(path, node, origins[rank], saved[rank] if saved else None)
 
 
 def list_paths(folder: Path, name: str, ranks: int = len(SHARDS)) -> list[Path]:

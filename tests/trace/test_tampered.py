@@ -440,7 +440,7 @@ LIES: list[tuple[Callable[[Tampered], None], str, dict[str, Any], tuple[Fault, .
     (form_a_step_of_a_sample_never_read, "CONSERVE", JOIN, ()),
     (read_past_a_gap, "CONSERVE", JOIN, ()),
     (read_more_than_asked_for, "CONSERVE REPLAY", JOIN, ()),
-    (read_a_sample_again, "ONCE REPLAY", JOIN, ()),
+    (read_a_sample_again, "COVER ONCE REPLAY", JOIN, ()),
     (emit_a_sample_again, "ONCE", JOIN, ()),
     (exchange_two_steps, "ORDER", JOIN, ()),
     (leave_the_order_of_the_sampler, "ORDER", SAMPLER, ()),

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from odb_ref.trace.check.decode import Rows
 from odb_ref.trace.check.verdict import Judgement, Property
 from odb_ref.trace.origin import Lot, OwnedLot, make_lot, place_lot
 
@@ -19,23 +18,7 @@ NOTHING: Final = Lot()
 class Account:
     """The samples that one rank trains on, those of the steps before ``first_step`` left out: they were trained on before."""
 
-    __slots__ = (
-        *(
-            "_bad",
-            "_next_place",
-            "_planned",
-            "_sought",
-            "first_step",
-            "found",
-            "held",
-            "is_ended",
-            "is_placed",
-            "is_whole",
-        ),
-        *("placed", "planned", "set_aside", "taken"),
-    )
-
-    def __init__(self, first_step: int, sought: Iterable[int]) -> None:
+    def __init__(self, first_step: int = 0, sought: Iterable[int] = ()) -> None:
         self.first_step = first_step
         self.planned = NOTHING
         """What is in the steps planned."""
@@ -68,13 +51,13 @@ class Account:
         """Notes a read, and from which place on, where it says so."""
         self._next_place = self._next_place if first is None else first
 
-    def read(self, rows: Rows) -> None:
+    def read(self, ids: Iterable[int]) -> None:
         """Notes samples that come in: they are at the next places that are not set aside."""
-        for row in rows:
+        for id_ in ids:
             while self._next_place in self._bad:
                 self._bad.remove(self._next_place)
                 self._next_place += 1
-            self.placed += place_lot((row[0],), self._next_place)
+            self.placed += place_lot((id_,), self._next_place)
             self._next_place += 1
 
     def plan(self, number: int, ids: Iterable[int]) -> None:
@@ -98,6 +81,12 @@ class Account:
             return
         self._bad.add(place)
         self.placed += place_lot((id_,), place)
+
+    def close(self, held: Iterable[int], planned_steps: int, *, is_read: bool) -> None:
+        """Notes how the trace ends: with these ids in no step, and with the source read to its end or not."""
+        self.is_ended = self.is_whole or (is_read and planned_steps >= self.first_step)
+        if not self.is_whole:  # else all that it holds is missing from its steps
+            self.held = make_lot(held)
 
 
 def judge_inputs(

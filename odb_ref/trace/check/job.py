@@ -13,7 +13,7 @@ from odb_ref.core.offer import NONE
 from odb_ref.trace.check.account import Account, judge_inputs
 from odb_ref.trace.check.decode import TracedFinish
 from odb_ref.trace.check.exchanges import ANSWERS, ExchangeKind, Exchanges
-from odb_ref.trace.check.lineage import Lineage, Planned, judge_lineage, judge_peers, list_unsaid
+from odb_ref.trace.check.lineage import Lineage, judge_lineage, judge_peers, list_unsaid
 from odb_ref.trace.check.rank import RankChecker
 from odb_ref.trace.check.replay import Depths, Rules, replay
 from odb_ref.trace.check.rounds import Rounds
@@ -21,7 +21,6 @@ from odb_ref.trace.check.scope import BY_CONFIGURATION, compute_not_applicable
 from odb_ref.trace.check.stream import Stream, group_into_jobs, list_traces, merge
 from odb_ref.trace.check.verdict import Findings, JobVerdict, Judgement, Property, Verdict, Violation
 from odb_ref.trace.format import Record, TraceError
-from odb_ref.trace.origin import Origin
 
 
 def check_traces(paths: Iterable[str | Path], *, is_replayed: bool = False, rules: Rules = ()) -> Verdict:
@@ -130,25 +129,19 @@ class Job:
             stream, record = item
             rank = self._ranks.get(record.rank)
             if rank is None:
+                before = stream.header.origin.before
                 rank = RankChecker(record.rank, stream.settings, self._exchanges, self._rounds, self._findings)
-                rank.account = self._open_account(stream.header.origin, record.rank)
-                rank.planned = Planned() if stream.settings.peers > 1 else None
+                rank.account = Account(next((p.steps for p in before if p.rank == record.rank), 0), self._sought)
                 self._ranks[record.rank] = rank
-            before = rank.size
+            size = rank.size
             try:
                 rank.handle(record)
             except TraceError as error:
                 raise stream.locate(error) from error
             self.records += 1
-            self._remembered += rank.size - before
+            self._remembered += rank.size - size
             if self._remembered + len(self._rounds.places) > self._most:
                 raise stream.locate(f"the ranks hold more than {self._most} samples and steps: too many to check")
-
-    def _open_account(self, origin: Origin, rank: int) -> Account | None:
-        if not origin.inputs and not self._sought:
-            return None
-        first_step = next((part.steps for part in origin.before if part.rank == rank), 0)
-        return Account(first_step, self._sought)
 
     def trace_back(self) -> Lineage:
         """Returns where the job comes from, and what it has trained on."""
@@ -156,8 +149,8 @@ class Job:
         return Lineage(
             self._header,
             [(stream.ranks, stream.header.origin) for stream in self._streams],
-            {rank.rank: account for rank in ranks if (account := rank.close_account()) is not None},
-            {rank.rank: rank.planned for rank in ranks if rank.planned is not None},
+            {rank.rank: rank.close_account() for rank in ranks},
+            {rank.rank: rank.planned for rank in ranks if rank.settings.peers > 1},
             is_resumed=any(rank.is_resumed for rank in ranks),
         )
 

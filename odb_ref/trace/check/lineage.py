@@ -120,7 +120,7 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
         what = (
             f"goes on after {part.steps} steps with {part.lot.samples} samples trained on, which no trace of it shows"
         )
-        what = what if had else "goes on with other samples than the part before had"
+        what = what if had else "is resumed with other samples than the part before had"
         if had or part.run:
             yield part.rank, (Property.RESUME, "" if is_known else what)
     if job.run and not job.is_rest:
@@ -131,7 +131,7 @@ def judge_lineage(job: Lineage, all_jobs: Sequence[Lineage]) -> Iterator[tuple[i
 
 def _list_sources(part: OwnedLot, job: Lineage, all_jobs: Sequence[Lineage]) -> list[Lineage]:
     """Returns the jobs that a resumed one may go on from: of the same epoch, and of the run where that is said."""
-    found = [other for other in all_jobs if other is not job and other.where == job.where and other.accounts]
+    found = [other for other in all_jobs if other is not job and other.where == job.where]
     found = [other for other in found if part.run in ("", other.run)]
     return [other for other in found if part.rank is None or other.header.world_size == job.header.world_size]
 

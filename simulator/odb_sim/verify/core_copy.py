@@ -197,7 +197,16 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
         return end(skipped=f"{suite.needs} is not built: make -C proofs extraction (it needs Coq and OCaml)")
     done = _run(
         work,
-        ["-m", "pytest", "-x", "-rsf", "-p", "no:cacheprovider", f"--timeout={_TEST_S}", *map(str, chain(*found.values()))],
+        [
+            "-m",
+            "pytest",
+            "-x",
+            "-rsf",
+            "-p",
+            "no:cacheprovider",
+            f"--timeout={_TEST_S}",
+            *map(str, chain(*found.values())),
+        ],
         deadline,
     )
     if done is None:
