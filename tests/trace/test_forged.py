@@ -312,6 +312,17 @@ def test_whose_loss_a_rank_is_told_of_is_said_where_no_trace_can_show_it(
     assert doubt in verdict.jobs[0].unsaid
 
 
+def test_what_a_killed_rank_took_is_said_where_its_trace_cannot_show_it(tmp_path: Path) -> None:
+    """What it had not yet written is lost with it. Spec: R7.5."""
+    trace = run(tmp_path / "t", {"depth_steps": 30}, (Fault("kill", 0, 110),))
+    assert len(trace.answers("step_taken", 0)) > 2
+    for record in trace.answers("step_taken", 0)[1:]:
+        record["event"] = {"kind": "urged"}
+    verdict = check_traces([trace.write(tmp_path / "t")])
+    assert verdict.is_ok
+    assert "whether rank 0 took more than 1 steps: its trace has no finish" in verdict.jobs[0].unsaid
+
+
 # Peers: processes that are one rank write traces of their own, which must tell of the same steps. Spec: R17.5.
 
 

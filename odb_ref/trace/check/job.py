@@ -366,11 +366,14 @@ class Job:
     def _list_doubts(self, ranks: Sequence[RankChecker]) -> Iterator[str]:
         """Yields what is said of losses that no trace can show to be so. Spec: R7.5."""
         told = {lost: rank.rank for rank in reversed(ranks) for lost in rank.lost_peers}
+        most = max((rank.output.taken_steps for rank in ranks), default=0)
         for rank in ranks:
             if rank.rank in told and rank.output.finish is not None:
                 yield f"whether rank {rank.rank} was gone, as rank {told[rank.rank]} was told: it has ended by itself"
             elif None in told and rank.output.finish is None:
                 yield f"whether rank {rank.rank} was gone: rank {told[None]} was told of a loss, not of whose"
+            if rank.output.finish is None and rank.output.taken_steps + 1 < most:
+                yield f"whether rank {rank.rank} took more than {rank.output.taken_steps} steps: its trace has no finish"
 
     def _note(self, judgement: Judgement, rank: int | None, round_: int | None = None, step: int | None = None) -> None:
         property_, what = judgement
