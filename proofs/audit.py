@@ -2,9 +2,10 @@
 """Fails when a proof is not one, when a theorem says something else than what was reviewed, or when a part is missing.
 
 What is claimed stands in ``statements.golden``: the theorems of ``Main.v`` as Coq prints them, to be read; digests of every
-theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, of the tables' rows, and
-of how the model becomes a program; and the file that extracts it. ``./audit.py --accept`` writes it anew: its diff is what a reviewer has to look at.
-``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names begin.
+theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, of the tables' rows,
+and of how the model becomes a program; and the file that extracts it. ``./audit.py --accept`` writes it anew: its diff is what a
+reviewer has to look at. ``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names
+begin.
 
 - The copy: all that is asked of Coq is asked of a copy of the sources, compiled from nothing by `coqc` alone. What was compiled
   here before, and how, does not count. ``--here`` asks what is compiled here instead, which is quicker.
