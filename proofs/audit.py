@@ -3,8 +3,8 @@
 
 What is claimed stands in ``statements.golden``: the theorems of ``Main.v`` as Coq prints them, to be read; digests of every
 theorem of the tables in ``README.md``, of the definitions that any of them rests on down to Coq's library, of the tables' rows,
-and of how the model becomes a program; and the file that extracts it. ``./audit.py --accept`` writes it anew: its diff is what a
-reviewer has to look at. ``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names
+and of how the model becomes a program; and the file that extracts it. ``./audit.py --accept`` writes it anew: its diff is what
+a reviewer has to look at. ``./audit.py --here --show Machine. Loss.lossy_step`` prints what stands behind digests, by how names
 begin.
 
 - The copy: all that is asked of Coq is asked of a copy of the sources, compiled from nothing by `coqc` alone. What was compiled
