@@ -11,7 +11,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.resume import Resumed
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.quarantine import Quarantine
-from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 
 
@@ -41,7 +41,7 @@ class EpochTrace:
         """Writes which samples are set aside, once the machine has begun. Spec: R9.6."""
         if self._writer is not None:
             for place in places:
-                self._writer.set_aside(self._config.rank, self._start.get_id(place))
+                self._writer.set_aside(self._config.rank, self._start.get_id(place), place)
 
     def close(self) -> None:
         """Completes the file."""
@@ -65,7 +65,8 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
         return make_lot(map(start.get_id, places))
 
     owner = None if start.is_shared else rank
-    inputs = (OwnedLot(rank=owner, lot=make(range(len(start.keys))) - make(progress.gone)),)
+    order = None if progress.gone else place_lot(map(start.get_id, range(len(start.keys)))).digest
+    inputs = (OwnedLot(rank=owner, lot=make(range(len(start.keys))) - make(progress.gone), order=order),)
     if checkpoint is None:
         return Origin(run=run, inputs=inputs)
     positions = range(max(checkpoint.start.read_samples, *(position + 1 for position in checkpoint.taken), 0))
