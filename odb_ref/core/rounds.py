@@ -159,7 +159,7 @@ def _compute_draw(config: Config, state: State, wants: Sequence[int], total: int
     """Spec: R14.3, R16.4."""
     if config.update_samples is None:
         return compute_draw(config.rank, wants, state.draw.end, total)
-    begin = state.round // config.update_rounds * config.update_samples
+    begin = min(total, state.round // config.update_rounds * config.update_samples)
     return compute_portion(
         config.rank,
         wants,

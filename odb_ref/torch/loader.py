@@ -197,6 +197,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._on_idle = choose(OnIdle, protocol.on_idle, "on_idle")
         self._idle_sample = protocol.idle_sample
         self._on_bad_sample = choose(OnBadSample, faults.on_bad_sample, "on_bad_sample")
+        max_bad = check_max_bad(faults.max_bad_samples)
         self._weighting = Weighting(
             scaling=choose(LossScaling, loss.scaling, "scaling"),
             reduction=choose(LossReduction, loss.reduction, "reduction"),
@@ -245,7 +246,7 @@ class ODBDataLoader(Epochs[Batch]):
             settings,
             quota=self._terms.quota_samples,
             read_ahead=self._window // 2,
-            max_bad=check_max_bad(faults.max_bad_samples),
+            max_bad=max_bad if self._on_bad_sample is OnBadSample.QUARANTINE else 0,
         )
         self._start_session()
 

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Final
+
+from torch.utils.data import DistributedSampler, Sampler
 
 from odb_ref.core.errors import UsageError, read_integer
 
 _left_at: Final[dict[int, tuple[weakref.ref[object], int | None]]] = {}
 """By the identity of a sampler: the epoch that it was left at when a loader last listed it."""
+
+
+class AllReplicas(Sampler[object]):
+    """The order of which a `DistributedSampler` lists one rank's share: what its ranks list, one of each in turn.
+
+    All ranks list the same, and may be more or fewer than the sampler counts.
+    """
+
+    def __init__(self, sampler: DistributedSampler[object]) -> None:
+        self._sampler = sampler
+
+    @property
+    def epoch(self) -> int:
+        """That of the sampler."""
+        return self._sampler.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the sampler's."""
+        self._sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self._sampler.total_size
+
+    def __iter__(self) -> Iterator[object]:
+        whole = copy.copy(self._sampler)
+        whole.rank, whole.num_replicas, whole.num_samples = 0, 1, whole.total_size
+        return iter(whole)
 
 
 def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:

@@ -76,7 +76,9 @@ class RankDraws:
     def begin(self, round_: int = 0) -> None:
         """Begins an epoch, or with updates any of them: all want the first window, and nobody has anything."""
         if self._total is not None:
-            self.first = self.drawn = round_ // self._settings.rounds * (self._settings.update_samples or 0)
+            self.first = self.drawn = min(
+                self._total, round_ // self._settings.rounds * (self._settings.update_samples or 0)
+            )
             self._draw([self._settings.compute_window_samples(0)] * self._settings.world_size, self._total, round_)
 
     def resume(self, first: int, count: int, drawn: int, round_: int) -> Iterator[Judgement]:

@@ -66,7 +66,7 @@ def share_portion(
 ) -> tuple[list[int], int]:
     """Returns what ranks want of the portion that is drawn for a round, and how many places it has. Spec: R16.4."""
     size = settings.update_samples or 0
-    begin = round_ // settings.rounds * size
+    begin = min(total, round_ // settings.rounds * size)
     left = min(begin + size, total) - drawn
     portion = left if (round_ + 1) % settings.rounds == 0 else left - left // 2
     tokens = sum(loads)
