@@ -141,7 +141,10 @@ def test_an_update_in_parts_breaks_i13() -> None:
     assert not invariant.holds(own, offer, whole), "round 0 of two only releases"
     assert not invariant.holds(shared, replace(offer, round=2), whole), "round 2 of four only draws"
     assert invariant.holds(shared, replace(offer, round=3), whole)
-    for window, holds in ((State(window=samples[:3], wanted_samples=1), True), (State(window=samples[:3], wanted_samples=2), False)):
+    for window, holds in (
+        (State(window=samples[:3], wanted_samples=1), True),
+        (State(window=samples[:3], wanted_samples=2), False),
+    ):
         assert invariant.holds(own, State(), replace(window, round=1)) == holds, "5 are more than an update's"
         assert not invariant.holds(own, State(), window), "nothing is read in round 0"
     assert not invariant.holds(own, replace(whole, round=1), replace(whole, round=1, window=samples))

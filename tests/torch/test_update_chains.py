@@ -90,7 +90,12 @@ def draw_chain(number: int) -> Chain:
 
 
 def draw_leg(rng: random.Random) -> Leg:
-    return Leg(rng.randint(1, MOST_RANKS), rng.choice((1, 2, 3, 5, 8)), rng.choice((30, 60, 90)), rng.choice(("padded", "packed")))
+    return Leg(
+        rng.randint(1, MOST_RANKS),
+        rng.choice((1, 2, 3, 5, 8)),
+        rng.choice((30, 60, 90)),
+        rng.choice(("padded", "packed")),
+    )
 
 
 Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool]], Any]
@@ -99,9 +104,9 @@ Found = tuple[dict[int, list[int]], dict[int, float], list[tuple[int, int, bool]
 
 def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
     options = {
-        "token_budget": leg.budget, "layout": leg.layout, "update_samples": chain.size, "shard": chain.shard, "collate_fn": collate,
-        "shuffle": chain.is_shuffled, "num_workers": chain.workers, "on_bad_sample": "quarantine", "max_bad_samples": 10**6,
-        "process_group": group, "timeout_s": 30,
+        "token_budget": leg.budget, "layout": leg.layout, "update_samples": chain.size, "shard": chain.shard,
+        "shuffle": chain.is_shuffled, "num_workers": chain.workers, "collate_fn": collate,
+        "on_bad_sample": "quarantine", "max_bad_samples": 10**6, "process_group": group, "timeout_s": 30,
     }  # fmt: skip
     return ODBDataLoader(Damaged(chain.samples, chain.bad), **nested(**options))
 
@@ -148,7 +153,11 @@ def run_chain(rank: int, chain: Chain, groups: dict[int, Any]) -> str:
         dist.all_gather_object(of_all, mine)
         found = of_all[: leg.ranks]
         if wrong := [text for text in found if isinstance(text, str)]:
-            is_right = not taken and has_rank_of_bad(chain, leg.ranks) and all("samples of this rank is bad" in text for text in wrong)
+            is_right = (
+                not taken
+                and has_rank_of_bad(chain, leg.ranks)
+                and all("samples of this rank is bad" in text for text in wrong)
+            )
             return "" if is_right else f"{chain}\n  in {leg}: {wrong[0]}"
         taken.append(found)
         state = [part[3] for part in found]
@@ -217,7 +226,8 @@ NO_BAD: frozenset[int] = frozenset()
         Chain(30, 7, "shared", frozenset({14, 15, 28}), (Leg(3, 8, 30, "packed"), Leg(3, END, 30, "packed"))),
         Chain(30, 12, "shared", frozenset({14, 22, 24}), (Leg(1, 2, 60, "packed"), Leg(2, END, 90))),
     ],
-    ids=["weights, other budget", "weights, other ranks", "a bad place behind the last good one", "all of a portion", "again", "elsewhere"],
+    ids=["weights, other budget", "weights, other ranks", "a bad place behind the last good one", "all of a portion", "again",
+         "elsewhere"],
 )  # fmt: skip
 def test_a_chain_that_went_wrong(chain: Chain) -> None:
     """Checks: UPDATE, WEIGHT, RESUME."""

@@ -1,10 +1,10 @@
 """Updates of a fixed number of samples: which places of the common order an update holds, and which rank reads which.
 
 Update u holds the places from u x N on, N of them, or what is left. It has a few rounds. In the first nothing is read: its
-agreement releases the update before. Ranks with a source of their own then read every W-th place at once, so what a rank gives to
-an update follows from its number alone. Ranks that share one order (R14) draw an update in a few *portions*, a round each: the
-first in equal parts, each later one so that the ranks come to hold equally many tokens. Half of what is left goes into a portion,
-so that the last ones, which even out, are small. The last round forms the steps.
+agreement releases the update before. Ranks with a source of their own then read every W-th place at once, so what a rank
+gives to an update follows from its number alone. Ranks that share one order (R14) draw an update in a few *portions*, a round
+each: the first in equal parts, each later one so that the ranks come to hold equally many tokens. Half of what is left goes
+into a portion, so that the last ones, which even out, are small. The last round forms the steps.
 
 Nothing here knows of samples, windows or phases. Spec: R16.
 """
@@ -36,8 +36,8 @@ def count_rounds(update_samples: int, world_size: int, *, is_shared: bool) -> in
 def compute_most_padding(budget_tokens: int) -> int:
     """Returns how many tokens of padding a group of an update may have under a budget: about what a step costs by itself.
 
-    In the free mode a group may be carried to be filled. An update emits all of its groups, so what they hold beside its samples
-    is only worth a step that it saves: see ``spec/decisions/0012``. Spec: R16.3.
+    In the free mode a group may be carried to be filled. An update emits all of its groups, so what they hold beside its
+    samples is only worth a step that it saves: see ``spec/decisions/0012``. Spec: R16.3.
     """
     return budget_tokens // PADDING_SHARE
 

@@ -186,7 +186,9 @@ class EpochDriver:
         return self._start.is_shared and is_free and not state.window and not state.is_ended
 
     def _make_sample(self, place: int, length: int, supervised: int, costs: tuple[int, ...]) -> Sample:
-        return make_sample(self._start.get_id(place), self.quarantine.places.get_position(place), length, supervised, costs)
+        return make_sample(
+            self._start.get_id(place), self.quarantine.places.get_position(place), length, supervised, costs
+        )
 
     def on_bad(self, place: int, cause: str) -> None:
         """Sets a sample aside; it lies behind those reported before. Spec: R11."""

@@ -54,8 +54,8 @@ class EpochTrace:
 def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     """Returns what this rank knows of its epoch. Spec: R9.6.
 
-    It does not know how many samples a stream has, nor, inside an update, what the others had drawn of a shared order before the
-    epoch was resumed. What another number of ranks had trained on is not counted.
+    It does not know how many samples a stream has, nor, inside an update, what the others had drawn of a shared order before
+    the epoch was resumed. What another number of ranks had trained on is not counted.
     """
     progress, checkpoint = start.progress, start.checkpoint
     run = "" if progress.base else start.run

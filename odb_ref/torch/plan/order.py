@@ -98,7 +98,7 @@ class Order:
         return samples // size if self.drops_last else -(-samples // size)
 
     def compute_first_place(self, progress: EpochProgress, rank: int, world_size: int) -> int:
-        """Returns the place in the order that the rank reads at which the update begins that it goes on with; 0 in the free mode.
+        """Returns where in the order that the rank reads the update begins that it goes on with; 0 in the free mode.
 
         Spec: R16.2, R16.6.
         """
@@ -119,8 +119,8 @@ class Order:
     def compute_keys(
         self, epoch: int, rank: int, world_size: int, base: tuple[Generation, ...]
     ) -> tuple[Sequence[object], int | None, int, str]:
-        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), how many were taken before, and of
-        a sampler that all ranks have alike a digest of what it lists.
+        """Returns this rank's keys in order, how many samples the epoch has (None when unknown), how many were taken before,
+        and of a sampler that all ranks have alike a digest of what it lists.
         """
         order: Sequence[object] = self._compute_order(epoch) if self.sampler is None else list_keys(self.sampler, epoch)
         if not self.is_auto:

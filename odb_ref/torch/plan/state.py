@@ -122,7 +122,7 @@ class EpochProgress:
 
     @property
     def is_between_updates(self) -> bool:
-        """True where no update was begun that is not complete: of all that is saved only round and steps then count. Spec: R16.6."""
+        """True where no update was begun that is not complete: only round and steps count of what is saved. Spec: R16.6."""
         return self.checkpoint is None or not (self.checkpoint.taken_steps or self.window.samples)
 
     @property

@@ -41,7 +41,9 @@ def begin_inside(
         taken |= _to_common(own.union(part.gone), saved_rank, ranks, is_shared=is_shared)
         bad |= _to_common(part.bad, saved_rank, ranks, is_shared=is_shared)
     if not is_shared:
-        taken, bad = ({place // world_size for place in places if place % world_size == rank} for places in (taken, bad))
+        taken, bad = (
+            {place // world_size for place in places if place % world_size == rank} for places in (taken, bad)
+        )
     samples = begun.global_samples + first.window.samples - first.gone_counts.samples
     rounds = count_rounds(update_samples, world_size, is_shared=is_shared)
     return EpochProgress(

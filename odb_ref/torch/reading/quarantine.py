@@ -152,8 +152,8 @@ class Quarantined:
 class Places:
     """Where a rank's good samples stand: each *position*, which counts these without a gap, has a *place*. Known as runs.
 
-    With a shard of its own the first sample stands at ``place``, and all places follow that are not ``left_out``. With shared shards
-    (``is_drawn``) the rank draws runs of places, behind those at which what was ``carried`` stands, by position.
+    With a shard of its own the first sample stands at ``place``, and all places follow that are not ``left_out``. With shared
+    shards (``is_drawn``) the rank draws runs of places, behind those at which what was ``carried`` stands, by position.
     """
 
     def __init__(

@@ -292,8 +292,8 @@ class Settings:
 
     @property
     def rounds(self) -> int:
-        """How many rounds an update has: one in which nothing is read, and one for each portion, or for all of it where each rank
-        has a source of its own. In the free mode 1. Spec: R16.3, R16.4.
+        """How many rounds an update has: one in which nothing is read, and one for each portion, or for all of it where each
+        rank has a source of its own. In the free mode 1. Spec: R16.3, R16.4.
         """
         if self.update_samples is None:
             return 1

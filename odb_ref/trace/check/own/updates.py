@@ -33,7 +33,9 @@ class RankUpdates:
             return
         places = self.compute_places(round_)
         is_right = (first, count) == (places.start, len(places))
-        what = f"reads {count} places from {first} on for round {round_}; its part is {len(places)} from {places.start} on"
+        what = (
+            f"reads {count} places from {first} on for round {round_}; its part is {len(places)} from {places.start} on"
+        )
         yield Property.UPDATE, "" if is_right else what
 
     def judge_steps(self, posted: int, most_groups: int, round_: int) -> Iterator[Judgement]:
