@@ -163,8 +163,8 @@ class EpochDriver:
                 return  # the epoch ends without them
             state = self.state
             # Where ranks share an order, others may have the good samples of it.
-            is_all = is_ended and not self._start.is_shared and self._start.progress == START and not state.read_samples
-            if is_all and not items and (fault := self.quarantine.find_emptiness()):
+            is_own = not self._start.is_shared and self._start.progress == START and not state.read_samples
+            if is_own and is_ended and not items and (fault := self.quarantine.find_emptiness()):
                 self.on_error(fault, QuarantineError(fault))
                 return
             samples = tuple(self._make_sample(*item) for item in items)
@@ -172,9 +172,8 @@ class EpochDriver:
                 self.submit(_Begin(samples))
             elif not items and self._is_stuck(state):
                 fault = (
-                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger "
-                    "Batching(window=), "
-                    f"or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
+                    "each sample of a window is bad, and with shard='shared' a window needs a good one: pass a larger Batching("
+                    f"window=), or ramp_rounds=0 where it is one of the first; the last, {self.quarantine.describe_last()}"
                 )
                 self.on_error(fault, QuarantineError(fault))
             else:

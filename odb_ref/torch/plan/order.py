@@ -98,7 +98,7 @@ class Order:
         return samples // size if self.drops_last else -(-samples // size)
 
     def compute_first_place(self, progress: EpochProgress, rank: int, world_size: int) -> int:
-        """Returns where in the order that the rank reads the update begins that it goes on with; 0 in the free mode.
+        """Returns where in the order that the rank reads its next update begins; 0 in the free mode.
 
         Spec: R16.2, R16.6.
         """

@@ -134,9 +134,10 @@ class RankChecks:
             kind = f"{tokens} {config.layout} tokens of {budget}"
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
         is_bounded = config.update_samples is not None and config.order != StepOrder.SAMPLER
-        if is_bounded and (padding := tokens - sum(lengths)) > budget // 16:
-            detail = f"{padding} tokens of padding under {budget} in {_name(step)}"
-            raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {detail}")
+        if is_bounded and (more := tokens - sum(lengths)) > budget // 16:
+            raise Violation(
+                "BUDGET", f"rank {config.rank} step {step.number}: {more} of {budget} padding in {_name(step)}"
+            )
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
         if len(step.group) > 1 and any(map(gt, used, limits)):
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
@@ -261,9 +262,8 @@ def compute_fewest_groups(lengths: tuple[int, ...], budget_tokens: int, most_pad
     for picked in range(2 ** len(rest)):
         group = (first, *(length for i, length in enumerate(rest) if picked >> i & 1))
         tokens = len(group) * max(group)
-        if len(group) == 1 or (
-            tokens <= budget_tokens and (most_padding is None or tokens - sum(group) <= most_padding)
-        ):
+        is_dense = most_padding is None or tokens - sum(group) <= most_padding
+        if len(group) == 1 or (tokens <= budget_tokens and is_dense):
             left = tuple(length for i, length in enumerate(rest) if not picked >> i & 1)
             best = min(best, 1 + compute_fewest_groups(left, budget_tokens, most_padding))
     return best
