@@ -135,9 +135,7 @@ class RankChecks:
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: {kind} in {_name(step)}")
         is_bounded = config.update_samples is not None and config.order != StepOrder.SAMPLER
         if is_bounded and (more := tokens - sum(lengths)) > budget // 16:
-            raise Violation(
-                "BUDGET", f"rank {config.rank} step {step.number}: {more} of {budget} padding in {_name(step)}"
-            )
+            raise Violation("BUDGET", f"rank {config.rank}: {more} of {budget} are padding in {_name(step)}")
         used = [sum(costs) for costs in zip(*(sample.costs for sample in step.group), strict=True)]
         if len(step.group) > 1 and any(map(gt, used, limits)):
             raise Violation("BUDGET", f"rank {config.rank} step {step.number}: uses {used} in {_name(step)}")
