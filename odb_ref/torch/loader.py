@@ -84,7 +84,8 @@ class ODBDataLoader(Epochs[Batch]):
         layout: ``"padded"``: a row for each sample (default). ``"packed"``: one row, laid end to end (`FlattenSamples`).
         collate_fn: Makes a batch of a list of samples, beside the workers. Default: torch's, or `FlattenSamples` where packed.
         shuffle: Whether the order is a permutation by seed and epoch. Default: False.
-        sampler: What this rank reads, in place of its shard; with ``shard="shared"`` the same order on all ranks.
+        sampler: What this rank reads, in place of its shard; with ``update_samples`` the same order on all ranks, or a
+            `DistributedSampler`.
         shard: ``"auto"``: every world_size-th index (default). ``"shared"``: ranks draw from one order as they have room (R14).
             ``"given"``: the data set is this rank's own.
         seed: Of the order, and of what samples draw at random. Default: 0.

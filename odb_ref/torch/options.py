@@ -105,7 +105,7 @@ def make_order(
         )
     if generator is not None and seed:
         raise UsageError("seed and generator exclude each other")
-    if is_common and isinstance(sampler, DistributedSampler):
+    if is_common and isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
         sampler = AllReplicas(sampler)
     return Order(
         dataset=dataset,
