@@ -106,7 +106,8 @@ def make_loader(chain: Chain, leg: Leg, group: Any) -> ODBDataLoader[Any]:
     options = {
         "token_budget": leg.budget, "layout": leg.layout, "update_samples": chain.size, "shard": chain.shard,
         "shuffle": chain.is_shuffled, "num_workers": chain.workers, "collate_fn": collate,
-        "on_bad_sample": "quarantine", "max_bad_samples": 10**6, "process_group": group, "timeout_s": 30,
+        "on_bad_sample": "quarantine", "max_bad_samples": 10**6, "timeout_s": 30,
+        "process_group": group, "is_apart": group is not None,
     }  # fmt: skip
     return ODBDataLoader(Damaged(chain.samples, chain.bad), **nested(**options))
 
