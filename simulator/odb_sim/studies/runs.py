@@ -21,7 +21,7 @@ from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Mode
-from odb_ref.trace.origin import Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
@@ -190,8 +190,11 @@ class Run(Terms):
         """Opens a trace of the run, which says how many samples there are. Spec: R9.6."""
         workload, is_shared = self.workload, self.sharding is Sharding.SHARED
         offsets = [0, workload.samples_total] if is_shared else workload.offsets.tolist()
-        lots = [make_lot(workload.ids[begin:end].tolist()) for begin, end in pairwise(offsets)]
-        inputs = tuple(OwnedLot(rank=None if is_shared else rank, lot=lot) for rank, lot in enumerate(lots))
+        shards = [workload.ids[begin:end].tolist() for begin, end in pairwise(offsets)]
+        inputs = tuple(
+            OwnedLot(rank=None if is_shared else rank, lot=make_lot(ids), order=place_lot(ids).digest)
+            for rank, ids in enumerate(shards)
+        )
         return TraceWriter(
             path,
             self.build_config(),
