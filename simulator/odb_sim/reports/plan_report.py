@@ -10,7 +10,7 @@ from odb_sim.inputs.texts import is_text_file
 from odb_sim.reports.charts import Bars, Series
 from odb_sim.reports.document import Source
 from odb_sim.reports.page import Page
-from odb_sim.reports.run_report import describe_seconds, draw_run, split_percent
+from odb_sim.reports.run_report import describe_range, describe_seconds, draw_run, split_percent
 from odb_sim.studies.plan import Plan
 
 HEADER: Final = ["way", "speed-up", "band", "time", "time's band", "GPU-hours", "USD", "USD's band", "padding"]
@@ -31,7 +31,7 @@ def build_rows(plan: Plan) -> list[list[str]]:
                 f"{plan.compute_speedup(way):.2f}",
                 "-" if way is plan.ways[1] else plan.band_speedup(way).describe(plan.compute_speedup(way)),
                 describe_seconds(seconds),
-                f"{describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)}",
+                describe_range(seconds * band.low, seconds * band.high),
                 show(plan.compute_gpu_hours(way)),
                 show(money),
                 f"{show(money * paid.low)} to {show(money * paid.high)}",
@@ -63,10 +63,10 @@ def describe_plan(plan: Plan) -> str:
         f"{duration.removesuffix('s') if duration == '1 epochs' else duration} of {wanted.lengths.name} "
         f"({wanted.samples:,.0f} samples) with {job.model.name} on {job.gpus:,} GPUs ({job.strategy.name}, activations "
         f"{'computed again' if job.recomputes else 'kept'}) take {describe_seconds(seconds)} "
-        f"({describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)} nine times of ten): "
+        f"({describe_range(seconds * band.low, seconds * band.high)} nine times of ten): "
         f"{show(plan.compute_gpu_hours(best))} GPU-hours, {show(plan.compute_money(best))} USD "
-        f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} an hour"
-        f"{f' ({price.source}, {price.date})' if price.date else ''}.",
+        f"({plan.band_money(best).describe(plan.compute_money(best), ',.3g')}) at {price.value:g} USD a GPU-hour"
+        f"{f', a list price of {price.date}' if price.date else ''}.",
         f"Set a token budget of {best.what.budget_tokens:,}"
         + (f" and a window of {best.what.window_samples:,}" if wanted.global_batch is None else "")
         + f"; an update holds {describe_update(best.summary)}.",
@@ -122,7 +122,7 @@ def write_plan_report(path: Path, plan: Plan, data: str, source: Source) -> None
         f"odb-ref plan: {job.model.name} on {job.gpus:,} GPUs, {wanted.lengths.name}",
         f"Training takes **{describe_seconds(seconds)}** and {show(plan.compute_money(best))} USD, {speedup:.2f} times as fast "
         "as with fixed batches",
-        band=f"Nine times of ten {describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)}, "
+        band=f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
         f"{plan.band_money(best).describe(plan.compute_money(best), ',.3g')} USD, "
         f"{plan.band_speedup(best).describe(speedup)} times as fast.",
         lead=describe_plan(plan),

@@ -199,7 +199,7 @@ def describe_band(summary: Summary, band: Band) -> str:
     """Returns how sure the time of a run is, and what is to blame."""
     seconds = summary.sim_time_s
     return (
-        f"Nine times of ten {describe_seconds(seconds * band.low)} to {describe_seconds(seconds * band.high)}, "
+        f"Nine times of ten {describe_range(seconds * band.low, seconds * band.high)}, "
         f"{summary.tokens_per_s / band.high:,.0f} to {summary.tokens_per_s / band.low:,.0f} tokens/s; {band.explain()}"
     )
 
@@ -215,6 +215,13 @@ def describe_seconds(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.3g} seconds"
+
+
+def describe_range(low_s: float, high_s: float) -> str:
+    """Returns two times, in one unit where both have the same."""
+    low, high = describe_seconds(low_s), describe_seconds(high_s)
+    unit = high.partition(" ")[2]
+    return f"{low.removesuffix(' ' + unit)} to {high}"
 
 
 def _describe_fault(summary: Summary) -> str:
