@@ -21,6 +21,9 @@ from odb_ref.core.types import Group, Mode, compute_real_tokens
 
 Transition = tuple[State, tuple[Effect, ...]]
 
+RAMP_SHARE: Final = 4
+"""In the first rounds, whose windows are small, one in so many steps is formed; the rest is carried. Spec: R3.3."""
+
 _FILL: Final = Phase.FILL
 """Looked up once: that costs a good part of what a step that is taken costs, after each of which this is asked."""
 
@@ -215,5 +218,8 @@ def compute_round_target(config: Config, agreement: Offer) -> int:
     if is_update:
         # An update is small: in twice as many steps its groups are of samples more alike, which saves more than steps cost.
         return min(2 * target, agreement.samples_max) if config.layout == Layout.PADDED else target
+    if agreement.round_min < config.ramp_rounds and agreement.groups_min != NONE:
+        # What a small window groups badly is carried into a larger one.
+        target = max(1, agreement.due_max, target // RAMP_SHARE)
     # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
     return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target
