@@ -28,8 +28,8 @@ RAMP_ROUNDS: Final = 3
 def choose_ramp(window_samples: int, samples_per_rank: float | None) -> int:
     """Returns how many of an epoch's first windows are smaller where nothing else is asked for; None: nobody knows the samples.
 
-    The steps that these windows fill badly cost an epoch less than half a step in the mean. Where a rank has fewer samples than two
-    windows that would be more than one in a hundred. Spec: R2.3.
+    The steps that these windows fill badly cost an epoch less than half a step in the mean. Where a rank has fewer samples
+    than two windows that would be more than one in a hundred. Spec: R2.3.
     """
     return 1 if samples_per_rank is not None and samples_per_rank < 2 * window_samples else RAMP_ROUNDS
 

@@ -17,7 +17,7 @@ RANKS = (2, 8)
 
 
 def count_steps(windows: float, layout: Layout, ramp: int | None) -> int:
-    """Steps of all epochs of so many windows a rank, in the mean eight samples a batch or more, with a ramp or the default one."""
+    """Steps of all epochs of so many windows a rank, in the mean eight samples a batch or more; None: with the default ramp."""
     steps = 0
     for name in list_bundled_names():
         lengths = load_lengths(name)
