@@ -61,12 +61,16 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
     if info.step == 0:
         check_strategy(accelerator)
         _check_schedulers(accelerator)
-    accelerator.sync_gradients = info.is_update_end
     if accelerator.distributed_type is DistributedType.DEEPSPEED:
-        # Its engine averages gradients, and steps, in the backward pass that is said to end a window.
         _check_engine(accelerator)
-        return nullcontext()
-    if info.is_update_end:
+    return accumulating(accelerator, model, is_update_end=info.is_update_end)
+
+
+def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: bool) -> AbstractContextManager[None]:
+    """Returns the context of a backward pass that ends an update, or adds to its gradient."""
+    accelerator.sync_gradients = is_update_end
+    # DeepSpeed's engine averages gradients, and steps, in the backward pass that is said to end an update.
+    if is_update_end or accelerator.distributed_type is DistributedType.DEEPSPEED:
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)
     return context

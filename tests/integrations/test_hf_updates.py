@@ -37,7 +37,7 @@ class Texts(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         choose = random.Random(index)
         ids = [choose.randint(1, 31) for _ in range(choose.randint(3, 40))]
-        labels = [-100] * choose.randint(0, 2) + ids
+        labels = [-100] * choose.randint(1, 2) + ids
         return {"input_ids": ids, "labels": labels[: len(ids)]}
 
 

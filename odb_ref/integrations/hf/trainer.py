@@ -59,13 +59,14 @@ from odb_ref.integrations.hf.guard import SteppingTrainer
 from odb_ref.integrations.hf.saving import read_states
 from odb_ref.integrations.hf.steps import STEP_INFO, ODBOptions, TrainerSteps, check_arguments, check_engine
 from odb_ref.integrations.hf.updates import PLAIN, TrainerUpdates, UpdateBatch, find_order
+from odb_ref.integrations.hf.versions import compute_split, get_sampling
 from odb_ref.integrations.progress import Progress
 from odb_ref.torch import ODBDataLoader, StepInfo, UsageError
 from odb_ref.torch.settings import arrange
 
 LossAndOutputs = Tensor | tuple[Tensor, object]
 
-_UNBOUNDED: Final = 2**62
+_UNBOUNDED: Final = 2**40
 """More updates than any epoch takes: the epoch itself says when it ends."""
 
 
@@ -102,7 +103,8 @@ class ODBTrainer(SteppingTrainer):
         # The loader goes on where it was saved; the Trainer must not skip batches on top of that.
         self.args.ignore_data_skip = True
         self.remove_callback(TrainerHooks)
-        self.add_callback(TrainerHooks(self))
+        # Before all others, which are to see the state that it corrects.
+        self.callback_handler.callbacks.insert(0, TrainerHooks(self))
 
     # Loader and steps ------------------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class ODBTrainer(SteppingTrainer):
         if "generator" not in self.odb.loader:
             options["seed"] = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if not is_iterable and "sampler" not in self.odb.loader:
-            options["shuffle"] = getattr(self.args, "train_sampling_strategy", "random") == "random"
+            options["shuffle"] = get_sampling(self.args) == "random"
         options |= choose_layout(self.data_collator, self.odb.loader)
         k = self.args.gradient_accumulation_steps
         update_samples, batches = self.odb.update_samples, None
@@ -157,16 +159,18 @@ class ODBTrainer(SteppingTrainer):
                 "the loss would be normalised twice: ODBTrainer needs loss_is_scaled_for_ga = True and an Accelerator that "
                 "does not divide by the steps of an accumulation window"
             )
-        if self.get_sp_size() * self.get_cp_size() * self.get_tp_size() > 1:
+        if compute_split(self) > 1:
             raise UsageError("ODBTrainer does not run with sequence, context or tensor parallelism")
         check_arguments(self.args, is_free=self.odb.update_samples is None)
         if self.accelerator.distributed_type is DistributedType.DEEPSPEED:
             check_engine(self.accelerator.deepspeed_plugin.deepspeed_config, self.args, self.odb)
 
     def set_initial_training_values(
-        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates
+        self, args: TrainingArguments, dataloader: DataLoader[object] | TrainerSteps | TrainerUpdates, *batch: int
     ) -> tuple[int, int, int, int, float, int, int]:
         """Returns the Trainer's bounds: those of ``max_steps``, or epochs that end when the loader says so.
+
+        ``batch`` is the samples of an update, which a Trainer before 5.3 passes.
 
         Raises: UsageError when the updates of an epoch are neither given nor to be estimated.
         """
@@ -175,7 +179,9 @@ class ODBTrainer(SteppingTrainer):
             if self._saved_progress is not None:
                 self.progress.load_state_dict(self._saved_progress)
         if not isinstance(dataloader, TrainerSteps):
-            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(args, dataloader)
+            values: tuple[int, int, int, int, float, int, int] = super().set_initial_training_values(
+                args, dataloader, *batch
+            )
             return values
         k = args.gradient_accumulation_steps
         updates = self.odb.updates_per_epoch
@@ -191,8 +197,9 @@ class ODBTrainer(SteppingTrainer):
         if self._saved_progress is not None:
             self.progress.load_state_dict(self._saved_progress)
         if updates is None or args.max_steps > 0:
-            values = super().set_initial_training_values(args, dataloader)
+            values = super().set_initial_training_values(args, dataloader, *batch)
             return values
+        dataloader.batches = _UNBOUNDED * k if batch else None
         epochs = math.ceil(args.num_train_epochs)
         samples = updates * self.get_total_train_batch_size(args)
         return (
