@@ -59,7 +59,7 @@ def test_trl_trains_on_whole_samples_with_the_loss_of_one_process(tmp_path: Path
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_updates_are_those_of_trl(tmp_path: Path, world_size: int) -> None:
-    """Checks: UPDATE, WEIGHT. By default: the losses, norms, rates, epochs, numbers of tokens and weights of TRL's own trainers.
+    """Checks: UPDATE, WEIGHT. By default: the losses, norms, rates, epochs, tokens and weights of its own trainers.
 
     TRL takes the mean of micro-batches, of 4 and of 3 pairs alike: where one process ends unevenly, a mean over pairs differs.
     """
