@@ -37,7 +37,9 @@ def test_the_weights_are_those_of_one_process_on_the_union(tmp_path: Path, kinds
     middle of the epoch on; an update holds the samples that it should; nobody is warned by us."""
     # https://github.com/modelscope/ms-swift/issues/8102
     found = run("train_deepspeed.py", tmp_path, ranks, ODB_KINDS=kinds)
-    assert [rank.pop("said") for rank in found] == [[]] * ranks
+    # The model of these tests takes no num_items_in_batch.
+    for rank in found:
+        assert [text for text in rank.pop("said") if "takes no num_items_in_batch" not in text] == []
     for kind in kinds.split(","):
         for stage in (1, 2, 3):
             numbers, losses, weights = zip(*(rank[f"{kind} {stage}"] for rank in found), strict=True)

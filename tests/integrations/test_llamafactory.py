@@ -67,7 +67,12 @@ def test_the_updates_are_those_of_llamafactory(
 ) -> None:
     """Checks: UPDATE, WEIGHT. By default: the losses, rates, epochs and weights of LLaMA-Factory itself."""
     settings = settings | {"save_strategy": "epoch", "num_train_epochs": 2, "lr_scheduler_type": "linear"}
-    plain, ours = (run(tmp_path, stage, ranks, is_plain=is_plain, **settings)[0] for is_plain in (True, False))
+    found = []
+    for is_plain in (True, False):
+        folder = tmp_path / f"plain-{is_plain}"
+        folder.mkdir()
+        found.append(run(folder, stage, ranks, is_plain=is_plain, **settings)[0])
+    plain, ours = found
     assert len(ours["logs"]) == len(plain["logs"])
     for mine, entry in zip(ours["logs"], plain["logs"], strict=True):
         kept = [{key: value for key, value in one.items() if key in LOGGED} for one in (mine, entry)]

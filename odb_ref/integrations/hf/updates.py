@@ -85,8 +85,8 @@ def find_order(prepared: object, world_size: int) -> PlainOrder:
     sampler, batch = getattr(inner, "sampler", None), getattr(inner, "batch_size", None)
     if not isinstance(sampler, Sampler) or not isinstance(batch, int) or getattr(outer, "split_batches", False):
         raise UsageError(
-            f"the Trainer's loader batches by {type(outer).__name__}, in a way (split_batches, or its own) whose updates cannot "
-            "be told: say ODBOptions(update_samples=...) with a sampler or shard of your own, or update_samples=None"
+            f"the Trainer's loader batches by {type(outer).__name__}, in a way (split_batches, or its own) whose updates "
+            "cannot be told: say ODBOptions(update_samples=...) with a sampler or shard of your own, or update_samples=None"
         )
     if isinstance(sampler, RandomSampler) and not isinstance(sampler, SeedableRandomSampler):
         raise UsageError(
