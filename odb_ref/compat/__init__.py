@@ -5,6 +5,10 @@ A thin layer over `odb_ref`, which decides everything. What differs on purpose, 
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "torch", "numpy", extra="torch")
+
 from importlib import import_module
 from types import ModuleType
 from typing import Final

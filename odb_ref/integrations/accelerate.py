@@ -18,6 +18,10 @@ prepared optimizer or scheduler may as well be told in every step, within the co
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "accelerate", extra="accelerate")
+
 import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext

@@ -29,8 +29,34 @@ def test_what_needs_torch_says_so_where_there_is_none() -> None:
     hide = "import sys; sys.modules['torch'] = None\n"
     done = run("-c", hide + "from odb_ref import ODBDataLoader")
     assert done.returncode
-    assert "odb_ref.ODBDataLoader needs PyTorch, which is not installed: pip install -e '.[torch]'" in done.stderr
+    assert "odb_ref.torch needs torch, which is not installed: pip install 'odb-ref[torch]'" in done.stderr
     assert run("-c", hide + "from odb_ref import JobError, UsageError, __version__, plan_all").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("odb_ref.torch", "numpy", "torch"),
+        ("odb_ref.compat", "torch", "torch"),
+        ("odb_ref.integrations.progress", "torch", "torch"),
+        ("odb_ref.integrations.hf", "transformers", "transformers"),
+        ("odb_ref.integrations.hf.trainer", "accelerate", "transformers"),
+        ("odb_ref.integrations.accelerate", "accelerate", "accelerate"),
+        ("odb_ref.integrations.lightning", "lightning", "lightning"),
+        ("odb_ref.integrations.lightning_evaluation", "lightning", "lightning"),
+        ("odb_ref.integrations.trl", "transformers", "trl"),
+        ("odb_ref.integrations.llamafactory", "transformers", "llamafactory"),
+        ("odb_ref.compat.integrations.hf", "transformers", "transformers"),
+        ("odb_ref.compat.integrations.llamafactory", "transformers", "transformers"),
+        ("odb_ref.compat.integrations.accelerate", "accelerate", "accelerate"),
+        ("odb_ref.compat.integrations.lightning", "lightning", "lightning"),
+    ],
+)
+def test_a_module_without_its_package_names_the_command_that_installs_it(module: str, package: str, extra: str) -> None:
+    pytest.importorskip("torch")
+    done = run("-c", f"import sys; sys.modules[{package!r}] = None\nimport {module}")
+    assert f"needs {package}, which is not installed: pip install 'odb-ref[{extra}]'" in done.stderr
+    assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_a_name_that_is_none_is_an_attribute_error() -> None:

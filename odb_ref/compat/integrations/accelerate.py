@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "accelerate", extra="accelerate")
+
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

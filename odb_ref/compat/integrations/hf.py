@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "transformers", "accelerate", extra="transformers")
+
 import math
 from collections.abc import Mapping, MutableMapping, Sized
 from dataclasses import dataclass

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from odb_ref.extras import require
+
+require(__name__, "lightning", extra="lightning")
+
 import inspect
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0 when every property holds on every trace, else 1."""
     for module, extra in (("torch", "torch"), ("matplotlib", "plots")):
         if importlib.util.find_spec(module) is None:
-            raise UsageError(f"needs {module}: pip install -e '.[{extra}]'")
+            raise UsageError(f"needs {module}: pip install 'odb-ref[{extra}]'")
     if options.text is not None and not Path(options.text).exists():
         raise UsageError(f"--text {options.text}: no such file or directory")
     out = Path(options.out)

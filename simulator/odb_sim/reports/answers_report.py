@@ -56,7 +56,7 @@ def check_plots(path: str | None) -> None:
     Raises: UsageError when matplotlib is missing.
     """
     if path is not None and find_spec("matplotlib") is None:
-        raise UsageError("--html needs matplotlib: pip install -e '.[plots]'")
+        raise UsageError("--html needs matplotlib: pip install 'odb-ref[plots]'")
 
 
 def build_row(answer: Answer) -> list[str]:

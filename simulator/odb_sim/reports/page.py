@@ -49,7 +49,7 @@ def make_figure(width_in: float = 8.0, height_in: float = 3.2, columns: int = 1)
     try:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
-        raise UsageError("plots need matplotlib: pip install -e '.[plots]'") from None
+        raise UsageError("plots need matplotlib: pip install 'odb-ref[plots]'") from None
     figure = Canvas(figsize=(width_in, height_in), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for axis in axes:
