@@ -84,7 +84,7 @@ odb_ref.plan_all([3, 4, 5], ranks=2, budget=8)
 try:
     odb_ref.ODBDataLoader
 except ImportError as error:
-    assert "needs PyTorch" in str(error)
+    assert "needs torch" in str(error)
 """
 
 
