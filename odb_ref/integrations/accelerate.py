@@ -73,8 +73,12 @@ def accumulate(accelerator: Accelerator, model: nn.Module, info: StepInfo) -> Ab
 def accumulating(accelerator: Accelerator, model: nn.Module, *, is_update_end: bool) -> AbstractContextManager[None]:
     """Returns the context of a backward pass that ends an update, or adds to its gradient."""
     accelerator.sync_gradients = is_update_end
-    # DeepSpeed's engine averages gradients, and steps, in the backward pass that is said to end an update.
-    if is_update_end or accelerator.distributed_type is DistributedType.DEEPSPEED:
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:
+        # Its engine averages gradients, and steps, in the backward pass that is said to end an update. Accelerate before 1.8
+        # does not say it.
+        accelerator.deepspeed_engine_wrapped.engine.set_gradient_accumulation_boundary(is_boundary=is_update_end)
+        return nullcontext()
+    if is_update_end:
         return nullcontext()
     context: AbstractContextManager[None] = accelerator.no_sync(model)
     return context

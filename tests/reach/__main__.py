@@ -61,8 +61,10 @@ class Cell:
 CELLS = {
     "oldest": Cell(
         "3.11",
-        ("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.1.0", "lightning==2.4.0")
-        + ("simpy==4.1.0", "networkx==3.2", "rich==13.7.0"),
+        (
+            *("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.3.0", "lightning==2.5.3"),
+            *("simpy==4.1.0", "networkx==3.2", "rich==13.7.0"),
+        ),
         "torch,sim,transformers,lightning",
         (*QUICK, *SIMULATOR, *TRAINER, *LIGHTNING),
         "the oldest of everything",

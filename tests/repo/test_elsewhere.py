@@ -39,9 +39,9 @@ for root in map(importlib.import_module, ("odb_ref", "odb_sim")):
         except ModuleNotFoundError as error:  # of a framework that is not installed, which is said
             assert "pip install 'odb-ref[" in str(error), error
 """
-FRAMEWORKS = ("accelerate", "transformers", "lightning.pytorch")
+FRAMEWORKS = ("accelerate", "transformers.trainer", "transformers.loss.loss_utils", "lightning.pytorch")
 TRAIN = """
-import odb_ref
+import odb_ref, torch
 samples = [{"input_ids": torch.ones(number % 7 + 1, dtype=torch.long)} for number in range(40)]
 def collate(part):
     return torch.nn.utils.rnn.pad_sequence([one["input_ids"] for one in part], batch_first=True)

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from odb_ref.compat.config import LossScalingMode, ODBConfig, resolve_config, split_settings
-from odb_ref.compat.dataloader import ODBDataLoader, ODBHandle, make_options
+from odb_ref.compat.dataloader import ODBDataLoader, is_prepared, make_options
+from odb_ref.compat.handle import ODBHandle
 from odb_ref.compat.step_info import ODBStepInfo, find_step, pop_step_info
 from odb_ref.integrations.hf import enable
 from odb_ref.integrations.hf.steps import ODBOptions
