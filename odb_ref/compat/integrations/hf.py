@@ -83,11 +83,13 @@ class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
         self._follows_samples = scheduler_progress == "samples"
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: object, **_: object) -> None:
+        """Starts to count."""
         state.total_data_step, state.accumulation_batch_size, state.total_batch_sizes = 0, 0, []
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
+        """Counts the samples of a micro-step."""
         sizes, state.total_batch_sizes = state.total_batch_sizes, []
         state.accumulation_batch_size += sum(sizes)
         state.total_data_step += sum(sizes)
@@ -105,6 +107,7 @@ class ODBDynamicBatchCallback(TrainerCallback):  # type: ignore[misc]
         lr_scheduler: _Schedule | None = None,
         **_: object,
     ) -> None:
+        """Counts those of the update, and takes the schedule as far."""
         self.on_substep_end(args, state, control)
         # The Trainer itself takes one of the schedule's steps.
         if lr_scheduler is not None and self._follows_samples:
