@@ -11,7 +11,7 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
-from odb_sim.verify.stages import Stage
+from odb_sim.verify.stages import VerificationStage
 
 CORE = Path(__file__).parents[2] / "odb_ref" / "core"
 
@@ -28,7 +28,7 @@ def change(core: Path, module: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def get(stages: list[Stage], name: str) -> Stage:
+def get(stages: list[VerificationStage], name: str) -> VerificationStage:
     return next(stage for stage in stages if stage.name == name)
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
-from odb_sim.baselines.plans import RankPlan
+from odb_sim.baselines.plans import RankBatches
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
+from odb_sim.engine.metrics import RunTotals, StepRow, compute_totals, sum_moves
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
@@ -35,7 +35,7 @@ class _Batches:
     """Sum of the squared lengths of the rows, padding included: what attention costs."""
 
 
-def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
+def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
     steps = max(len(plan.starts) for plan in plans)
     shape = (len(plans), steps)
     samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
@@ -73,7 +73,7 @@ def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> in
 
 def simulate_plan(
     workload: Workload,
-    plans: list[RankPlan],
+    plans: list[RankBatches],
     costs: Costs,
     *,
     budget_tokens: int,
@@ -84,7 +84,7 @@ def simulate_plan(
     global_batch: GlobalBatch = EVERY_STEP,
     timeline: Timeline | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[list[StepRow], Totals]:
+) -> tuple[list[StepRow], RunTotals]:
     """Returns the steps of a plan, and their sums.
 
     Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
@@ -222,7 +222,7 @@ def _add_spans(
         before_s = moments_s[1][:, step]
 
 
-def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
+def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
     """Returns by how many places a rank's samples are moved from where they stand in the shard they come from."""
     starts = np.append(plan.starts, len(plan.order))[: steps + 1]
     order = plan.order[: starts[-1]]
@@ -230,7 +230,7 @@ def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
     return sum_moves(starts[:-1], np.diff(starts), order - workload.offsets[shards])
 
 
-def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:
+def _count_unique(workload: Workload, plans: list[RankBatches], steps: int) -> int:
     seen = np.zeros(workload.samples_total, dtype=np.bool_)
     for plan in plans:
         stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)

@@ -21,7 +21,7 @@ from odb_sim.inputs.files import check_writable
 from odb_sim.inputs.lengths import load_lengths
 from odb_sim.inputs.workload import build_workload
 from odb_sim.reports.answers_report import check_plots
-from odb_sim.reports.page import COLOURS, Report, make_figure
+from odb_sim.reports.page import COLOURS, HtmlReport, make_figure
 from odb_sim.reports.terminal import print_table, show_progress
 from odb_sim.studies.runs import Driver, Run, run
 
@@ -113,7 +113,7 @@ def _build_row(point: Point, samples_per_rank: int, figures: Figures) -> list[st
 def _write_page(
     path: Path, title: str, samples_per_rank: int, measured: Sequence[tuple[Point, Figures]], rows: list[list[str]]
 ) -> None:
-    report = Report("What simulating costs", f"{title}; each point is a process of its own.")
+    report = HtmlReport("What simulating costs", f"{title}; each point is a process of its own.")
     figure, (left, right) = make_figure(11.0, 3.4, columns=2)
     ranks = sorted({ranks for (_, ranks), _ in measured})
     for driver, colour in ((Driver.ROUNDS, COLOURS["odb"]), (Driver.EVENTS, COLOURS["paper"])):

@@ -9,7 +9,7 @@ from typing import Final
 from odb_ref.core.errors import UsageError
 from odb_sim.cli.replay import print_replays, replay_all
 from odb_sim.inputs.cost_files import write_costs
-from odb_sim.inputs.costs import Transport
+from odb_sim.inputs.costs import TransportKind
 from odb_sim.inputs.files import check_writable, write_json
 from odb_sim.recorded.calibrate import Calibration, calibrate, is_held_back
 from odb_sim.recorded.replay import Replay
@@ -41,8 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--transport",
-        choices=[str(transport) for transport in Transport],
-        default=str(Transport.REDUCE),
+        choices=[str(transport) for transport in TransportKind],
+        default=str(TransportKind.REDUCE),
         help="how the ranks exchanged (reduce)",
     )
     parser.add_argument("--table", action="store_true", help="a measured table of step times beside the formula")
@@ -67,7 +67,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--warm-up must be at least 0, got {options.warm_up}")
     check_writable(options.out, options.json, reads=options.traces)
     runs = load_runs(options.traces, depth_steps=options.depth)
-    transport = Transport(options.transport)
+    transport = TransportKind(options.transport)
     workers = find_workers(runs) if options.workers is None else options.workers
     calibration = calibrate(
         runs, workers=workers, transport=transport, has_table=options.table, warm_up_steps=options.warm_up

@@ -17,10 +17,10 @@ from odb_ref.core.types import Mode
 from odb_sim.engine.updates import GlobalBatch
 from odb_sim.inputs.conditions import Conditions, parse_factor
 from odb_sim.inputs.cost_files import load_costs
-from odb_sim.inputs.costs import Costs, Transport
+from odb_sim.inputs.costs import Costs, TransportKind
 from odb_sim.inputs.lengths import Lengths, load_lengths
 from odb_sim.inputs.workload import Sharding, build_workload
-from odb_sim.studies.cells import Failed
+from odb_sim.studies.cells import FailedCell
 from odb_sim.studies.clusters import ADDRESSES
 from odb_sim.studies.runs import POLICIES, Driver, Run, has_fixed_batches
 
@@ -102,7 +102,7 @@ def add_shared_options(parser: argparse.ArgumentParser, *, has_quota: bool = Tru
     )
     parser.add_argument(
         "--transport",
-        choices=[str(transport) for transport in Transport],
+        choices=[str(transport) for transport in TransportKind],
         help="how the exchange is priced: reduce (default) grows with the logarithm of the ranks, gather with the ranks",
     )
     parser.add_argument(
@@ -286,7 +286,7 @@ def build_costs(options: argparse.Namespace) -> Costs:
     if options.prefetch_factor is not None:
         costs = replace(costs, loader=replace(costs.loader, prefetch_factor=options.prefetch_factor))
     if options.transport is not None:
-        costs = replace(costs, network=replace(costs.network, transport=Transport(options.transport)))
+        costs = replace(costs, network=replace(costs.network, transport=TransportKind(options.transport)))
     return costs
 
 
@@ -302,7 +302,7 @@ def check_batch_size(size: int | None, policies: Sequence[str]) -> None:
         )
 
 
-def complain(failed: Sequence[Failed], total: int) -> int:
+def complain(failed: Sequence[FailedCell], total: int) -> int:
     """Says which simulations have failed, of so many in ``total``; returns the exit status: 0 when none has, else 2."""
     if not failed:
         return 0

@@ -23,7 +23,7 @@ from odb_sim.inputs.files import check_writable, write_csv, write_json
 from odb_sim.inputs.workload import Sharding
 from odb_sim.reports.answers_report import HEADER, SETTINGS, build_row, check_plots, write_sweep_report
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.cells import Answer, Store, split_failed
+from odb_sim.studies.cells import CellAnswer, Store, split_failed
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.runs import POLICIES
 from odb_sim.studies.sweep import Grid, Study, build_points, run_grid
@@ -124,7 +124,7 @@ def run_command(options: argparse.Namespace) -> int:
     return complain(failed, len(grid.points))
 
 
-def _print_answers(title: str, answers: list[Answer]) -> None:
+def _print_answers(title: str, answers: list[CellAnswer]) -> None:
     """Settings that are the same in every row go into the title: a table has room for little."""
     rows = [build_row(answer) for answer in answers]
     same = [column for column in range(SETTINGS) if len({row[column] for row in rows}) == 1]

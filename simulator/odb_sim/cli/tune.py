@@ -19,7 +19,7 @@ from odb_sim.reports.answers_report import (
     write_tune_report,
 )
 from odb_sim.reports.terminal import print_cautions, print_table, show_progress
-from odb_sim.studies.cells import Answer, Store
+from odb_sim.studies.cells import CellAnswer, Store
 from odb_sim.studies.clusters import open_executor
 from odb_sim.studies.tune import LARGEST_WINDOW, Question, Tuning, compute_host_tokens, tune
 
@@ -144,5 +144,5 @@ def _encode(tuning: Tuning, mebibytes: float) -> dict[str, object]:
     }
 
 
-def _encode_answer(answer: Answer) -> dict[str, str | int | float | None]:
+def _encode_answer(answer: CellAnswer) -> dict[str, str | int | float | None]:
     return answer.to_json() | {"host_tokens": compute_host_tokens(answer), "ramp": answer.point.ramp_rounds}

@@ -46,7 +46,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What was asked for: the part of a summary that is not measured."""
 
     lengths: str
@@ -70,7 +70,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(Settings):
+class Summary(RunSettings):
     """The figures of one run: the keys of ``--json``."""
 
     samples_emitted: int
@@ -186,7 +186,7 @@ class Recorder:
             )
         )
 
-    def compute_totals(self) -> Totals:
+    def compute_totals(self) -> RunTotals:
         """Returns the sums of the run.
 
         Raises: InvariantError when the steps do not add up to what the ranks took.
@@ -206,7 +206,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class RunTotals:
     """Sums over a run, before any ratio."""
 
     ranks: int
@@ -242,9 +242,9 @@ def compute_totals(
     rounds: int,
     updates: int,
     exchange_s: float,
-) -> Totals:
+) -> RunTotals:
     """Returns the sums of ``rows``; ``rank_tokens`` holds the real tokens that each rank trained on."""
-    return Totals(
+    return RunTotals(
         ranks=len(rank_tokens),
         steps=len(rows),
         updates=updates,
@@ -271,8 +271,8 @@ def compute_totals(
 
 
 def compute_summary(
-    settings: Settings,
-    totals: Totals,
+    settings: RunSettings,
+    totals: RunTotals,
     *,
     wall_time_s: float,
     driver: str,

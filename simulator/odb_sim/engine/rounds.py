@@ -32,7 +32,7 @@ from odb_ref.core.rounds import compute_round_target, count_planned_steps, is_qu
 from odb_ref.core.state import State
 from odb_ref.core.types import Mode
 from odb_sim.engine.blocks import Block, Figures, merge_figures
-from odb_sim.engine.metrics import StepRow, Totals, compute_totals
+from odb_sim.engine.metrics import RunTotals, StepRow, compute_totals
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, Booleans, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs, Seconds
@@ -180,7 +180,7 @@ def simulate_rounds(
     global_batch: GlobalBatch = EVERY_STEP,
     on_progress: Callable[[int], None] | None = None,
     block_samples: int = _BLOCK_SAMPLES,
-) -> tuple[list[StepRow], Totals]:
+) -> tuple[list[StepRow], RunTotals]:
     """Returns the steps of an epoch that ends complete, and their sums.
 
     Raises: as the world does, where the target rule leaves its bounds or a property of the protocol does not hold.

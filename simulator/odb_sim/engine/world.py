@@ -3,7 +3,7 @@
 How a run goes
 --------------
 Each rank has a `Machine`. Its effects become SimPy processes: a read or a collation takes as long as the cost model says
-and ends in the event that answers it; posts meet in the `Exchange`; delivered steps lie in the rank's bounded queue.
+and ends in the event that answers it; posts meet in the `SimulatedExchange`; delivered steps lie in the rank's bounded queue.
 Trainers take one step after the other, and each step ends in a collective of all ranks.
 
 Because of that collective all trainers are in the same update, so one SimPy process drives them all: it lets every rank
@@ -35,7 +35,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed, RoundStart
-from odb_sim.engine.exchange import Exchange
+from odb_sim.engine.exchange import SimulatedExchange
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
@@ -51,7 +51,7 @@ TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float],
 """Rank, event, effects, simulated seconds; `odb_ref.trace.writing.TraceWriter.record` fits."""
 
 
-class World:
+class SimulatedWorld:
     """One simulated epoch. Build it, `run` it once, read the ``recorder``."""
 
     def __init__(
@@ -87,7 +87,7 @@ class World:
             budget_schedule=budget_schedule,
             timeline=timeline,
         )
-        self.exchange = Exchange(
+        self.exchange = SimulatedExchange(
             self.stage.env,
             costs.network,
             workload.ranks,

@@ -36,7 +36,16 @@ import numpy as np
 
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.loading import WindowReader
-from odb_sim.inputs.costs import NO_COLLECTIVE, Costs, FittedTo, GpuCost, LoaderCost, NetworkCost, StepTable, Transport
+from odb_sim.inputs.costs import (
+    NO_COLLECTIVE,
+    Costs,
+    FittedTo,
+    GpuCost,
+    LoaderCost,
+    NetworkCost,
+    StepTable,
+    TransportKind,
+)
 from odb_sim.recorded.fitting import (
     Fit,
     Spans,
@@ -81,7 +90,7 @@ def calibrate(
     runs: Sequence[RecordedRun],
     *,
     workers: int = 1,
-    transport: Transport = Transport.REDUCE,
+    transport: TransportKind = TransportKind.REDUCE,
     has_table: bool = False,
     warm_up_steps: int = 0,
 ) -> Calibration:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from odb_ref.core.errors import UsageError
 from odb_sim.engine.cautions import summarize_cautions
-from odb_sim.reports.page import COLOURS, Report, make_figure
-from odb_sim.studies.cells import Answer, Point
+from odb_sim.reports.page import COLOURS, HtmlReport, make_figure
+from odb_sim.studies.cells import CellAnswer, Point
 from odb_sim.studies.runs import has_window
 from odb_sim.studies.tune import Tuning, compute_host_tokens
 
@@ -59,7 +59,7 @@ def check_plots(path: str | None) -> None:
         raise UsageError("--html needs matplotlib: pip install -e '.[plots]'")
 
 
-def build_row(answer: Answer) -> list[str]:
+def build_row(answer: CellAnswer) -> list[str]:
     """Returns a table row under `HEADER`."""
     point, summary = answer.point, answer.summary
     return [
@@ -79,7 +79,7 @@ def build_row(answer: Answer) -> list[str]:
     ]
 
 
-def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> None:
+def write_sweep_report(path: Path, title: str, answers: Sequence[CellAnswer]) -> None:
     """One page: efficiency, excess and throughput over the dimension with most values, a line for each combination of the
     others, and the table.
 
@@ -89,14 +89,14 @@ def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> Non
     varying = {name: get for name, get in DIMENSIONS.items() if len({get(point) for point in points}) > 1}
     numeric = [name for name in varying if name != "policy"] or ["window"]
     across = max(numeric, key=lambda name: len({DIMENSIONS[name](point) for point in points}))
-    lines: dict[tuple[str, str], list[Answer]] = {}
+    lines: dict[tuple[str, str], list[CellAnswer]] = {}
     for answer in answers:
         others = [name for name in varying if name not in (across, "policy")]
         key = ", ".join(f"{name} {DIMENSIONS[name](answer.point):,}" for name in others)
         lines.setdefault((answer.point.policy, key), []).append(answer)
     lead = f"{len(answers)} simulations of the same samples. Times are simulated."
     cautions = summarize_cautions(caution for answer in answers for caution in answer.cautions)
-    report = Report(f"Sweep: {title}", lead, cautions)
+    report = HtmlReport(f"Sweep: {title}", lead, cautions)
     shown = list(lines.items())[:_MOST_LINES]
     styles = {key: number for number, key in enumerate(dict.fromkeys(key for (_, key), _ in shown))}
     colours = {policy: COLOURS.get(policy, f"C{n}") for n, policy in enumerate(dict.fromkeys(p for (p, _), _ in shown))}
@@ -119,7 +119,7 @@ def write_sweep_report(path: Path, title: str, answers: Sequence[Answer]) -> Non
 
 _RATE: Final = "tokens per second and rank"
 _FIRST: Final = "seconds to the first step"
-_MEASURES: Final[dict[str, Callable[[Answer], float]]] = {
+_MEASURES: Final[dict[str, Callable[[CellAnswer], float]]] = {
     "efficiency": lambda answer: answer.summary.efficiency,
     "excess": lambda answer: answer.summary.excess,
     _RATE: lambda answer: answer.rate / answer.point.ranks,
@@ -135,7 +135,9 @@ class _Style:
     """Lines of the same number share marker and dashes."""
 
 
-def _plot_line(axis: Axes, line: Sequence[Answer], across: str, get: Callable[[Answer], float], style: _Style) -> None:
+def _plot_line(
+    axis: Axes, line: Sequence[CellAnswer], across: str, get: Callable[[CellAnswer], float], style: _Style
+) -> None:
     marker, dashes = _MARKERS[style.number % len(_MARKERS)], _DASHES[style.number % len(_DASHES)]
     if across == "window" and not has_window(line[0].point.policy):
         axis.axhline(get(line[0]), color=style.colour, linestyle=dashes, linewidth=1, label=style.label)
@@ -171,7 +173,7 @@ def write_tune_report(path: Path, title: str, lead: str, tuning: Tuning) -> None
 
     Raises: UsageError when matplotlib is missing.
     """
-    report = Report(f"Tuning: {title}", lead, tuning.cautions)
+    report = HtmlReport(f"Tuning: {title}", lead, tuning.cautions)
     report.add_table(TUNE_HEADER, [build_tune_row(tuning.recommended, tuning), build_tune_row(tuning.best, tuning)])
     report.add_text(TUNE_NOTE)
     for reason in tuning.reasons:
@@ -229,7 +231,7 @@ def describe_beside(tuning: Tuning) -> list[str]:
     ]
 
 
-def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
+def build_tune_row(answer: CellAnswer, tuning: Tuning) -> list[str]:
     """Returns a table row under `TUNE_HEADER`."""
     point, summary = answer.point, answer.summary
     names = [name for name, other in (("recommended", tuning.recommended), ("best", tuning.best)) if other is answer]
@@ -249,7 +251,7 @@ def build_tune_row(answer: Answer, tuning: Tuning) -> list[str]:
     ]
 
 
-def _plot_curve(axis: Axes, curve: Sequence[Answer], across: str, label: str, chosen: Answer) -> None:
+def _plot_curve(axis: Axes, curve: Sequence[CellAnswer], across: str, label: str, chosen: CellAnswer) -> None:
     get = _MEASURES[label]
     values = [int(DIMENSIONS[across](answer.point)) for answer in curve]
     _plot_line(axis, curve, across, get, _Style("", COLOURS["odb"], 0))

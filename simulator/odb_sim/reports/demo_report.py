@@ -13,7 +13,7 @@ from odb_ref.trace.check import Status, Verdict
 from odb_ref.trace.format import JsonObject, decode_event
 from odb_ref.trace.reading import read_trace
 from odb_sim.engine.metrics import StepRow, Summary
-from odb_sim.reports.page import COLOURS, Report, make_figure
+from odb_sim.reports.page import COLOURS, HtmlReport, make_figure
 from odb_sim.studies.runs import Result
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def write_report(
     """
     summaries = [result.summary for result in results]
     first = summaries[0]
-    report = Report(
+    report = HtmlReport(
         "odb-ref demo",
         "Online dynamic batching on real input: simulated at two sizes beside fixed batches, trained for real on two "
         "processes with uneven shards, and every trace checked against the properties of the specification.",
@@ -148,7 +148,7 @@ def _compute_fill(rows: Sequence[StepRow], ranks: int) -> tuple[list[float], lis
     return [float(stretch.mean() + 0.5) / len(rows) for stretch in stretches], filled
 
 
-def _add_training(report: Report, train: JsonObject, traces: Sequence[Path]) -> None:
+def _add_training(report: HtmlReport, train: JsonObject, traces: Sequence[Path]) -> None:
     report.add_table(["", "odb", "fixed batches"], list_training_rows(train))
     report.add_figure(
         _plot_training(traces),

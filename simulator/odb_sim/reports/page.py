@@ -59,7 +59,7 @@ def make_figure(width_in: float = 8.0, height_in: float = 3.2, columns: int = 1)
     return figure, tuple(axes)
 
 
-class Report:
+class HtmlReport:
     """Collects sections in order and writes them as one page."""
 
     def __init__(self, title: str, lead: str, cautions: Sequence[str] = ()) -> None:

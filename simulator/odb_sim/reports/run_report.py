@@ -12,7 +12,7 @@ from odb_sim.engine.cautions import summarize_cautions
 from odb_sim.engine.metrics import StepRow, Summary
 from odb_sim.engine.timeline import TRACKS, Span, Timeline
 from odb_sim.inputs.conditions import Fault
-from odb_sim.reports.page import COLOURS, Report, make_figure
+from odb_sim.reports.page import COLOURS, HtmlReport, make_figure
 from odb_sim.studies.comparison import Compared
 from odb_sim.studies.runs import Result, describe_window
 
@@ -77,7 +77,7 @@ def write_run_report(path: Path, result: Result, timeline: Timeline, faults: Seq
     Raises: UsageError when matplotlib is missing.
     """
     summary, rows = result.summary, result.rows
-    report = Report(
+    report = HtmlReport(
         f"{summary.policy} on {summary.lengths}, {summary.ranks:,} ranks",
         f"One simulated epoch: {summary.samples_total:,} samples in {summary.shards} shards, {summary.mode} mode, budget "
         f"{summary.token_budget:,} padded tokens"
@@ -252,7 +252,7 @@ def write_compare_report(path: Path, terms: str, compared: Sequence[Compared], t
     """
     reference = compared[0].reference.policy
     cautions = summarize_cautions(caution for item in compared for caution in item.cautions)
-    report = Report("Policies compared", terms, cautions)
+    report = HtmlReport("Policies compared", terms, cautions)
     figure, (left, right) = make_figure(11.0, 1.6 + 0.55 * len(compared), columns=2)
     _plot_dots(left, compared, lambda item, one: item.compute_speedup(one))
     left.set_title(f"speed-up over {reference}", loc="left", fontsize=11)

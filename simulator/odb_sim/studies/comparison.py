@@ -20,7 +20,7 @@ from odb_sim.engine.cautions import Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
 from odb_sim.inputs.lengths import Lengths
-from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells, split_failed
+from odb_sim.studies.cells import Cell, CellAnswer, FailedCell, Point, Store, compute_key, run_cells, split_failed
 from odb_sim.studies.processes import Local
 from odb_sim.studies.runs import Run, run
 from odb_sim.studies.settings import list_costly
@@ -126,7 +126,7 @@ def compare(
     on_done: Callable[[int], None] | None = None,
     *,
     store: Store | None = None,
-) -> tuple[list[Compared], list[Failed]]:
+) -> tuple[list[Compared], list[FailedCell]]:
     """Simulates each run with every policy, twice; what has failed twice is left out, and returned beside. ``on_done`` hears
     how many simulations are done.
 
@@ -157,7 +157,7 @@ def compare(
         pairs = [
             (first, second)
             for first, second in zip(own[part], accumulated[part], strict=True)
-            if isinstance(first, Answer) and isinstance(second, Answer)
+            if isinstance(first, CellAnswer) and isinstance(second, CellAnswer)
         ]
         if not pairs:
             raise UsageError(f"{what.workload.name}: every policy has failed")
@@ -168,10 +168,10 @@ def compare(
         ]
         summaries = tuple(first.summary for first, _ in pairs)
         compared.append(Compared(what, summaries, tuple(second.summary for _, second in pairs), tuple(cautions)))
-    return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, Failed)]
+    return compared, [answer for answer in (*own, *accumulated) if isinstance(answer, FailedCell)]
 
 
-def _make_cell(what: Run, simulate: Callable[[Run, Point], Answer]) -> Cell:
+def _make_cell(what: Run, simulate: Callable[[Run, Point], CellAnswer]) -> Cell:
     workload = what.workload
     point = Point(
         policy=what.policy,
@@ -191,14 +191,14 @@ def _check_ranks(what: Run) -> None:
         raise UsageError(f"a global batch of {goal:,} samples leaves some of {ranks:,} ranks without one")
 
 
-def _simulate_own(what: Run, point: Point) -> Answer:
+def _simulate_own(what: Run, point: Point) -> CellAnswer:
     """Returns the answer of a run, with what its settings cost."""
     answer = simulate_run(what, point)
     costly = [replace(caution, text=f"{what.policy}, {caution.text}") for caution in list_costly(what, answer.summary)]
     return replace(answer, cautions=(*answer.cautions, *costly))
 
 
-def _simulate_fitted(what: Run, point: Point) -> Answer:
+def _simulate_fitted(what: Run, point: Point) -> CellAnswer:
     """Returns the answer of a run whose steps hold no more than its global batch in the mean: with smaller batches where they
     would.
     """

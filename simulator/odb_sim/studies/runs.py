@@ -24,13 +24,13 @@ from odb_ref.trace.origin import Origin, OwnedLot, make_lot
 from odb_ref.trace.writing import TraceWriter
 from odb_sim.baselines.figures import simulate_plan
 from odb_sim.baselines.peer import plan_peer
-from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankPlan, compute_batch_size
+from odb_sim.baselines.plans import FIXED_SIZE, PLANNERS, RankBatches, compute_batch_size
 from odb_sim.engine.cautions import Caution, list_cautions
-from odb_sim.engine.metrics import COMPLETE, Settings, StepRow, Summary, compute_summary
+from odb_sim.engine.metrics import COMPLETE, RunSettings, StepRow, Summary, compute_summary
 from odb_sim.engine.rounds import simulate_rounds
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import EVERY_STEP, GlobalBatch
-from odb_sim.engine.world import TimedObserver, World
+from odb_sim.engine.world import SimulatedWorld, TimedObserver
 from odb_sim.inputs.conditions import STEADY, Conditions, Fault
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.rules import OWN, load_policy_rule
@@ -204,7 +204,7 @@ JOIN_ALL: Final = Terms()
 """The defaults: every sample is trained on."""
 
 
-def _plan(what: Run) -> list[RankPlan]:
+def _plan(what: Run) -> list[RankBatches]:
     if what.policy == PEER:
         return plan_peer(what.workload, what.budget_tokens, what.window_samples, what.seed)
     return PLANNERS[what.policy](what.workload, _choose_planned_tokens(what), what.seed)
@@ -261,7 +261,7 @@ def run(
             on_progress=on_progress,
         )
     elif driver == Driver.EVENTS:
-        world = World(
+        world = SimulatedWorld(
             config,
             what.workload,
             what.costs,
@@ -295,7 +295,7 @@ def run(
             timeline=timeline,
             on_progress=on_progress,
         )
-    settings = Settings(
+    settings = RunSettings(
         lengths=what.workload.name,
         policy=policy,
         mode=str(what.mode),

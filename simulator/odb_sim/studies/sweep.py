@@ -21,7 +21,7 @@ from odb_sim.inputs.conditions import STEADY, Conditions
 from odb_sim.inputs.costs import Costs
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, Workload, build_workload
-from odb_sim.studies.cells import Answer, Cell, Failed, Point, Store, compute_key, run_cells
+from odb_sim.studies.cells import Cell, CellAnswer, FailedCell, Point, Store, compute_key, run_cells
 from odb_sim.studies.runs import JOIN_ALL, Run, has_window, run
 
 _NO_LENGTHS: Final = Lengths("", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -106,7 +106,7 @@ def build_points(
     )
 
 
-def simulate_point(grid: Grid, point: Point) -> Answer:
+def simulate_point(grid: Grid, point: Point) -> CellAnswer:
     """Returns the answer of one point: what a worker of the executor runs.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
@@ -114,7 +114,7 @@ def simulate_point(grid: Grid, point: Point) -> Answer:
     return simulate_run(grid.build_run(point, grid.study.build_workload(point.ranks, point.samples)), point)
 
 
-def simulate_run(what: Run, point: Point) -> Answer:
+def simulate_run(what: Run, point: Point) -> CellAnswer:
     """Returns the answer of one run, which ``point`` describes.
 
     Raises: InvariantError, naming the point, when a property of the protocol does not hold.
@@ -124,12 +124,12 @@ def simulate_run(what: Run, point: Point) -> Answer:
     except InvariantError as error:
         raise InvariantError(error.invariant, f"{point}: {error.detail}") from None
     first_step_s = result.rows[0].data_wait_s / point.ranks if result.rows else 0.0
-    return Answer(point, result.summary, first_step_s, result.cautions)
+    return CellAnswer(point, result.summary, first_step_s, result.cautions)
 
 
 def run_grid(
     grid: Grid, executor: Executor, on_done: Callable[[int], None] | None = None, *, store: Store | None = None
-) -> list[Answer | Failed]:
+) -> list[CellAnswer | FailedCell]:
     """Returns the answers of all points, in the order of the grid, and what failed. ``on_done`` hears how many are done.
 
     Raises: what the first point to fail raises, but where its process was killed; those that have not begun are given up.

@@ -40,7 +40,7 @@ from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.config import RAMP_ROUNDS
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
-from odb_sim.studies.cells import Answer, Failed, Point, Store, split_failed
+from odb_sim.studies.cells import CellAnswer, FailedCell, Point, Store, split_failed
 from odb_sim.studies.sweep import Grid, Study, run_grid
 
 LARGEST_WINDOW: Final = 4096
@@ -137,31 +137,31 @@ class Beside:
 
     options: str
     needs: str
-    answer: Answer
+    answer: CellAnswer
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """The answer: what to set, and everything that was tried."""
 
-    recommended: Answer
-    best: Answer
+    recommended: CellAnswer
+    best: CellAnswer
     """The highest throughput of all that were tried."""
-    windows: tuple[Answer, ...]
+    windows: tuple[CellAnswer, ...]
     """The trade-off over windows, at the recommended other settings; ascending. The next three likewise."""
-    budgets: tuple[Answer, ...]
-    depths: tuple[Answer, ...]
-    ramps: tuple[Answer, ...]
-    tried: tuple[Answer, ...]
+    budgets: tuple[CellAnswer, ...]
+    depths: tuple[CellAnswer, ...]
+    ramps: tuple[CellAnswer, ...]
+    tried: tuple[CellAnswer, ...]
     reasons: tuple[str, ...]
     """Why each setting, a sentence each."""
     beside: tuple[Beside, ...]
-    failed: tuple[Failed, ...]
+    failed: tuple[FailedCell, ...]
     samples_over_memory: int
     cautions: tuple[str, ...]
 
 
-def compute_host_tokens(answer: Answer) -> int:
+def compute_host_tokens(answer: CellAnswer) -> int:
     """Returns the tokens that a rank's loader holds at most, by the model at the top of this module."""
     summary, point = answer.summary, answer.point
     largest_shard = -(-summary.samples_total // point.ranks)
@@ -210,8 +210,8 @@ class _Search:
         self._on_done = on_done
         self._count = count_from(1)
         self._store = store
-        self._answers: dict[Point, Answer] = {}
-        self._failed: dict[Point, Failed] = {}
+        self._answers: dict[Point, CellAnswer] = {}
+        self._failed: dict[Point, FailedCell] = {}
         self._dimensions = question.build_dimensions()
 
     def run(self) -> Tuning:
@@ -228,15 +228,15 @@ class _Search:
             self._answers |= {answer.point: answer for answer in found}
             self._failed |= {item.point: item for item in failed}
 
-    def _run(self, grid: Grid) -> list[Answer | Failed]:
+    def _run(self, grid: Grid) -> list[CellAnswer | FailedCell]:
         report = self._on_done
         heard = None if report is None else (lambda _: report(next(self._count)))
         return run_grid(grid, self._executor, heard, store=self._store)
 
-    def _get_best(self) -> Answer:
+    def _get_best(self) -> CellAnswer:
         return max(self._answers.values(), key=lambda answer: answer.rate)
 
-    def _is_good(self, answer: Answer) -> bool:
+    def _is_good(self, answer: CellAnswer) -> bool:
         return answer.rate >= self._get_best().rate * (1 - _KEPT_BACK * self._question.tolerance)
 
     def _begin(self) -> None:
@@ -253,7 +253,7 @@ class _Search:
             for dimension in ("ramp_rounds", "window_samples", "depth_steps", "budget_tokens"):
                 self._try(self._list_line(self._get_best().point, dimension))
 
-    def _descend(self) -> Answer:
+    def _descend(self) -> CellAnswer:
         """Returns the cheapest good setting tried, once no single step down from it is good and its curves are complete."""
         while True:
             chosen = min(filter(self._is_good, self._answers.values()), key=_rank_cost)
@@ -265,7 +265,7 @@ class _Search:
     def _list_line(self, point: Point, dimension: str) -> list[Point]:
         return [_change(point, dimension, value) for value in self._dimensions[dimension]]
 
-    def _conclude(self, chosen: Answer) -> Tuning:
+    def _conclude(self, chosen: CellAnswer) -> Tuning:
         question = self._question
         lengths = question.study.build_workload(question.ranks).tokens
         curves = {name: self._get_curve(chosen.point, name) for name in self._dimensions}
@@ -306,7 +306,7 @@ class _Search:
             )
         for options, needs, other in others:
             (answer,) = self._run(Grid(study=other, points=(point,)))
-            if isinstance(answer, Answer):
+            if isinstance(answer, CellAnswer):
                 found.append(Beside(options, needs, answer))
         return tuple(sorted(found, key=lambda item: -item.answer.rate))
 
@@ -323,12 +323,12 @@ class _Search:
             found.append(f"{len(self._failed)} simulations failed, the first: {next(iter(self._failed.values()))}")
         return tuple(found)
 
-    def _get_curve(self, point: Point, dimension: str) -> tuple[Answer, ...]:
+    def _get_curve(self, point: Point, dimension: str) -> tuple[CellAnswer, ...]:
         """Returns the answers that differ from ``point`` in one dimension at most, ascending."""
         line = [self._answers.get(other) for other in self._list_line(point, dimension)]
         return tuple(answer for answer in line if answer is not None)
 
-    def _explain(self, chosen: Answer, curves: dict[str, tuple[Answer, ...]]) -> tuple[str, ...]:
+    def _explain(self, chosen: CellAnswer, curves: dict[str, tuple[CellAnswer, ...]]) -> tuple[str, ...]:
         best, question = self._get_best(), self._question
         share = chosen.rate / best.rate
         memory = compute_host_tokens(chosen) / max(1, compute_host_tokens(best))
@@ -370,7 +370,7 @@ def _change(point: Point, dimension: str, value: int) -> Point:
             return replace(point, depth_steps=value)
 
 
-def _rank_cost(answer: Answer) -> tuple[float, ...]:
+def _rank_cost(answer: CellAnswer) -> tuple[float, ...]:
     """Returns what sorts the cheapest first, and of settings that cost the same the fastest."""
     point = answer.point
     return compute_host_tokens(answer), point.window_samples, point.budget_tokens, point.depth_steps, -answer.rate

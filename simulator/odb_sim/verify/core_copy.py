@@ -23,7 +23,7 @@ from typing import Final
 import odb_ref
 from odb_ref.core.errors import UsageError
 from odb_sim.explore.scenario import read_scenario
-from odb_sim.verify.stages import Finding, Stage
+from odb_sim.verify.stages import Finding, VerificationStage
 
 LIMIT_S: Final = 570.0
 """For all stages together."""
@@ -96,7 +96,7 @@ _SUITES: Final = (
 )
 
 
-def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
+def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[VerificationStage]:
     """Yields the stages, in order, each as soon as it and those before it are done.
 
     Raises: UsageError when ``core`` is not a copy of the core.
@@ -116,7 +116,7 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
                 yield future.result()
 
 
-def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
+def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[VerificationStage]:
     """Yields the stages one by one, up to the first that refutes the core: sooner done than `verify_core` for a wrong one."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -128,7 +128,7 @@ def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
                 return
 
 
-def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
+def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], VerificationStage]]:
     """Returns what makes the stages, the short ones first."""
     worlds = [_make_worlds(work, name, seed, deadline) for name in ("large", "properties", "exploration")]
     return [*worlds, *(_make_suite(work, suite, deadline) for suite in _SUITES)]
@@ -171,15 +171,15 @@ def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.Comple
         return None
 
 
-def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], Stage]:
+def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], VerificationStage]:
     return lambda: _run_suite(work, suite, deadline)
 
 
-def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
+def _run_suite(work: Path, suite: _Suite, deadline: float) -> VerificationStage:
     began = time.perf_counter()
 
-    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "") -> Stage:
-        return Stage(
+    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "") -> VerificationStage:
+        return VerificationStage(
             name=suite.name,
             covered=covered,
             ranges=suite.says,
@@ -224,24 +224,24 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
     return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
 
 
-def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], Stage]:
+def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], VerificationStage]:
     return lambda: _run_worlds(work, name, seed, deadline)
 
 
-def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
+def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> VerificationStage:
     began = time.perf_counter()
     answer = work / f"{name}.json"
     limit_s = max(0.1, min(_WORLDS_S, (deadline - time.monotonic()) * 0.8))  # it is to say what it has seen
     done = _run(work, ["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)], deadline)
     seconds = time.perf_counter() - began
     if done is None:
-        return Stage(
+        return VerificationStage(
             name=name, covered="", properties=(), seconds=seconds, findings=(), skipped="there was no time left"
         )
     if done.returncode:
         last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
         finding = Finding(property="AS-TESTED", detail=last, case=f"the stage {name}, which the core brings down")
-        return Stage(name=name, covered="", properties=(), seconds=seconds, findings=(finding,))
+        return VerificationStage(name=name, covered="", properties=(), seconds=seconds, findings=(finding,))
     found = json.loads(answer.read_text(encoding="utf-8"))
     findings = tuple(
         Finding(
@@ -252,7 +252,7 @@ def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
         )
         for item in found["findings"]
     )
-    return Stage(
+    return VerificationStage(
         name=name,
         covered=found["covered"],
         ranges=found["ranges"],
