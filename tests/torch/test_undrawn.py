@@ -19,7 +19,7 @@ from torch.utils.data import Dataset  # noqa: E402
 from odb_ref.torch import Batching, ODBDataLoader  # noqa: E402
 from odb_ref.torch.reading import datasets  # noqa: E402
 from odb_ref.torch.reading.datasets import SeededDataset  # noqa: E402
-from odb_ref.torch.reading.seeding import Snare, Use, compute_seed, isolate, seed_generators  # noqa: E402
+from odb_ref.torch.reading.seeding import DrawDetector, Use, compute_seed, isolate, seed_generators  # noqa: E402
 from tests.torch.data import make_sample  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -147,9 +147,9 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
     """And nothing is read twice, but for what was read together with the first that draws."""
     seeds: list[int] = []
     monkeypatch.setattr(datasets, "seed_generators", seeds.append)
-    laid: list[Snare] = []
-    lay = Snare.lay
-    monkeypatch.setattr(Snare, "lay", lambda self: (laid.append(self), lay(self)))
+    armed: list[DrawDetector] = []
+    arm = DrawDetector.arm
+    monkeypatch.setattr(DrawDetector, "arm", lambda self: (armed.append(self), arm(self)))
     dataset = Drawing(where, DRAWS["random"])
     seeded = SeededDataset(dataset)
     for first in range(0, COUNT, 10):
@@ -160,7 +160,7 @@ def test_nothing_is_seeded_for_samples_that_do_not_draw(where: frozenset[int], m
     else:
         assert dataset.reads == list(range(COUNT))
         assert not seeds
-        assert len(laid) <= 2 * 2 + COUNT // 10
+        assert len(armed) <= 2 * 2 + COUNT // 10
 
 
 def test_what_draws_for_its_first_sample_is_read_once() -> None:
@@ -170,13 +170,13 @@ def test_what_draws_for_its_first_sample_is_read_once() -> None:
 
 
 def test_a_snare_shows_each_way_to_draw() -> None:
-    snare = Snare(5)
+    detector = DrawDetector(5)
     for name, draw in (DRAWS | OTHERS).items():
-        snare.lay()
+        detector.arm()
         draw(3)
-        assert snare.is_touched() is (name != "put back"), name
-        snare.lay()
-        assert not snare.is_touched()
+        assert detector.has_drawn() is (name != "put back"), name
+        detector.arm()
+        assert not detector.has_drawn()
 
 
 @contextmanager

@@ -42,20 +42,20 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-class Snare:
+class DrawDetector:
     """A state of the generators that shows whether somebody has drawn from them, or has seeded them: what they give next."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.lay()
+        self.arm()
         self._next = _draw()
 
-    def lay(self) -> None:
+    def arm(self) -> None:
         """Seeds the generators."""
         seed_generators(self.seed)
 
-    def is_touched(self) -> bool:
-        """Returns True when they are not as they were laid; then, in any case, they are not."""
+    def has_drawn(self) -> bool:
+        """Returns True when they are not as they were left; then, in any case, they are not."""
         return _draw() != self._next
 
 
