@@ -47,7 +47,7 @@ from odb_ref.core.state import Phase, State
 from odb_ref.core.types import Group, Sample
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import Act, ExploredRank
-from odb_sim.explore.violation import FoundViolation, name_property
+from odb_sim.explore.violation import Breach, name_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RankDriver:
     def begin(self) -> ExploredRank:
         """Returns the rank at the start of the epoch.
 
-        Raises: FoundViolation.
+        Raises: Breach.
         """
         budget = self.config.budget_tokens
         acceptance = self.core.acceptance(budget_tokens=budget, schedule=self.bounds.make_schedule())
@@ -92,7 +92,7 @@ class RankDriver:
     def act(self, rank: ExploredRank, act: Act, answer: Answer | None = None, lost: int | None = None) -> ExploredRank:
         """Returns the rank after ``act``; ``answer`` is what the exchange brings, ``lost`` the rank that is gone.
 
-        Raises: FoundViolation when the core refuses the event, breaks an invariant or asks for something impossible.
+        Raises: Breach when the core refuses the event, breaks an invariant or asks for something impossible.
         """
         match act:
             case Act.READ:
@@ -195,9 +195,7 @@ class RankDriver:
             state, effects = self.core.transition(self.config, rank.state, event)
             self.core.check(self.config, rank.state, state)
         except OdbError as error:
-            raise FoundViolation(
-                name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}"
-            ) from error
+            raise Breach(name_property(error), f"rank {self.config.rank}, {type(event).__name__}: {error}") from error
         rank = replace(rank, state=state)
         if isinstance(event, Counted):
             # Before the effects: what the schedule says of the round that begins now is in its offer.
@@ -263,7 +261,7 @@ class RankDriver:
 
     def _require(self, holds: bool, property_: str, detail: str) -> None:
         if not holds:
-            raise FoundViolation(property_, f"rank {self.config.rank}: {detail}")
+            raise Breach(property_, f"rank {self.config.rank}: {detail}")
 
 
 def _require_answer(answer: Answer | None) -> Answer:
@@ -275,16 +273,16 @@ def _require_answer(answer: Answer | None) -> Answer:
 def answer_posts(core: Core, posts: tuple[Post, ...]) -> Answer:
     """Returns what the exchange answers once all ranks have posted.
 
-    Raises: FoundViolation when the posts do not belong together.
+    Raises: Breach when the posts do not belong together.
     """
     try:
         answer = combine_posts(posts, core.reduce)
     except InvariantError as error:
-        raise FoundViolation(error.invariant, error.detail) from error
+        raise Breach(error.invariant, error.detail) from error
     if isinstance(answer, Agreed):
         least = min(post.offer.budget_min for post in posts if isinstance(post, PostOffer))
         if answer.agreement.budget_min != least:
-            raise FoundViolation(
+            raise Breach(
                 "BUDGET", f"the ranks offer {least} tokens or more, and agree on {answer.agreement.budget_min}"
             )
     return answer

@@ -12,7 +12,7 @@ from odb_sim.explore.driver import Core
 from odb_sim.explore.measure import compute_bound
 from odb_sim.explore.rank import ACTS, Act
 from odb_sim.explore.symmetry import AlikeSpace, Asymmetry, find_alike
-from odb_sim.explore.violation import FoundViolation
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Space, World, decode
 
 
@@ -76,7 +76,7 @@ def make_space(bounds: Bounds, core: Core | None = None) -> tuple[Space, World]:
     """Returns a space and its first world, after one undisturbed schedule: what its steps hold is then known.
 
     Any other schedule must form the same steps (REPLAY); so the same schedule is always judged in the same way.
-    Raises: FoundViolation.
+    Raises: Breach.
     """
     space = Space(bounds, core)
     return space, _begin(space)
@@ -87,12 +87,12 @@ def _begin(space: Space) -> World:
     while codes := [code for code in space.enabled(world) if code % ACTS < Act.URGE]:
         try:
             world = space.apply(world, codes[0])
-        except FoundViolation:
+        except Breach:
             break  # The search meets it too, and knows the way.
     return start
 
 
-def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, ...]) -> FoundViolation | None:
+def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, ...]) -> Breach | None:
     """Returns what the last action of the schedule shows not to hold; None when all does, or the schedule is not possible."""
     done = 0
     try:
@@ -105,7 +105,7 @@ def _find_violation(bounds: Bounds, core: Core | None, schedule: tuple[Action, .
             space.check(world)
         if space.is_over(world, space.enabled(world)):
             space.check_over(world)
-    except FoundViolation as violation:
+    except Breach as violation:
         return violation if done == len(schedule) else None
     return None
 
@@ -173,7 +173,7 @@ class Search:
         self._edges = self._depth = self._ends = self._ordered = 0
         try:
             start = _begin(space)
-        except FoundViolation as violation:
+        except Breach as violation:
             return Counterexample(property=violation.property, detail=violation.detail, schedule=())
         return self._walk(space, start)
 
@@ -238,7 +238,7 @@ class Search:
                             check(place)
                             parents[place] = world
                             following.append(place)
-                except FoundViolation as violation:
+                except Breach as violation:
                     schedule = self._find_schedule(space, world)
                     if code != _NO_ACTION:
                         schedule = (*schedule, decode(code))

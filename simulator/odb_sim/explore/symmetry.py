@@ -23,7 +23,7 @@ from odb_ref.core.types import Sample
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.driver import Core, answer_posts
 from odb_sim.explore.rank import Act, ExploredRank
-from odb_sim.explore.violation import FoundViolation
+from odb_sim.explore.violation import Breach
 from odb_sim.explore.world import Action, Shared, Space, World
 
 Order = tuple[int, ...]
@@ -134,7 +134,7 @@ class AlikeSpace(Space):
     def apply(self, world: World, code: int) -> World:
         """Returns the world that stands for the one after a possible action.
 
-        Raises: FoundViolation as `Space.apply`, Asymmetry when ranks prove not to be alike.
+        Raises: Breach as `Space.apply`, Asymmetry when ranks prove not to be alike.
         """
         after = super().apply(world, code)
         order = self._find_order(after)
@@ -238,7 +238,7 @@ class AlikeSpace(Space):
         try:
             after = self._drivers[j].act(self._ranks[number], Act(act), self._answers[answer], lost)
             return self._number_rank(j, after)
-        except FoundViolation:
+        except Breach:
             return None
 
     def _answer(self, posts: tuple[int, ...]) -> int:
@@ -249,7 +249,7 @@ class AlikeSpace(Space):
             row = sorted(zip(order, (self._post_list[post] for post in posts), strict=True), key=itemgetter(0))
             try:
                 answer = answer_posts(self._core, tuple(rename(post, order) for _, post in row if post is not None))
-            except FoundViolation:
+            except Breach:
                 answer = None
             if answer != rename(self._answers[number], order):
                 raise Asymmetry("the exchange answers otherwise when ranks change places")

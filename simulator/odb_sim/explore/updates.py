@@ -9,13 +9,13 @@ from odb_ref.core.config import Config
 from odb_ref.core.types import Step
 from odb_sim.explore.bounds import Bounds
 from odb_sim.explore.rank import ExploredRank
-from odb_sim.explore.violation import FoundViolation
+from odb_sim.explore.violation import Breach
 
 
 def check_steps_of_updates(config: Config, rank: ExploredRank, steps: Sequence[Step]) -> None:
     """Checks that a step holds samples that were read for its update, and no update is emitted in two rounds.
 
-    Raises: FoundViolation. Spec: R16.
+    Raises: Breach. Spec: R16.
     """
     portions = config.update_portions
     for step in steps:
@@ -23,16 +23,16 @@ def check_steps_of_updates(config: Config, rank: ExploredRank, steps: Sequence[S
             arrival = bisect_right(rank.windows, sample.position)
             if step.round // portions != arrival // portions:
                 detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
-                raise FoundViolation("UPDATE", f"rank {config.rank}: {detail}, of another update")
+                raise Breach("UPDATE", f"rank {config.rank}: {detail}, of another update")
     rounds = sorted({step.round for step in steps})
     if len({round_ // portions for round_ in rounds}) < len(rounds):
-        raise FoundViolation("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
+        raise Breach("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
 
 
 def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
     """Checks that every update that was trained on holds all that lies at its places, on all ranks together, and nothing else.
 
-    Raises: FoundViolation. Spec: R16.1.
+    Raises: Breach. Spec: R16.1.
     """
     size = bounds.update_samples or 0
     portions = bounds.compute_config(0).update_portions
@@ -49,4 +49,4 @@ def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
             of_ranks = ((shards[place % bounds.ranks], place // bounds.ranks) for place in places)
             expected = {shard[i] for shard, i in of_ranks if i < len(shard)}
         if sorted(ids) != sorted(expected - set(bounds.bad)):
-            raise FoundViolation("UPDATE", f"update {update} holds samples {sorted(ids)}, of {sorted(expected)}")
+            raise Breach("UPDATE", f"update {update} holds samples {sorted(ids)}, of {sorted(expected)}")

@@ -32,7 +32,7 @@ from odb_sim.explore.checks import (
 from odb_sim.explore.driver import Core, RankDriver, answer_posts
 from odb_sim.explore.measure import compute_measure
 from odb_sim.explore.rank import ACTS, Act, ExploredRank, compute_acts, forget
-from odb_sim.explore.violation import FoundViolation
+from odb_sim.explore.violation import Breach
 
 World = tuple[int, ...]
 """First the state of what the ranks share, then the state of each rank, as numbers of a `Space`."""
@@ -141,7 +141,7 @@ class Space:
     def begin(self) -> World:
         """Returns the world at the start of an epoch.
 
-        Raises: FoundViolation.
+        Raises: Breach.
         """
         ranks = [self._number_rank(i, driver.begin()) for i, driver in enumerate(self._drivers)]
         world = (self._settle(self._number_shared(Shared()), ranks), *ranks)
@@ -207,7 +207,7 @@ class Space:
     def apply(self, world: World, code: int) -> World:
         """Returns the world after a possible action.
 
-        Raises: FoundViolation when the core refuses it, or a rank by itself breaks a property.
+        Raises: Breach when the core refuses it, or a rank by itself breaks a property.
         """
         i, act = divmod(code, ACTS)
         number, rank = world[0], world[i + 1]
@@ -237,7 +237,7 @@ class Space:
     def check(self, world: World) -> None:
         """Checks that all that must hold of the ranks together holds.
 
-        Raises: FoundViolation.
+        Raises: Breach.
         """
         key = tuple([self._progress[rank] for rank in world[1:]])
         if key not in self._together:
@@ -296,7 +296,7 @@ class Space:
     def check_over(self, world: World) -> None:
         """Checks that the world, in which nothing has to happen any more, is a proper end.
 
-        Raises: FoundViolation: a deadlock, or an end that is not what the properties promise.
+        Raises: Breach: a deadlock, or an end that is not what the properties promise.
         """
         check_stillness([self._progress_list[self._progress[rank]] for rank in world[1:]])
         check_end(self.bounds, self.get_ranks(world))
@@ -331,7 +331,7 @@ class Space:
         after = self._drivers[i].act(before, Act(act), self._answers[shared.answer], lost)
         old, new = (compute_measure(self.bounds, self._configs[i], rank) for rank in (before, after))
         if not 0 <= new < old:
-            raise FoundViolation("TERM", f"rank {i}: the measure goes from {old} to {new}")
+            raise Breach("TERM", f"rank {i}: the measure goes from {old} to {new}")
         return self._number_rank(i, after)
 
     def _find_gone(self, shared: Shared, i: int) -> int:
