@@ -28,7 +28,7 @@ from odb_sim.verify.agreements import (
 )
 from odb_sim.verify.alone import Refutation, check_bounds
 from odb_sim.verify.rule_client import Answer, RuleProcesses
-from odb_sim.verify.stages import PROPERTIES, Finding, VerificationStage
+from odb_sim.verify.stages import PROPERTIES, Finding, Stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
 from odb_ref.core.batching.rules import OdbRule, PaperRule, compute_bounds
@@ -194,8 +194,8 @@ def test_what_holds_is_left_as_it_is() -> None:
 def test_a_stage_that_found_something_is_no_evidence_for_the_rest() -> None:
     finding = Finding(property="ALIGN", detail="", case="")
     done = [
-        VerificationStage(name="bounds", covered="", properties=("RULE-BOUNDS",), seconds=0, findings=()),
-        VerificationStage(name="exploration", covered="", properties=PROPERTIES, seconds=0, findings=(finding,)),
+        Stage(name="bounds", covered="", properties=("RULE-BOUNDS",), seconds=0, findings=()),
+        Stage(name="exploration", covered="", properties=PROPERTIES, seconds=0, findings=(finding,)),
     ]
     verdicts = compute_verdicts(done)
     assert verdicts["ALIGN"] == ("VIOLATED", "exploration")

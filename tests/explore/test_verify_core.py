@@ -11,7 +11,7 @@ import pytest
 from odb_sim.cli.main import main
 from odb_sim.verify import core_copy
 from odb_sim.verify.core_copy import verify_core
-from odb_sim.verify.stages import VerificationStage
+from odb_sim.verify.stages import Stage
 
 CORE = Path(__file__).parents[2] / "odb_ref" / "core"
 
@@ -28,7 +28,7 @@ def change(core: Path, module: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def get(stages: list[VerificationStage], name: str) -> VerificationStage:
+def get(stages: list[Stage], name: str) -> Stage:
     return next(stage for stage in stages if stage.name == name)
 
 
@@ -112,3 +112,8 @@ def test_what_is_no_core_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["verify", "--core", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "is not a copy of odb_ref/core" in printed and printed.count("\n") == 1
+
+
+def test_every_test_that_a_stage_names_is_there() -> None:
+    for suite in core_copy._SUITES:
+        assert all(list(CORE.parents[1].glob(f"{test}*")) for test in suite.tests), suite.name

@@ -16,7 +16,7 @@ from odb_sim.inputs.costs import (
     LoaderCost,
     NetworkCost,
     StepTable,
-    TransportKind,
+    Transport,
 )
 
 from odb_ref.core.errors import UsageError
@@ -24,10 +24,10 @@ from odb_ref.core.errors import UsageError
 
 def test_a_step_costs_what_the_formula_says() -> None:
     gpu = GpuCost(fixed_s=1.0, per_token_s=0.1, per_token2_s=0.01)
-    assert gpu.compute_batch_s(0, 0) == 1.0
-    assert gpu.compute_batch_s(20, 10) == pytest.approx(1.0 + 20 * 0.1 + 2 * 10**2 * 0.01)
+    assert gpu.compute_batches_s(0, 0) == 1.0
+    assert gpu.compute_batches_s(20, 10) == pytest.approx(1.0 + 20 * 0.1 + 2 * 10**2 * 0.01)
     batches = Costs(gpu=gpu).compute_batches_s(np.array([0, 20]), np.array([0, 10]))
-    assert batches.tolist() == [1.0, gpu.compute_batch_s(20, 10)]
+    assert batches.tolist() == [1.0, gpu.compute_batches_s(20, 10)]
     many = gpu.compute_steps_s(np.array([[20, 0]]), np.array([[200, 0]]))
     assert many.tolist() == [[pytest.approx(5.0), 1.0]]
 
@@ -69,7 +69,7 @@ def test_a_cost_is_a_number_of_at_least_0(model: type, names: list[str], value: 
 
 def test_a_reduction_grows_with_the_logarithm_and_a_gathering_with_the_ranks() -> None:
     reduce = NetworkCost(alpha_s=1.0, beta_s=0.0)
-    gather = NetworkCost(alpha_s=1.0, beta_s=0.0, transport=TransportKind.GATHER)
+    gather = NetworkCost(alpha_s=1.0, beta_s=0.0, transport=Transport.GATHER)
     assert [reduce.compute_offer_s(ranks) for ranks in (1, 2, 8, 9, 1024)] == [0, 2, 6, 8, 20]
     assert [gather.compute_offer_s(ranks) for ranks in (1, 2, 8, 9, 1024)] == [0, 1, 7, 8, 1023]
     byte = NetworkCost(alpha_s=0.0, beta_s=1.0)

@@ -19,7 +19,7 @@ from odb_sim.inputs.costs import (
     LoaderCost,
     NetworkCost,
     StepTable,
-    TransportKind,
+    Transport,
 )
 from odb_sim.inputs.lengths import Lengths
 from odb_sim.inputs.workload import Sharding, build_workload
@@ -114,10 +114,10 @@ def test_the_quadratic_part_of_attention_is_fitted_where_it_shows(tmp_path: Path
 
 
 def test_the_other_transport_is_fitted_by_its_own_formula(tmp_path: Path) -> None:
-    costs = Costs(network=NetworkCost(alpha_s=1e-3, beta_s=0, transport=TransportKind.GATHER))
+    costs = Costs(network=NetworkCost(alpha_s=1e-3, beta_s=0, transport=Transport.GATHER))
     runs = load_runs([record_timed(tmp_path / "t.ndjson", costs)])
-    found = calibrate(runs, transport=TransportKind.GATHER).costs.network
-    assert found.transport is TransportKind.GATHER
+    found = calibrate(runs, transport=Transport.GATHER).costs.network
+    assert found.transport is Transport.GATHER
     assert found.alpha_s == pytest.approx(1e-3, rel=1e-2)
 
 

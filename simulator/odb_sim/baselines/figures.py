@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odb_ref.core.types import Mode
-from odb_sim.baselines.plans import RankBatches
+from odb_sim.baselines.plans import RankPlan
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.loading import Workers
-from odb_sim.engine.metrics import RunTotals, StepRow, compute_totals, sum_moves
+from odb_sim.engine.metrics import StepRow, Totals, compute_totals, sum_moves
 from odb_sim.engine.timeline import Timeline
 from odb_sim.engine.updates import EVERY_STEP, Accumulation, GlobalBatch, compute_mean
 from odb_sim.inputs.conditions import STEADY, Conditions
@@ -35,7 +36,7 @@ class _Batches:
     """Sum of the squared lengths of the rows, padding included: what attention costs."""
 
 
-def _measure(workload: Workload, plans: list[RankBatches]) -> _Batches:
+def _measure(workload: Workload, plans: list[RankPlan]) -> _Batches:
     steps = max(len(plan.starts) for plan in plans)
     shape = (len(plans), steps)
     samples, real, padded = (np.zeros(shape, dtype=np.int64) for _ in range(3))
@@ -73,7 +74,7 @@ def _count_steps(batches: _Batches, mode: Mode, quota_samples: int | None) -> in
 
 def simulate_plan(
     workload: Workload,
-    plans: list[RankBatches],
+    plans: list[RankPlan],
     costs: Costs,
     *,
     budget_tokens: int,
@@ -83,8 +84,9 @@ def simulate_plan(
     quota_samples: int | None = None,
     global_batch: GlobalBatch = EVERY_STEP,
     timeline: Timeline | None = None,
+    fill: Fill | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[list[StepRow], RunTotals]:
+) -> tuple[list[StepRow], Totals]:
     """Returns the steps of a plan, and their sums.
 
     Each rank has a plain DataLoader, as `odb_sim.engine.loading` describes it.
@@ -113,8 +115,8 @@ def simulate_plan(
             taken_s[rank, step] = loader.take(seconds, asked_s) if has_batch else asked_s
             loaded_s[rank, step] = loader.done_s if has_batch else asked_s
         done_s[:, step] = free_s = taken_s[:, step] + compute_s[:, step]
-        if ends_update[step]:
-            free_s = np.full(ranks, float(free_s.max()) + sync_s)
+        if ends_update[step] or costs.collective.each_step:
+            free_s = np.full(ranks, float(free_s.max()) + sync_s * float(ends_update[step]))
         ended_s[:, step] = free_s
         emitted += int(batches.samples[:, step].sum())
         if on_progress is not None:
@@ -125,6 +127,12 @@ def simulate_plan(
         is_idle = batches.samples[:, :steps] == 0
         moments_s = (begun_s, loaded_s, taken_s, done_s, ended_s)
         _add_spans(timeline, moments_s, np.where(ends_update, sync_s, 0.0), is_idle)
+    if fill is not None:
+        shown = (batches.samples[:, :steps], batches.real[:, :steps], batches.padded[:, :steps])
+        ends = [plan.starts[steps] if steps < len(plan.starts) else len(plan.order) for plan in plans]
+        orders = [plan.order[:end] for plan, end in zip(plans, ends, strict=True)]
+        fill.add(0, *shown, workload.tokens[np.concatenate(orders)])
+        fill.end(0, done_s, ends_update)
     queued = _count_queued(loaded_s, taken_s, costs.loader.workers * costs.loader.prefetch_factor)
     rows = [
         _build_row(
@@ -222,7 +230,7 @@ def _add_spans(
         before_s = moments_s[1][:, step]
 
 
-def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
+def _sum_moves(workload: Workload, plan: RankPlan, steps: int) -> int:
     """Returns by how many places a rank's samples are moved from where they stand in the shard they come from."""
     starts = np.append(plan.starts, len(plan.order))[: steps + 1]
     order = plan.order[: starts[-1]]
@@ -230,7 +238,7 @@ def _sum_moves(workload: Workload, plan: RankBatches, steps: int) -> int:
     return sum_moves(starts[:-1], np.diff(starts), order - workload.offsets[shards])
 
 
-def _count_unique(workload: Workload, plans: list[RankBatches], steps: int) -> int:
+def _count_unique(workload: Workload, plans: list[RankPlan], steps: int) -> int:
     seen = np.zeros(workload.samples_total, dtype=np.bool_)
     for plan in plans:
         stop = int(plan.starts[steps]) if steps < len(plan.starts) else len(plan.order)

@@ -19,7 +19,7 @@ from odb_sim.reports.terminal import print_table
 from odb_sim.verify.core_copy import NOT_OF_THE_CORE, verify_core
 from odb_sim.verify.quality import Quality, measure_quality
 from odb_sim.verify.rule_client import LIMIT_S, PROCESSES, RuleProcesses
-from odb_sim.verify.stages import Finding, VerificationStage
+from odb_sim.verify.stages import Finding, Stage
 from odb_sim.verify.verdict import compute_verdicts, list_not_looked_at, verify
 
 
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _show(stages: Iterator[VerificationStage]) -> list[VerificationStage]:
+def _show(stages: Iterator[Stage]) -> list[Stage]:
     """Prints each stage as soon as it is done."""
     done = []
     for stage in stages:
@@ -96,7 +96,7 @@ def _show(stages: Iterator[VerificationStage]) -> list[VerificationStage]:
 
 
 def _conclude(
-    options: argparse.Namespace, stages: Sequence[VerificationStage], asked: Mapping[str, str], unseen: Sequence[str]
+    options: argparse.Namespace, stages: Sequence[Stage], asked: Mapping[str, str], unseen: Sequence[str]
 ) -> int:
     verdicts = compute_verdicts(stages)
     if "core" in asked:
@@ -194,7 +194,7 @@ _LAST: Final = 30
 """A longer schedule is printed from its end; the file has it all."""
 
 
-def _to_json(stage: VerificationStage) -> dict[str, object]:
+def _to_json(stage: Stage) -> dict[str, object]:
     return {
         "name": stage.name,
         "covered": stage.covered,

@@ -29,7 +29,7 @@ from odb_ref.core.resume import RoundStart
 from odb_ref.core.types import Step
 from odb_sim.engine.batches import count_batches
 from odb_sim.engine.exchange import Process
-from odb_sim.engine.loading import CommonOrderReader, WindowReader
+from odb_sim.engine.loading import DrawReader, WindowReader
 from odb_sim.engine.stage import Stage
 from odb_sim.inputs.conditions import Fault, FaultKind
 
@@ -83,7 +83,7 @@ class Rank:
         loader, window = stage.costs.loader, machine.config.window_samples
         self._reader = WindowReader(loader, stage.workload.tokens[shard], window)
         self._is_drawing = machine.config.shared_samples is not None
-        self._draw_reader = CommonOrderReader(loader, stage.workload.tokens, ranks=1)
+        self._draw_reader = DrawReader(loader, stage.workload.tokens, ranks=1)
         """Reads what is drawn of a common order: one of the two is used."""
         self._read_fault = stage.conditions.find_fault(FaultKind.READ, self.number)
         self._collate_fault = stage.conditions.find_fault(FaultKind.COLLATE, self.number)

@@ -3,7 +3,7 @@
 How a run goes
 --------------
 Each rank has a `Machine`. Its effects become SimPy processes: a read or a collation takes as long as the cost model says
-and ends in the event that answers it; posts meet in the `SimulatedExchange`; delivered steps lie in the rank's bounded queue.
+and ends in the event that answers it; posts meet in the `Exchange`; delivered steps lie in the rank's bounded queue.
 Trainers take one step after the other, and each step ends in a collective of all ranks.
 
 Because of that collective all trainers are in the same update, so one SimPy process drives them all: it lets every rank
@@ -35,7 +35,8 @@ from odb_ref.core.events import Event
 from odb_ref.core.exchange import Answer
 from odb_ref.core.machine import Machine
 from odb_ref.core.resume import Resumed, RoundStart
-from odb_sim.engine.exchange import SimulatedExchange
+from odb_sim.engine.exchange import Exchange
+from odb_sim.engine.fill import Fill
 from odb_sim.engine.metrics import Recorder
 from odb_sim.engine.rank import Rank
 from odb_sim.engine.stage import Stage
@@ -51,7 +52,7 @@ TimedObserver = Callable[[int, Event | Resumed | None, Sequence[Effect], float],
 """Rank, event, effects, simulated seconds; `odb_ref.trace.writing.TraceWriter.record` fits."""
 
 
-class SimulatedWorld:
+class World:
     """One simulated epoch. Build it, `run` it once, read the ``recorder``."""
 
     def __init__(
@@ -68,6 +69,7 @@ class SimulatedWorld:
         global_batch: GlobalBatch = EVERY_STEP,
         observer: TimedObserver | None = None,
         timeline: Timeline | None = None,
+        fill: Fill | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.recorder = Recorder(
@@ -86,8 +88,9 @@ class SimulatedWorld:
             full_reads=full_reads,
             budget_schedule=budget_schedule,
             timeline=timeline,
+            fill=fill,
         )
-        self.exchange = SimulatedExchange(
+        self.exchange = Exchange(
             self.stage.env,
             costs.network,
             workload.ranks,
@@ -119,6 +122,7 @@ class SimulatedWorld:
                 rank.begin()
             self.stage.env.process(self.trainers.train())
             self.stage.env.run()
+        self.trainers.note_held()
         self.recorder.rounds = self.exchange.count_rounds
         self.recorder.updates = self.trainers.updates
         self.recorder.exchange_s = self.exchange.seconds

@@ -8,38 +8,38 @@ from collections.abc import Sequence
 from odb_ref.core.config import Config
 from odb_ref.core.types import Step
 from odb_sim.explore.bounds import Bounds
-from odb_sim.explore.rank import ExploredRank
-from odb_sim.explore.violation import Breach
+from odb_sim.explore.rank import Rank
+from odb_sim.explore.violation import Violation
 
 
-def check_steps_of_updates(config: Config, rank: ExploredRank, steps: Sequence[Step]) -> None:
+def check_steps_of_updates(config: Config, rank: Rank, steps: Sequence[Step]) -> None:
     """Checks that a step holds samples that were read for its update, and no update is emitted in two rounds.
 
-    Raises: Breach. Spec: R16.
+    Raises: Violation. Spec: R16.
     """
-    portions = config.update_portions
+    rounds_each = config.update_rounds
     for step in steps:
         for sample in step.group:
             arrival = bisect_right(rank.windows, sample.position)
-            if step.round // portions != arrival // portions:
+            if step.round // rounds_each != arrival // rounds_each:
                 detail = f"position {sample.position} came in round {arrival} and is emitted in round {step.round}"
-                raise Breach("UPDATE", f"rank {config.rank}: {detail}, of another update")
+                raise Violation("UPDATE", f"rank {config.rank}: {detail}, of another update")
     rounds = sorted({step.round for step in steps})
-    if len({round_ // portions for round_ in rounds}) < len(rounds):
-        raise Breach("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
+    if len({round_ // rounds_each for round_ in rounds}) < len(rounds):
+        raise Violation("UPDATE", f"rank {config.rank}: an update is emitted in several of the rounds {rounds}")
 
 
-def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
+def check_whole_updates(bounds: Bounds, ranks: Sequence[Rank]) -> None:
     """Checks that every update that was trained on holds all that lies at its places, on all ranks together, and nothing else.
 
-    Raises: Breach. Spec: R16.1.
+    Raises: Violation. Spec: R16.1.
     """
     size = bounds.update_samples or 0
-    portions = bounds.compute_config(0).update_portions
+    rounds_each = bounds.compute_config(0).update_rounds
     updates: dict[int, list[int]] = {}
     for rank in ranks:
         for step in rank.taken:
-            updates.setdefault(step.round // portions, []).extend(sample.id for sample in step.group)
+            updates.setdefault(step.round // rounds_each, []).extend(sample.id for sample in step.group)
     shards = [[sample.id for sample in bounds.compute_shard(i)] for i in range(bounds.ranks)]
     for update, ids in updates.items():
         places = range(update * size, (update + 1) * size)
@@ -49,4 +49,4 @@ def check_whole_updates(bounds: Bounds, ranks: Sequence[ExploredRank]) -> None:
             of_ranks = ((shards[place % bounds.ranks], place // bounds.ranks) for place in places)
             expected = {shard[i] for shard, i in of_ranks if i < len(shard)}
         if sorted(ids) != sorted(expected - set(bounds.bad)):
-            raise Breach("UPDATE", f"update {update} holds samples {sorted(ids)}, of {sorted(expected)}")
+            raise Violation("UPDATE", f"update {update} holds samples {sorted(ids)}, of {sorted(expected)}")

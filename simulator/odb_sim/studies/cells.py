@@ -2,18 +2,21 @@
 
 `run_cells` takes any `concurrent.futures.Executor`: the processes of this machine, `Local` for none at all, a Dask or Ray
 cluster's (`odb_sim.studies.clusters`) and others of that interface. A cell whose worker dies is run once more; one that fails
-twice is a `FailedCell`, and the others go on. With a `Store` each answer is written to a folder as it comes, and found there by
-the same command.
+twice is a `Failed`, and the others go on. With a `Store` each answer is written to a folder as it comes, and found there by the
+same command.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
+from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,10 +29,14 @@ from odb_sim.engine.cautions import About, Caution
 from odb_sim.engine.metrics import Summary
 from odb_sim.inputs.files import naming
 from odb_sim.inputs.lengths import Integers
+from odb_sim.inputs.rules import digest_rule
 from odb_sim.studies.processes import WorkerDied
 
 FILE: Final = "cells.ndjson"
 _TRIES: Final = 2
+_LOOK_EVERY_S: Final = 2.0
+_PARTS: Final = {"odb_ref": ("core", "arrays"), "odb_sim": ("inputs", "engine", "baselines", "studies")}
+"""The folders whose code decides what a simulation says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +49,16 @@ class Point:
     window_samples: int
     depth_steps: int = 8
     ramp_rounds: int | None = None
-    """None: the study's."""
+    """None: the study's; likewise the next two."""
+    max_age_rounds: int | None = None
+    cost: str | None = None
+    """By its name."""
     samples: int | None = None
     """Drawn for this simulation; None: those of the study."""
 
 
 @dataclass(frozen=True, slots=True)
-class CellAnswer:
+class Answer:
     """What came of a point."""
 
     point: Point
@@ -70,7 +80,7 @@ class CellAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedCell:
+class Failed:
     """A cell without an answer."""
 
     point: Point
@@ -90,12 +100,27 @@ class Cell:
 
     point: Point
     key: str
-    simulate: Callable[[], CellAnswer]
+    simulate: Callable[[], Answer]
 
 
-def compute_key(arrays: Sequence[Integers], *settings: object) -> str:
-    """Returns a name for a simulation of these data with these settings by this version of the program."""
-    digest = sha256(repr((__version__, settings)).encode())
+@cache
+def compute_program_digest() -> str:
+    """Returns a digest of the program itself: what it simulates with may change while its version does not."""
+    digest = sha256(__version__.encode())
+    for package in ("odb_ref", "odb_sim"):
+        folder = resources.files(package)
+        for part in _PARTS[package]:
+            for path in sorted(Path(str(folder / part)).rglob("*.py")):
+                digest.update(f"{path.relative_to(str(folder))}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def compute_key(arrays: Sequence[Integers], policies: Iterable[str], *settings: object) -> str:
+    """Returns a name for a simulation of these data with these settings by this program; what an own rule's file says is a part
+    of its name, since that may change as well.
+    """
+    rules = [digest_rule(policy) for policy in policies]
+    digest = sha256(repr((compute_program_digest(), rules, settings)).encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -109,7 +134,7 @@ class Store:
 
     def __init__(self, folder: str | Path | None) -> None:
         self._path = None if folder is None else Path(folder) / FILE
-        self._answers: dict[str, CellAnswer] = {}
+        self._answers: dict[str, Answer] = {}
         if self._path is None:
             return
         try:
@@ -130,11 +155,16 @@ class Store:
         if text and not text.endswith("\n"):
             self._file.write("\n")
 
-    def find(self, key: str) -> CellAnswer | None:
+    @property
+    def is_lasting(self) -> bool:
+        """True where answers are written."""
+        return self._path is not None
+
+    def find(self, key: str) -> Answer | None:
         """Returns the answer of a cell that has been run before."""
         return self._answers.get(key)
 
-    def add(self, key: str, answer: CellAnswer) -> None:
+    def add(self, key: str, answer: Answer) -> None:
         """Keeps an answer."""
         self._answers[key] = answer
         if self._path is not None:
@@ -152,14 +182,28 @@ class Store:
             self._file.close()
 
 
-def _decode(data: dict[str, object]) -> CellAnswer:
+def _decode(data: dict[str, object]) -> Answer:
     fields = json.loads(json.dumps(data))
-    return CellAnswer(
+    return Answer(
         point=Point(**fields["point"]),
         summary=Summary(**fields["summary"]),
         first_step_s=fields["first_step_s"],
         cautions=tuple(Caution(About(item["about"]), item["text"]) for item in fields["cautions"]),
     )
+
+
+class ClusterGone(UsageError):
+    """Nobody is left who could simulate."""
+
+
+class WatchedExecutor(Executor):
+    """An executor whose workers are elsewhere, so that it may have none: `run_cells` looks after it while it waits."""
+
+    def check(self) -> None:
+        """Looks whether there is anybody.
+
+        Raises: UsageError when not.
+        """
 
 
 def run_cells(
@@ -168,19 +212,19 @@ def run_cells(
     *,
     store: Store | None = None,
     on_done: Callable[[int], None] | None = None,
-) -> list[CellAnswer | FailedCell]:
+) -> list[Answer | Failed]:
     """Returns what comes of all cells, in their order. ``on_done`` hears how many are done.
 
     Raises: what a simulation raises that refuses its settings or breaks a property; those that have not begun are given up.
     """
     store = store or Store(None)
-    answers: dict[int, CellAnswer | FailedCell] = {}
+    answers: dict[int, Answer | Failed] = {}
     for place, cell in enumerate(cells):
         if (answer := store.find(cell.key)) is not None:
             answers[place] = answer
     todo = deque(place for place in range(len(cells)) if place not in answers)
     tries = dict.fromkeys(todo, 0)
-    waiting: dict[Future[CellAnswer], int] = {}
+    waiting: dict[Future[Answer], int] = {}
     try:
         while todo or waiting:
             if todo:
@@ -188,7 +232,12 @@ def run_cells(
                 tries[place] += 1
                 waiting[executor.submit(cells[place].simulate)] = place
             # What is done is kept at once, also where each cell is simulated while it is handed in.
-            for future in wait(waiting, timeout=0 if todo else None, return_when=FIRST_COMPLETED).done:
+            watched = executor if isinstance(executor, WatchedExecutor) else None
+            pause_s = 0 if todo else None if watched is None else _LOOK_EVERY_S
+            done = wait(waiting, timeout=pause_s, return_when=FIRST_COMPLETED).done
+            if watched is not None and not done and not todo:
+                watched.check()
+            for future in done:
                 place = waiting.pop(future)
                 try:
                     answers[place] = future.result()
@@ -197,25 +246,35 @@ def run_cells(
                     if isinstance(error, OdbError | OSError) and not isinstance(error, WorkerDied):
                         raise
                     # The process is gone, or a cluster says so in its own words.
+                    if watched is not None:
+                        watched.check()
                     if tries[place] < _TRIES:
                         todo.append(place)
                         continue
-                    answers[place] = FailedCell(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
+                    answers[place] = Failed(cells[place].point, " ".join(str(error).split())[:200] or repr(error))
                 if on_done is not None:
                     on_done(len(answers))
+    except ClusterGone as error:
+        kept = (
+            "are kept, and the same command goes on"
+            if store.is_lasting
+            else "are lost: with --out FOLDER they are kept"
+        )
+        raise UsageError(f"--executor {error}; {len(answers)} of {len(cells)} simulations {kept}") from error
     finally:
         for future in waiting:
-            future.cancel()
+            with suppress(Exception):  # a cluster that is gone has nothing to cancel
+                future.cancel()
     return [answers[place] for place in range(len(cells))]
 
 
-def split_failed(answers: Sequence[CellAnswer | FailedCell]) -> tuple[list[CellAnswer], list[FailedCell]]:
+def split_failed(answers: Sequence[Answer | Failed]) -> tuple[list[Answer], list[Failed]]:
     """Returns the answers, and what has none.
 
     Raises: UsageError when there is no answer at all.
     """
-    found = [answer for answer in answers if isinstance(answer, CellAnswer)]
-    failed = [answer for answer in answers if isinstance(answer, FailedCell)]
+    found = [answer for answer in answers if isinstance(answer, Answer)]
+    failed = [answer for answer in answers if isinstance(answer, Failed)]
     if failed and not found:
         raise UsageError(f"every simulation has failed, the first: {failed[0]}")
     return found, failed

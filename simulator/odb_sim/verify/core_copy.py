@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import odb_ref
 from odb_ref.core.errors import UsageError
 from odb_sim.explore.scenario import read_scenario
-from odb_sim.verify.stages import Finding, VerificationStage
+from odb_sim.verify.stages import Finding, Stage
 
 LIMIT_S: Final = 570.0
 """For all stages together."""
@@ -81,7 +82,7 @@ _SUITES: Final = (
         property="AS-SIMULATED",
         says="the simulator's arrays, written apart, make the same groups and rounds on random windows",
         tests=(
-            "tests/simulator/test_twins.py",
+            "tests/arrays/test_twins.py",
             "tests/simulator/test_rounds.py",
             "tests/trace/test_check.py",
             "tests/trace/test_updates.py",
@@ -96,7 +97,7 @@ _SUITES: Final = (
 )
 
 
-def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[VerificationStage]:
+def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
     """Yields the stages, in order, each as soon as it and those before it are done.
 
     Raises: UsageError when ``core`` is not a copy of the core.
@@ -116,7 +117,7 @@ def verify_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
                 yield future.result()
 
 
-def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[VerificationStage]:
+def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Iterator[Stage]:
     """Yields the stages one by one, up to the first that refutes the core: sooner done than `verify_core` for a wrong one."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -128,7 +129,7 @@ def refute_core(core: Path, *, seed: int = 0, limit_s: float = LIMIT_S) -> Itera
                 return
 
 
-def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], VerificationStage]]:
+def _list_stages(work: Path, seed: int, deadline: float) -> list[Callable[[], Stage]]:
     """Returns what makes the stages, the short ones first."""
     worlds = [_make_worlds(work, name, seed, deadline) for name in ("large", "properties", "exploration")]
     return [*worlds, *(_make_suite(work, suite, deadline) for suite in _SUITES)]
@@ -171,15 +172,15 @@ def _run(work: Path, arguments: list[str], deadline: float) -> subprocess.Comple
         return None
 
 
-def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], VerificationStage]:
+def _make_suite(work: Path, suite: _Suite, deadline: float) -> Callable[[], Stage]:
     return lambda: _run_suite(work, suite, deadline)
 
 
-def _run_suite(work: Path, suite: _Suite, deadline: float) -> VerificationStage:
+def _run_suite(work: Path, suite: _Suite, deadline: float) -> Stage:
     began = time.perf_counter()
 
-    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "") -> VerificationStage:
-        return VerificationStage(
+    def end(covered: str = "", *, findings: tuple[Finding, ...] = (), skipped: str = "") -> Stage:
+        return Stage(
             name=suite.name,
             covered=covered,
             ranges=suite.says,
@@ -189,14 +190,23 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> VerificationStage:
             skipped=skipped,
         )
 
-    paths = [path for test in suite.tests for path in sorted(work.glob(f"{test}*"))]
-    if not paths:
-        return end(skipped="the tests are not beside this installation: it needs the repository")
+    found = {test: sorted(work.glob(f"{test}*")) for test in suite.tests}
+    if missing := [test for test, paths in found.items() if not paths]:
+        return end(skipped=f"no {missing[0]} beside this installation: it needs the repository")
     if suite.needs is not None and not (work / suite.needs).exists():
         return end(skipped=f"{suite.needs} is not built: make -C proofs extraction (it needs Coq and OCaml)")
     done = _run(
         work,
-        ["-m", "pytest", "-x", "-rsf", "-p", "no:cacheprovider", f"--timeout={_TEST_S}", *map(str, paths)],
+        [
+            "-m",
+            "pytest",
+            "-x",
+            "-rsf",
+            "-p",
+            "no:cacheprovider",
+            f"--timeout={_TEST_S}",
+            *map(str, chain(*found.values())),
+        ],
         deadline,
     )
     if done is None:
@@ -204,8 +214,8 @@ def _run_suite(work: Path, suite: _Suite, deadline: float) -> VerificationStage:
     passed = re.search(r"(\d+) passed", done.stdout)
     covered = f"{passed[1] if passed else 0} tests"
     skipped = re.search(r"^SKIPPED .*?: (.*)$", done.stdout, re.MULTILINE)
-    if done.returncode in (0, 5) and not passed:
-        return end(skipped=skipped[1] if skipped else "there is no such test")
+    if done.returncode in (0, 5) and (skipped or not passed):
+        return end(covered, skipped=skipped[1] if skipped else "there is no such test")
     if done.returncode == 0:
         return end(covered)
     if "No module named pytest" in done.stderr:
@@ -224,24 +234,24 @@ def _read_failure(printed: str, errors: str) -> tuple[str, str]:
     return " ".join(said[:4])[:1000] or last, failed[1] if failed else "the collection of the tests"
 
 
-def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], VerificationStage]:
+def _make_worlds(work: Path, name: str, seed: int, deadline: float) -> Callable[[], Stage]:
     return lambda: _run_worlds(work, name, seed, deadline)
 
 
-def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> VerificationStage:
+def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Stage:
     began = time.perf_counter()
     answer = work / f"{name}.json"
     limit_s = max(0.1, min(_WORLDS_S, (deadline - time.monotonic()) * 0.8))  # it is to say what it has seen
     done = _run(work, ["-m", "odb_sim.verify.core_worlds", name, str(seed), str(limit_s), str(answer)], deadline)
     seconds = time.perf_counter() - began
     if done is None:
-        return VerificationStage(
+        return Stage(
             name=name, covered="", properties=(), seconds=seconds, findings=(), skipped="there was no time left"
         )
     if done.returncode:
         last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
         finding = Finding(property="AS-TESTED", detail=last, case=f"the stage {name}, which the core brings down")
-        return VerificationStage(name=name, covered="", properties=(), seconds=seconds, findings=(finding,))
+        return Stage(name=name, covered="", properties=(), seconds=seconds, findings=(finding,))
     found = json.loads(answer.read_text(encoding="utf-8"))
     findings = tuple(
         Finding(
@@ -252,7 +262,7 @@ def _run_worlds(work: Path, name: str, seed: int, deadline: float) -> Verificati
         )
         for item in found["findings"]
     )
-    return VerificationStage(
+    return Stage(
         name=name,
         covered=found["covered"],
         ranges=found["ranges"],

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from odb_ref.core.batching.rules import RULES
 from odb_sim.explore.scenario import write_scenario
-from odb_sim.verify.stages import VerificationStage, explore_small_worlds, run_large_worlds, run_random_worlds
+from odb_sim.verify.stages import Stage, explore_small_worlds, run_large_worlds, run_random_worlds
 
 
 def main(arguments: Sequence[str]) -> int:
     """Writes what the stage found; scenarios to files beside it."""
     name, seed, limit_s, path = arguments[0], int(arguments[1]), float(arguments[2]), Path(arguments[3])
-    stage: VerificationStage
+    stage: Stage
     if name == "exploration":
         stage = explore_small_worlds(None, "", limit_s)
     elif name == "large":

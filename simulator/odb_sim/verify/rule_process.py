@@ -104,7 +104,7 @@ def _be_rank(rank: int) -> None:
     _BALLAST.extend(bytes(17 * i % 401) for i in range(1_009 * rank))
 
 
-class CoveredLines:
+class Lines:
     """The lines of the rule's file that have run, and those that have not, of the functions that were entered."""
 
     def __init__(self, path: str | None) -> None:
@@ -143,7 +143,7 @@ class Server:
         self.rule = load_rule(name)
         module = sys.modules.get(type(self.rule).__module__)
         path = getattr(module, "__file__", None) if OWN in name else None
-        self._lines = CoveredLines(path)
+        self._lines = Lines(path)
         self._slow = 0
 
     def describe(self) -> Json:

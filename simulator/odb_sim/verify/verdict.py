@@ -50,14 +50,14 @@ from odb_sim.verify.rule_client import PROCESSES, Answer, RuleProcesses
 from odb_sim.verify.stages import (
     PROPERTIES,
     Finding,
-    VerificationStage,
+    Stage,
     explore_small_worlds,
     run_random_worlds,
     simulate_traces,
 )
 
 
-def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[VerificationStage]:
+def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Stage]:
     """Yields the stages, one after the other, each as soon as it is done. ``name`` is how the rule is found again."""
     constants = rule.description.constants
     began = time.perf_counter()
@@ -82,7 +82,7 @@ def verify(rule: RuleProcesses, name: str, *, seed: int = 0) -> Iterator[Verific
     if any(_is_fatal(answer) for answer in answers):
         reason = "a rule that ends its process or does not answer is not asked further"
         for stage in ("purity", "name", "exploration", "properties", "simulation"):
-            yield VerificationStage(name=stage, covered="", properties=(), seconds=0, findings=(), skipped=reason)
+            yield Stage(name=stage, covered="", properties=(), seconds=0, findings=(), skipped=reason)
         return
     ranges = (
         f"rank 1 of {PROCESSES} asked all of them backwards, each further rank {SHUFFLED:,} in another order, rank 0 "
@@ -135,7 +135,7 @@ def _join(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs)
 
 
-def compute_verdicts(stages: Sequence[VerificationStage]) -> dict[str, tuple[str, str]]:
+def compute_verdicts(stages: Sequence[Stage]) -> dict[str, tuple[str, str]]:
     """Returns for each property the verdict (holds, VIOLATED or not judged), and the stages it comes from.
 
     "Holds" is meant as far as those stages looked. A stage that has found something has not looked at all of the rest.
@@ -152,7 +152,7 @@ def compute_verdicts(stages: Sequence[VerificationStage]) -> dict[str, tuple[str
 
 def _judge(
     name: str, covered: str, ranges: str, property_: str, work: Callable[[], Refutation | None], *, seconds: float = 0
-) -> VerificationStage:
+) -> Stage:
     began = time.perf_counter() - seconds
     refutation = work()
     findings: tuple[Finding, ...] = ()
@@ -162,6 +162,4 @@ def _judge(
             case = f"agreement {describe_agreement(refutation.agreement)}"
         findings = (Finding(property=refutation.property, detail=refutation.detail, case=case),)
     seconds = time.perf_counter() - began
-    return VerificationStage(
-        name=name, covered=covered, ranges=ranges, properties=(property_,), seconds=seconds, findings=findings
-    )
+    return Stage(name=name, covered=covered, ranges=ranges, properties=(property_,), seconds=seconds, findings=findings)
