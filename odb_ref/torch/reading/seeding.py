@@ -15,6 +15,8 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from odb_ref.torch.reading import numpy_state
+
 
 class Use(IntEnum):
     """What a seed is for."""
@@ -60,17 +62,17 @@ class DrawDetector:
 
 
 def _draw() -> tuple[int, bytes, bytes]:
-    """Returns 64 bits of each generator; of torch's, which takes its time for them, its state."""
-    return random.getrandbits(64), np.random.bytes(8), torch.default_generator.get_state().numpy().tobytes()
+    """Returns 64 bits of Python's generator, which takes its time to tell its state, and the states of the others."""
+    return random.getrandbits(64), numpy_state.read_state(), torch.default_generator.get_state().numpy().tobytes()
 
 
 @contextmanager
 def isolate() -> Iterator[None]:
     """Keeps what is seeded and drawn inside from what is drawn after. Spec: R12.2."""
-    state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    state, put_back, torch_state = random.getstate(), numpy_state.save_state(), torch.default_generator.get_state()
     try:
         yield
     finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.default_generator.set_state(state[2])
+        random.setstate(state)
+        put_back()
+        torch.default_generator.set_state(torch_state)
