@@ -189,6 +189,17 @@ Proof.
   destruct E as [-> E]. f_equal. apply within_alike, E.
 Qed.
 
+Lemma a_unit_is_in_its_batch : forall gs bs k, Permutation (concat bs) (units_of T gs) -> In k gs -> exists b, In b bs /\ incl k (members gs b).
+Proof.
+  intros gs bs k P I. assert (U : exists u, In u (units_of T gs) /\ nth (pos u) gs [] = k).
+  { apply (In_nth _ _ []) in I. destruct I as [n [L <-]]. exists (unit_of T n (nth n gs [])). split; [|reflexivity].
+    apply in_map_iff. exists (n, nth n gs []). split; [reflexivity|]. replace n with (nth n (seq 0 (length gs)) 0) at 1 by (rewrite seq_nth; lia).
+    rewrite <- combine_nth by apply seq_length. apply nth_In. rewrite combine_length, seq_length. lia. }
+  destruct U as [u [Iu N]]. apply (Permutation_in _ (Permutation_sym P)), in_concat in Iu. destruct Iu as [b [Ib Iu]]. exists b. split; [exact Ib|].
+  intros x Ix. eapply Permutation_in; [symmetry; apply members_perm|]. apply in_concat. exists k. split; [|exact Ix]. rewrite <- N.
+  apply (in_map (fun v => nth (pos v) gs [])), Iu.
+Qed.
+
 Lemma units_cost : forall gs, groups_ok gs -> Forall (fun u => 1 <= unit_cost T u) (units_of T gs).
 Proof.
   intros gs G. apply Forall_forall. intros u I. destruct (units_are gs u I) as [g [Ig [_ U]]]. rewrite U. unfold unit_cost. simpl.
@@ -276,10 +287,18 @@ Proof.
   intros row bs S [F|F] I; rewrite Forall_forall in *; [exfalso; apply (F []); auto|]. intros b Ib. apply F, S, Ib.
 Qed.
 
+(** Each unit is in one micro-batch. *)
+Definition shares_batches (gs : list group) (gs' : list group) : Prop := forall k, In k gs -> exists g, In g gs' /\ incl k g.
+
+Lemma unit_shares : forall gs bs, Permutation (concat bs) (units_of T gs) -> shares_batches gs (map (members gs) bs).
+Proof.
+  intros gs bs P k I. destruct (a_unit_is_in_its_batch gs bs k P I) as [b [Ib S]]. exists (members gs b). split; [apply in_map, Ib|exact S].
+Qed.
+
 (** Of each rank's own units. *)
 Theorem a_plan_of_ranks_is_right : forall shares rows, Forall groups_ok shares -> plan_shares T shares = Some rows ->
   exists count, count_ok count /\
-    Forall2 (fun gs row => Permutation (concat row) (concat gs) /\ row_ok count gs row) shares rows.
+    Forall2 (fun gs row => Permutation (concat row) (concat gs) /\ row_ok count gs row /\ shares_batches gs row) shares rows.
 Proof.
   intros shares rows G E. unfold plan_shares in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
   apply orb_false_iff in X. destruct X as [X Y]. exists count. split; [exact (count_checked _ _ Y)|].
@@ -297,9 +316,10 @@ Proof.
   clear X Y. clearbody count. unfold finish. rewrite map_map. induction shares as [|gs shares IH]; simpl; [constructor|].
   inversion G as [|? ? Gg Gs]; subst. inversion F as [|? ? Fg Fs]; subst. constructor; [|apply IH; auto; intros k I; apply N; simpl; auto].
   destruct (divided gs count 1 Gg (le_n _)) as [P [B [L E]]]; [rewrite Nat.mul_1_r; apply N; left; reflexivity|].
-  rewrite Nat.mul_1_r in *. change (map (members gs) (arrange T ?r)) with (row_of gs r). split.
+  rewrite Nat.mul_1_r in *. change (map (members gs) (arrange T ?r)) with (row_of gs r). split; [|split].
   - unfold row_of. rewrite members_concat, (expand_perm gs _ _ (concat_perm _ _ _ (arrange_perm T _ _))), (expand_perm gs _ _ P), expand_units. reflexivity.
   - apply finished_row; auto; [apply of_units, P|]. apply (filled_up_in _ _ (fun b I => I) E).
+  - apply unit_shares. rewrite (concat_perm _ _ _ (arrange_perm T _ _)). exact P.
 Qed.
 
 (** ** Dealing out *)
@@ -347,7 +367,8 @@ Proof.
 Qed.
 
 Theorem a_plan_that_is_dealt_is_right : forall gs ranks rows, groups_ok gs -> 1 <= ranks -> plan_dealt T gs ranks = Some rows ->
-  Permutation (concat (concat rows)) (concat gs) /\ length rows = ranks /\ exists count, count_ok count /\ Forall (row_ok count gs) rows.
+  Permutation (concat (concat rows)) (concat gs) /\ length rows = ranks /\ (exists count, count_ok count /\ Forall (row_ok count gs) rows) /\
+  shares_batches gs (concat rows).
 Proof.
   intros gs ranks rows G R E. unfold plan_dealt in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
   apply orb_false_iff in X. destruct X as [X Y]. pose proof (count_checked _ _ Y) as K. fold count in K.
@@ -357,7 +378,7 @@ Proof.
   destruct (deal_out_is ranks count bs L) as [Q [Lr F]]. set (dealt := deal_out T ranks count bs) in *.
   assert (Z : finish T (repeat gs ranks) dealt = map (row_of gs) dealt).
   { unfold finish. rewrite <- Lr. clear. induction dealt as [|row dealt IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. }
-  rewrite Z, map_length. split; [|split; [exact Lr|exists count; split; [exact K|]]].
+  rewrite Z, map_length. split; [|split; [exact Lr|split; [exists count; split; [exact K|]|]]].
   - transitivity (expand gs (concat (concat dealt))).
     + clear. induction dealt as [|row dealt IH]; simpl; [reflexivity|]. rewrite concat_app, IH. unfold row_of.
       rewrite members_concat, (expand_perm gs _ _ (concat_perm _ _ _ (arrange_perm T _ _))). unfold expand.
@@ -368,17 +389,9 @@ Proof.
     pose proof (of_units gs bs P) as U. rewrite Forall_forall in F, B, U. apply Forall_map, Forall_forall. intros row I.
     apply finished_row; auto; try (apply Forall_forall; intros b Ib; [exact (U b (S row b I Ib))||exact (B b (S row b I Ib))]).
     apply (filled_up_in row bs (fun b Ib => S row b I Ib) E).
-Qed.
-
-Lemma a_unit_is_in_its_batch : forall gs bs k, Permutation (concat bs) (units_of T gs) -> In k gs -> exists b, In b bs /\ incl k (members gs b).
-Proof.
-  intros gs bs k P I. assert (U : exists u, In u (units_of T gs) /\ nth (pos u) gs [] = k).
-  { apply (In_nth _ _ []) in I. destruct I as [n [L <-]]. exists (unit_of T n (nth n gs [])). split; [|reflexivity].
-    apply in_map_iff. exists (n, nth n gs []). split; [reflexivity|]. replace n with (nth n (seq 0 (length gs)) 0) at 1 by (rewrite seq_nth; lia).
-    rewrite <- combine_nth by apply seq_length. apply nth_In. rewrite combine_length, seq_length. lia. }
-  destruct U as [u [Iu N]]. apply (Permutation_in _ (Permutation_sym P)), in_concat in Iu. destruct Iu as [b [Ib Iu]]. exists b. split; [exact Ib|].
-  intros x Ix. eapply Permutation_in; [symmetry; apply members_perm|]. apply in_concat. exists k. split; [|exact Ix]. rewrite <- N.
-  apply (in_map (fun v => nth (pos v) gs [])), Iu.
+  - intros k I. rewrite <- Q in P. destruct (unit_shares gs (concat dealt) P k I) as [g [Ig Sg]]. exists g. split; [|exact Sg].
+    apply in_map_iff in Ig. destruct Ig as [b [<- Ib]]. apply in_concat in Ib. destruct Ib as [row [Ir Ib]]. apply in_concat. exists (row_of gs row).
+    split; [apply in_map, Ir|]. apply in_map. eapply Permutation_in; [symmetry; apply arrange_perm|exact Ib].
 Qed.
 
 (** Keys that go to ranks whole. *)
@@ -425,12 +438,141 @@ Proof.
   apply Forall_forall. intros x Ix. apply S. eapply Permutation_in; [exact P|]. apply in_concat. eauto.
 Qed.
 
-(** All samples of a key, in one of these. *)
-Definition has_joined (key : sample -> nat) (gs : list group) : Prop :=
-  forall g h x y, In g gs -> In h gs -> In x g -> In y h -> key x = key y -> g = h.
+(** Groups of one key each, no two of the same. *)
+Definition keyed (key : sample -> nat) (ks : list nat) (gs : list group) : Prop :=
+  NoDup ks /\ Forall2 (fun k g => g <> [] /\ forall x, In x g -> key x = k) ks gs.
 
-Lemma join_joins : forall key l, (forall g, In g (join key l) -> forall x y, In x g -> In y g -> key x = key y) /\ has_joined key (join key l).
+Lemma join_one_keyed : forall key x gs ks, keyed key ks gs -> exists ks', keyed key ks' (join_one key gs x) /\ incl ks' (key x :: ks).
 Proof.
-  intros key l. unfold join.
-  cut (forall gs, Forall (fun g => g <> []) gs -> (forall g, In g gs -> forall x y, In x g -> In y g -> key x = key y) /\ has_joined key gs -> True).
-Abort.
+  intros key x gs ks [N F]. induction F as [|k g ks gs [Ne K] F IH].
+  - exists [key x]. split; [|apply incl_refl]. split; [repeat constructor; auto|]. repeat constructor; [discriminate|]. intros y [->|[]]. reflexivity.
+  - inversion N as [|? ? Nk N']; subst. simpl. assert (H : key (hd x g) = k) by (destruct g; [contradiction|apply K; left; reflexivity]). rewrite H.
+    destruct (k =? key x) eqn:E.
+    + apply Nat.eqb_eq in E. exists (k :: ks). split; [|apply incl_tl, incl_refl]. split; [exact N|]. constructor; [|exact F].
+      split; [destruct g; discriminate|]. intros y I. apply in_app_iff in I. destruct I as [I|[<-|[]]]; auto.
+    + apply Nat.eqb_neq in E. destruct (IH N') as [ks' [[N2 F2] S]]. exists (k :: ks'). split; [split|].
+      * constructor; [|exact N2]. intros I. destruct (S k I) as [Z|Z]; [congruence|contradiction].
+      * constructor; auto.
+      * intros j [<-|I]; [right; left; reflexivity|]. destruct (S j I) as [Z|Z]; simpl; auto.
+Qed.
+
+Lemma keyed_together : forall key ks gs x y g h, keyed key ks gs -> In g gs -> In h gs -> In x g -> In y h -> key x = key y -> g = h.
+Proof.
+  intros key ks gs x y g h [N F] G H X Y E.
+  assert (K : forall js hs f z, Forall2 (fun k g => g <> [] /\ forall x, In x g -> key x = k) js hs -> In f hs -> In z f -> In (key z) js).
+  { intros js hs f z A. induction A as [|j i js hs [_ B] A IH]; intros I Iz; [easy|]. destruct I as [->|I]; [left; symmetry; auto|right; auto]. }
+  induction F as [|k i ks gs [_ B] F IH]; [easy|]. inversion N as [|? ? Nk N']; subst.
+  destruct G as [->|G], H as [->|H]; auto; exfalso; apply Nk.
+  - rewrite <- (B x X), E. eapply K; eauto.
+  - rewrite <- (B y Y), <- E. eapply K; eauto.
+Qed.
+
+Lemma join_together : forall key l x y, In x l -> In y l -> key x = key y -> exists g, In g (join key l) /\ In x g /\ In y g.
+Proof.
+  intros key l x y X Y E. destruct (join_is key l) as [P _].
+  assert (K : exists ks, keyed key ks (join key l)).
+  { unfold join. cut (forall gs ks, keyed key ks gs -> exists js, keyed key js (fold_left (join_one key) l gs)).
+    - intros C. apply (C [] []). split; constructor.
+    - clear. induction l as [|z l IH]; intros gs ks K; simpl; [eauto|]. destruct (join_one_keyed key z gs ks K) as [js [J _]]. eauto. }
+  destruct K as [ks K]. apply (Permutation_in _ (Permutation_sym P)), in_concat in X. apply (Permutation_in _ (Permutation_sym P)), in_concat in Y.
+  destruct X as [g [G X]], Y as [h [H Y]]. exists g. rewrite (keyed_together key ks _ x y g h K G H X Y E) at 3. auto.
+Qed.
+
+(** ** Any problem *)
+
+Definition samples_of (p : problem) : list sample := match p with Stay own => concat own | Dealt all _ | Homes all _ => all end.
+
+Definition ranks_of (p : problem) : nat := match p with Stay own => length own | Dealt _ ranks | Homes _ ranks => ranks end.
+
+Definition problem_ok (p : problem) : Prop := 1 <= ranks_of p /\ samples_ok (samples_of p).
+
+(** What shares a micro-batch. *)
+Definition units_in_plan (T : terms) (key : sample -> nat) (p : problem) : list group :=
+  match p with
+  | Stay own => concat (map (join key) own)
+  | Dealt all _ => join key all
+  | Homes all ranks => concat (map (join pos) (homes T (join key all) ranks))
+  end.
+
+Lemma row_ok_more : forall T count gs hs row, incl gs hs -> row_ok T count gs row -> row_ok T count hs row.
+Proof.
+  intros T count gs hs row S [L [B E]]. split; [exact L|]. split.
+  - eapply Forall_impl; [|exact B]. intros g [R|[A [R [k [I P]]]]]; [left; exact R|right]. eauto 6.
+  - intros I. eapply Forall_impl; [|exact (E I)]. intros g [Z|[k [Ik P]]]; [left; exact Z|right]. eauto.
+Qed.
+
+Lemma samples_ok_part : forall l m, incl l m -> samples_ok m -> samples_ok l.
+Proof. intros l m I S. unfold samples_ok in *. rewrite Forall_forall in *. auto. Qed.
+
+Lemma shares_rows : forall T key own rows, terms_ok T -> samples_ok (concat own) -> plan_shares T (map (join key) own) = Some rows ->
+  exists count, count_ok T count /\ Forall (row_ok T count (concat (map (join key) own))) rows /\
+    Forall2 (fun mine row => Permutation (concat row) mine /\ shares_batches (join key mine) row) own rows.
+Proof.
+  intros T key own rows ok S E. destruct (a_plan_of_ranks_is_right T ok (map (join key) own) rows) as [count [K F]]; [|exact E|].
+  - apply Forall_map, Forall_forall. intros mine I. apply join_ok, (samples_ok_part _ (concat own)); [|exact S]. intros x Ix. apply in_concat. eauto.
+  - exists count. split; [exact K|]. clear E S. remember (map (join key) own) as shares eqn:M. revert own M.
+    induction F as [|gs row shares rows [P [R B]] F IH]; intros [|mine own] M; try discriminate; [split; constructor|].
+    injection M as -> M. destruct (IH own M) as [A C]. simpl. split.
+    + constructor; [eapply row_ok_more; [apply incl_appl, incl_refl|exact R]|].
+      eapply Forall_impl; [|exact A]. intros r. apply row_ok_more, incl_appr, incl_refl.
+    + constructor; [split; [rewrite P; apply join_is|exact B]|exact C].
+Qed.
+
+Lemma rows_concat : forall (R : list sample -> list group -> Prop) own rows, Forall2 (fun mine row => Permutation (concat row) mine /\ R mine row) own rows ->
+  Permutation (concat (concat rows)) (concat own) /\ length rows = length own /\ forall mine, In mine own -> exists row, In row rows /\
+    Permutation (concat row) mine /\ R mine row.
+Proof.
+  intros R own rows F. induction F as [|mine row own rows [P H] F [IH [L E]]]; simpl; [split; [auto|split; [auto|easy]]|].
+  split; [rewrite concat_app, P, IH; reflexivity|]. split; [auto|]. intros m [<-|I]; [eauto|]. destruct (E m I) as [r [Ir Q]]. eauto.
+Qed.
+
+(** A plan has each sample once, and if they stay each rank its own; the same number of micro-batches on each rank, as the terms say; none
+    exceeds the budget or a limit but a unit by itself; one is empty only where its rank has none of two units. *)
+Theorem a_plan_is_right : forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
+  Permutation (concat (concat rows)) (samples_of p) /\ length rows = ranks_of p /\
+  (exists count, count_ok T count /\ Forall (row_ok T count (units_in_plan T key p)) rows) /\
+  forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows.
+Proof.
+  intros T key [own|all ranks|all ranks] rows ok [R S] E; simpl in *.
+  - destruct (shares_rows T key own rows ok S E) as [count [K [A F]]]. destruct (rows_concat _ own rows F) as [P [L _]].
+    split; [exact P|]. split; [exact L|]. split; [eauto|]. intros o Z. injection Z as <-. clear - F. induction F as [|mine row own rows [P _] F IH]; auto.
+  - destruct (a_plan_that_is_dealt_is_right T ok _ _ _ (join_ok key all S) R E) as [P [L [C _]]]. rewrite (proj1 (join_is key all)) in P.
+    split; [exact P|]. split; [exact L|]. split; [exact C|]. discriminate.
+  - destruct (homes_are T (join key all) ranks R) as [H [Q _]]. rewrite (proj1 (join_is key all)) in Q.
+    destruct (shares_rows T pos _ rows ok (samples_ok_part _ all (fun x => Permutation_in x Q) S) E) as [count [K [A F]]].
+    destruct (rows_concat _ _ rows F) as [P [L _]]. rewrite Q in P. rewrite H in L. split; [exact P|]. split; [exact L|]. split; [eauto|]. discriminate.
+Qed.
+
+(** Two samples of one key share a micro-batch, or a rank where keys are dealt out. *)
+Theorem a_plan_keeps_keys_together : forall T key p rows x y, terms_ok T -> problem_ok p -> plan_of T key p = Some rows -> key x = key y ->
+  match p with
+  | Stay own => forall mine, In mine own -> In x mine -> In y mine -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
+  | Dealt all _ => In x all -> In y all -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
+  | Homes all _ => In x all -> In y all -> exists row, In row rows /\ In x (concat row) /\ In y (concat row)
+  end.
+Proof.
+  intros T key [own|all ranks|all ranks] rows x y ok [R S] E K; simpl in *.
+  - intros mine I X Y. destruct (shares_rows T key own rows ok S E) as [_ [_ [_ F]]]. destruct (rows_concat _ own rows F) as [_ [_ C]].
+    destruct (C mine I) as [row [Ir [_ B]]]. destruct (join_together key mine x y X Y K) as [k [Ik [Xk Yk]]]. destruct (B k Ik) as [g [Ig G]]. exists row, g. split; [exact Ir|]. split; [exact Ig|]. split; apply G; assumption.
+  - intros X Y. destruct (a_plan_that_is_dealt_is_right T ok _ _ _ (join_ok key all S) R E) as [_ [_ [_ B]]].
+    destruct (join_together key all x y X Y K) as [k [Ik [Xk Yk]]]. destruct (B k Ik) as [g [Ig G]]. apply in_concat in Ig. destruct Ig as [row [Ir Ig]]. exists row, g. split; [exact Ir|]. split; [exact Ig|]. split; apply G; assumption.
+  - intros X Y. destruct (homes_are T (join key all) ranks R) as [_ [Q H]]. rewrite (proj1 (join_is key all)) in Q.
+    destruct (shares_rows T pos _ rows ok (samples_ok_part _ all (fun z => Permutation_in z Q) S) E) as [_ [_ [_ F]]].
+    destruct (rows_concat _ _ rows F) as [_ [_ C]]. destruct (join_together key all x y X Y K) as [k [Ik [Xk Yk]]].
+    destruct (H k Ik) as [home [Ih G]]. destruct (C home Ih) as [row [Ir [P _]]]. exists row. split; [exact Ir|].
+    split; (eapply Permutation_in; [symmetry; exact P|]); auto.
+Qed.
+
+(** There is a plan but where a unit is too large and may not be alone, there would be too many micro-batches, or a rank may not be idle. *)
+Theorem a_plan_is_refused_for_a_reason : forall T key p, plan_of T key p = None ->
+  t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false.
+Proof.
+  intros T key p E. destruct (t_is_alone T) eqn:A; [|auto]. destruct (t_at_most T) eqn:M; [right; left; discriminate|].
+  destruct (t_is_idle T) eqn:I; [exfalso|auto].
+  assert (Q : forall count rows, is_count_refused T count rows = false) by (intros; unfold is_count_refused; rewrite M, I; reflexivity).
+  assert (N : forall us, is_refused T us = false) by (intros; unfold is_refused; rewrite A; reflexivity).
+  assert (Z : forall shares, plan_shares T shares <> None).
+  { intros shares. unfold plan_shares. rewrite Q. replace (existsb (is_refused T) (map (units_of T) shares)) with false; [discriminate|].
+    induction shares; simpl; [reflexivity|]. rewrite N. assumption. }
+  destruct p; simpl in E; [exact (Z _ E)| |exact (Z _ E)]. unfold plan_dealt in E. rewrite N, Q in E. discriminate.
+Qed.
