@@ -480,11 +480,11 @@ Qed.
 
 (** ** Any problem *)
 
-Definition samples_of (p : problem) : list sample := match p with Stay own => concat own | Dealt all _ | Homes all _ => all end.
+Definition asked_of (p : problem) : list sample := match p with Stay own => concat own | Dealt all _ | Homes all _ => all end.
 
 Definition ranks_of (p : problem) : nat := match p with Stay own => length own | Dealt _ ranks | Homes _ ranks => ranks end.
 
-Definition problem_ok (p : problem) : Prop := 1 <= ranks_of p /\ samples_ok (samples_of p).
+Definition problem_ok (p : problem) : Prop := 1 <= ranks_of p /\ samples_ok (asked_of p).
 
 (** What shares a micro-batch. *)
 Definition units_in_plan (T : terms) (key : sample -> nat) (p : problem) : list group :=
@@ -529,7 +529,7 @@ Qed.
 (** A plan has each sample once, and if they stay each rank its own; the same number of micro-batches on each rank, as the terms say; none
     exceeds the budget or a limit but a unit by itself; one is empty only where its rank has none of two units. *)
 Theorem a_plan_is_right : forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
-  Permutation (concat (concat rows)) (samples_of p) /\ length rows = ranks_of p /\
+  Permutation (concat (concat rows)) (asked_of p) /\ length rows = ranks_of p /\
   (exists count, count_ok T count /\ Forall (row_ok T count (units_in_plan T key p)) rows) /\
   forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows.
 Proof.
