@@ -37,13 +37,17 @@ Qed.
 Lemma accepted_in_any_dress : forall c big r d w e m u x t, match x with SamplesRead _ _ _ | Got (Agreed _) => False | _ => True end ->
   transition (wide big c) r d (dress w e m u) x = Some t -> exists t', transition c r d u x = Some t'.
 Proof.
-  intros c big r d w e m u x t X E. destruct x as [xs en full| |[a|cs|rs]| | | |]; try contradiction; simpl in *.
+  intros c big r d w e m u x t X E.
+  assert (Views : forall v, v = dress w e m u -> collated v = collated u /\ at_phase v = at_phase u /\ queue v = queue u /\ limit v = limit u /\ taken v = taken u /\
+    stopped v = stopped u /\ failure v = failure u /\ is_ending v = is_ending u /\ aligned v = aligned u) by (intros v ->; repeat split).
+  specialize (Views _ eq_refl). revert Views E. generalize (dress w e m u) (wide big c). intros v c' [V1 [V2 [V3 [V4 [V5 [V6 [V7 [V8 V9]]]]]]]] E.
+  destruct x as [xs en full| |[a|cs|rs]| | | |]; try contradiction; simpl in *; rewrite ?V1, ?V2, ?V3, ?V4, ?V5, ?V6, ?V7, ?V8, ?V9 in E.
   - destruct (collated u); [discriminate|eauto].
-  - destruct (at_phase u); try discriminate. unfold count in *. simpl in E. destruct (negb _); [discriminate|eauto].
+  - destruct (at_phase u); try discriminate. unfold count in *. rewrite ?V9 in E. destruct (negb _); [discriminate|eauto].
   - destruct (at_phase u); try discriminate. destruct (failure_of rs); [eauto|discriminate].
   - destruct (queue u); [discriminate|]. destruct (below _ _); [eauto|discriminate].
   - destruct (at_phase u), (stopped u); eauto.
-  - destruct (_ || _); eauto.
+  - destruct (is_ending u), (failure u); simpl; eauto.
   - destruct (is_ending u); eauto.
 Qed.
 

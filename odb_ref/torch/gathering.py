@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.exchange.roster import get_rank_and_size
+from odb_ref.torch.exchange.roster import Roster, get_rank_and_size
 from odb_ref.torch.info import StepInfo
 
 Output = TypeVar("Output")
@@ -21,6 +21,12 @@ Value = TypeVar("Value")
 
 _SIZE: Final = struct.Struct("!Q")
 _RELEASE_S: Final = 1.0
+
+
+def name_rank(rank: int, group: dist.ProcessGroup | None) -> str:
+    """Returns how a message names a rank of a process group."""
+    is_part = group is not None and dist.is_initialized()
+    return Roster(processes=tuple(dist.get_process_group_ranks(group))).name(rank) if is_part else f"rank {rank}"
 
 
 def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
@@ -132,7 +138,8 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
     parts = gather_objects((info.local_samples, own), group)
     for rank, (samples, part) in enumerate(parts):
         if len(part) != samples:
+            name = name_rank(rank, group)
             raise UsageError(
-                f"gather_samples: rank {rank} has {len(part)} outputs for the {samples} samples of its batch, step {info.step}"
+                f"gather_samples: {name} has {len(part)} outputs for the {samples} samples of its batch, step {info.step}"
             )
     return [output for _, part in parts for output in part]
