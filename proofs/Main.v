@@ -247,58 +247,35 @@ Proof.
   - exact (a_complete_job_has_planned_each_place_once W total cfg depth order shares _ ok A B D E s R).
 Qed.
 
-Section Plans.
-(** Known lengths, in the packed layout: whatever the terms, for samples that stay on their ranks, that are dealt out, or whose keys are. *)
-Variable T : terms.
-Variable key : sample -> nat.
-Variable p : problem.
-Variable rows : list (list group).
-Hypothesis sound : terms_ok T.
-Hypothesis asked : problem_ok p.
-Hypothesis planned : plan_of T key p = Some rows.
-Notation is_unit g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).
+Notation is_unit T key p g := (exists k, In k (units_in_plan T key p) /\ Permutation g k).
 
-(** COVER, ONCE, HOME: each sample is in one micro-batch, once, and of its own rank where samples stay. *)
-Theorem PLAN_COVER : Permutation (concat (concat rows)) (asked_of p) /\
-  forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows.
-Proof. destruct (a_plan_is_right T key p rows sound asked planned) as [P [_ [_ H]]]. auto. Qed.
-
-(** BUDGET: each keeps the budget and the limits, but, where that is allowed, a unit by itself. *)
-Theorem PLAN_BUDGET : forall row g, In row rows -> In g row ->
-  Packing.total g <= t_budget T /\ is_within (t_limits T) g = true \/ t_is_alone T = true /\ is_unit g.
-Proof.
-  destruct (a_plan_is_right T key p rows sound asked planned) as [_ [_ [[count [_ F]] _]]]. intros row g I J.
-  rewrite Forall_forall in F. destruct (F row I) as [_ [B _]]. rewrite Forall_forall in B. destruct (B g J) as [R|[A [_ U]]]; [left|auto].
-  unfold is_roomy in R. rewrite andb_true_iff, Nat.leb_le in R. exact R.
-Qed.
-
-(** EQUAL, MULTIPLE: every rank has as many, a multiple of what the terms say, no fewer and no more than they say. *)
-Theorem PLAN_EQUAL : length rows = ranks_of p /\ exists count, Forall (fun row => length row = count) rows /\
-  (exists k, count = k * t_multiple T) /\ t_at_least T <= count /\ forall most, t_at_most T = Some most -> count <= most.
-Proof.
-  destruct (a_plan_is_right T key p rows sound asked planned) as [_ [L [[count [K F]] _]]]. split; [exact L|]. exists count. split; [|exact K].
-  eapply Forall_impl; [|exact F]. intros row H. apply H.
-Qed.
-
-(** NONEMPTY: one is empty only on a rank none of whose micro-batches has two units. *)
-Theorem PLAN_NONEMPTY : forall row g, In row rows -> In [] row -> In g row -> g = [] \/ is_unit g.
-Proof.
-  destruct (a_plan_is_right T key p rows sound asked planned) as [_ [_ [[count [_ F]] _]]]. intros row g I Z J.
-  rewrite Forall_forall in F. destruct (F row I) as [_ [_ E]]. specialize (E Z). rewrite Forall_forall in E. exact (E g J).
-Qed.
-
-(** TOGETHER: two samples of one key share a micro-batch, or a rank where keys are dealt out. *)
-Theorem PLAN_TOGETHER : forall x y, key x = key y ->
-  match p with
-  | Stay own => forall mine, In mine own -> In x mine -> In y mine -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
-  | Dealt all _ => In x all -> In y all -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
-  | Homes all _ => In x all -> In y all -> exists row, In row rows /\ In x (concat row) /\ In y (concat row)
-  end.
-Proof. intros x y. exact (a_plan_keeps_keys_together T key p rows x y sound asked planned). Qed.
-End Plans.
-
-(** There is a plan but for one of three reasons that the terms allow; and settling, where it loops, ends by itself: nothing may be given any
-    more, or, where so much is enough for all, that is so or cannot be. *)
-Theorem PLAN_TERM : (forall T key p, plan_of T key p = None -> t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false) /\
+(** Of known lengths, packed, on whatever terms, of samples that stay on their ranks, are dealt out, or have keys that are. Each sample is in one
+    micro-batch, once, and of its own rank where samples stay; each micro-batch keeps the budget and the limits, but, where that is allowed,
+    a unit by itself; every rank has as many, as the terms say; one is empty only on a rank none of whose micro-batches has two
+    units; samples of one key are together. There is a plan but for one of three reasons that the terms allow. Settling ends: none may give
+    anything any more, or, where so much is enough for all, that is so or cannot be. *)
+Theorem PLAN : (forall T key p rows, terms_ok T -> problem_ok p -> plan_of T key p = Some rows ->
+  (Permutation (concat (concat rows)) (asked_of p) /\
+    forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows) /\
+  (forall row g, In row rows -> In g row ->
+    Packing.total g <= t_budget T /\ is_within (t_limits T) g = true \/ t_is_alone T = true /\ is_unit T key p g) /\
+  (length rows = ranks_of p /\ exists count, Forall (fun row => length row = count) rows /\
+    (exists k, count = k * t_multiple T) /\ t_at_least T <= count /\ forall most, t_at_most T = Some most -> count <= most) /\
+  (forall row g, In row rows -> In [] row -> In g row -> g = [] \/ is_unit T key p g) /\
+  forall x y, key x = key y -> match p with
+    | Stay own => forall mine, In mine own -> In x mine -> In y mine -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
+    | Dealt all _ => In x all -> In y all -> exists row g, In row rows /\ In g row /\ In x g /\ In y g
+    | Homes all _ => In x all -> In y all -> exists row, In row rows /\ In x (concat row) /\ In y (concat row)
+    end) /\
+  (forall T key p, plan_of T key p = None -> t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false) /\
   forall cost room near enough swaps bs, has_ended cost room near enough swaps (settled cost room near enough swaps bs).
-Proof. split; [exact a_plan_is_refused_for_a_reason|]. intros. apply settling_ends, le_n. Qed.
+Proof.
+  split; [|split; [exact a_plan_is_refused_for_a_reason|intros; apply settling_ends, le_n]].
+  intros T key p rows ok asked E. destruct (a_plan_is_right T key p rows ok asked E) as [P [L [[count [K F]] H]]]. rewrite Forall_forall in F.
+  split; [auto|]. split; [|split; [|split]].
+  - intros row g I J. destruct (F row I) as [_ [B _]]. rewrite Forall_forall in B. destruct (B g J) as [R|[A [_ U]]]; [left|auto].
+    unfold is_roomy in R. rewrite andb_true_iff, Nat.leb_le in R. exact R.
+  - split; [exact L|]. exists count. split; [|exact K]. apply Forall_forall. intros row I. apply (F row I).
+  - intros row g I Z J. destruct (F row I) as [_ [_ N]]. specialize (N Z). rewrite Forall_forall in N. exact (N g J).
+  - intros x y. exact (a_plan_keeps_keys_together T key p rows x y ok asked E).
+Qed.

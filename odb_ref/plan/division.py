@@ -1,6 +1,6 @@
 """Dividing units into micro-batches: as few as are found, or a given number, none costlier than need be.
 
-Spec: R13.4, R13.5, R13.6.
+Spec: R13.4, R13.5, R13.6. Preserves: PLAN.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def find_difference(model: Model, seeds: range, thresholds: Thresholds = SHIPPED
 
 
 def test_the_model_plans_as_the_python_does(model: Model) -> None:
-    """Spec: R13.1 to R13.8. Checks: COVER, BUDGET (the link from proof to code)."""
+    """Spec: R13.1 to R13.8. Checks: PLAN (the link from proof to code)."""
     assert find_difference(model, range(DRAWN)) is None
 
 
