@@ -1,9 +1,9 @@
 """slime's schedule of optimizer steps, planned by `odb_ref.plan`: ``build_dp_schedule`` of ``slime.utils.dp_schedule``.
 
 As THUDM/slime has it at 04e6743, with miles' partial last step. Change the import, and the budget is kept, micro-batches are
-balanced by what attention costs, and there are few of them. What differs on purpose: ``balance_data`` and ``balance_by_flops`` are
-always on, and a sample longer than the budget is refused unless ``oversize="alone"``. Steps of so many tokens
-(``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
+balanced by what attention costs, and there are few of them. What differs on purpose: ``balance_data`` and
+``balance_by_flops`` are always on, and a sample longer than the budget is refused unless ``oversize="alone"``. Steps of so
+many tokens (``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def build_dp_schedule(
     """Returns the samples of each rank; for each rank its micro-batches, as places in these; how many of them each optimizer
     step has; and how many rollouts each step has.
 
-    ``cost`` is what is balanced, of the tokens (default: `odb_ref.plan.attention` of ``args.hidden_size``, or of 4,096). Trailing
-    rollouts that fill no step are left out, unless ``args.allow_partial_train_step`` and there is a sample for each rank.
+    ``cost`` is what is balanced, of the tokens (default: `odb_ref.plan.attention` of ``args.hidden_size``, or of 4,096).
+    Trailing rollouts that fill no step are left out, unless ``args.allow_partial_train_step`` and there is a sample for each
+    rank.
 
     Raises: UsageError when the terms cannot be met, or ask for what is not served.
     """

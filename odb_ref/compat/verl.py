@@ -2,8 +2,8 @@
 
 As verl 0.9.1 has them; older ones, and copies in other projects, take the first of these arguments. Change the import, and what
 hung or exceeded the budget no longer does. What differs on purpose: a rank with fewer samples than micro-batches repeats its
-shortest, with an empty loss mask, or where there is no such column all ranks refuse; and where one rank cannot plan all raise the
-same error. Neither verl nor tensordict is imported.
+shortest, with an empty loss mask, or where there is no such column all ranks refuse; and where one rank cannot plan all
+raise the same error. Neither verl nor tensordict is imported.
 """
 
 from __future__ import annotations

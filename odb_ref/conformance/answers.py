@@ -46,7 +46,7 @@ class Answer:
     is_divided: bool = False
     """True when some ranks planned and others refused, or refused in other words."""
     problem: str = ""
-    """Why it is no answer at all."""
+    """Why it is not an answer at all."""
 
     @property
     def is_plan(self) -> bool:

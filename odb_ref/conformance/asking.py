@@ -13,6 +13,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from odb_ref.conformance.answers import Answer
@@ -35,7 +36,7 @@ class StuckError(OdbError, RuntimeError):
     """An answer did not come in time, or waited for a rank that never came."""
 
 
-class EndedError(OdbError, RuntimeError):
+class PlannerEndedError(OdbError, RuntimeError):
     """A planner ended, or said what nobody can read."""
 
 
@@ -52,16 +53,42 @@ def ask_here(planner: Planner) -> Ask:
     """Returns how to ask where one place knows all."""
 
     def ask(case: Case) -> Answer:
-        try:
-            return Answer(said=planner(make_question(case)))
-        except StuckError as error:
-            return Answer(is_stuck=True, refusals=(str(error),))
-        except EndedError as error:
-            return Answer(problem=str(error))
-        except Exception as error:
-            return Answer(refusals=(str(error) or type(error).__name__,))
+        return _join_one(_run_all([lambda: planner(make_question(case))], 2 * LIMIT_S)[0])
 
     return ask
+
+
+def _join_one(found: Json | Exception) -> Answer:
+    """Returns the answer that was given in one place."""
+    match found:
+        case StuckError():
+            return Answer(is_stuck=True, refusals=(str(found),))
+        case PlannerEndedError():
+            return Answer(problem=str(found))
+        case Exception():
+            return Answer(refusals=(str(found) or type(found).__name__,))
+        case _:
+            return Answer(said=found)
+
+
+def _run_all(calls: Sequence[Callable[[], Json]], limit_s: float) -> list[Json | Exception]:
+    """Returns what each call gives or raises; StuckError of one that takes too long, PlannerEndedError of one that ends its thread."""
+    found: list[Json | Exception] = [StuckError(f"no answer in {limit_s:g} s")] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            found[place] = calls[place]()
+        except Exception as error:
+            found[place] = error
+        except BaseException as error:  # such as SystemExit: the judge must not end with it
+            found[place] = PlannerEndedError(f"the planner ended with {error!r}")
+
+    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit_s)
+    return [*found]
 
 
 class World:
@@ -113,21 +140,15 @@ def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) 
         problem = case.problem
         size = len(problem.lengths)
         world = World(size, limit_s)
-        found: list[Json | Exception] = [StuckError("no answer in time")] * size
+        chosen = [planners(rank) for rank in range(size)]
 
-        def run(rank: int) -> None:
+        def run(rank: int) -> Json:
             try:
-                found[rank] = planners(rank)(encode_rank(problem, rank), world.make_exchange(rank))
-            except Exception as error:
-                found[rank] = error
-            world.leave(rank)
+                return chosen[rank](encode_rank(problem, rank), world.make_exchange(rank))
+            finally:
+                world.leave(rank)
 
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(2 * limit_s)
-        return _join(found)
+        return _join(_run_all([partial(run, rank) for rank in range(size)], 2 * limit_s))
 
     return ask
 
@@ -135,8 +156,10 @@ def ask_ranks(planners: Callable[[int], RankPlanner], limit_s: float = LIMIT_S) 
 def _join(found: Sequence[Json | Exception]) -> Answer:
     """Returns the answer that those of all ranks make."""
     stuck = [str(item) for item in found if isinstance(item, StuckError)]
-    ended = [str(item) for item in found if isinstance(item, EndedError)]
-    errors = [item for item in found if isinstance(item, Exception) and not isinstance(item, StuckError | EndedError)]
+    ended = [str(item) for item in found if isinstance(item, PlannerEndedError)]
+    errors = [
+        item for item in found if isinstance(item, Exception) and not isinstance(item, StuckError | PlannerEndedError)
+    ]
     refusals = [str(item) or type(item).__name__ for item in errors]
     if stuck or ended:
         return Answer(refusals=(*refusals, *stuck), is_stuck=bool(stuck), problem="; ".join(ended))
@@ -165,11 +188,11 @@ class Program:
     def answer(self, question: Mapping[str, Json], exchange: Exchange | None = None) -> Json:
         """Returns what it answers; ``exchange`` is the all-gather of a rank.
 
-        Raises: RefusedError, StuckError when it takes too long, EndedError when it ends or says what is no answer.
+        Raises: RefusedError, StuckError when it takes too long, PlannerEndedError when it ends or says what cannot be read.
         """
         try:
             return self._answer(question, exchange)
-        except (StuckError, EndedError):
+        except (StuckError, PlannerEndedError):
             self.close()
             raise
 
@@ -186,18 +209,18 @@ class Program:
             elif "plan" in said:
                 return said
             else:
-                raise EndedError(f"neither a plan nor a refusal: {json.dumps(said)[:80]}")
+                raise PlannerEndedError(f"neither a plan nor a refusal: {json.dumps(said)[:80]}")
 
     def _write(self, message: Mapping[str, Json]) -> None:
         if self._process is None:
             self._start()
         if self._process is None or self._process.stdin is None:
-            raise EndedError("the program has no pipes")
+            raise PlannerEndedError("the program has no pipes")
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise EndedError(f"the program takes no question: {error}") from error
+            raise PlannerEndedError(f"the program takes no question: {error}") from error
 
     def _read(self) -> Mapping[str, Json]:
         try:
@@ -206,20 +229,21 @@ class Program:
             raise StuckError(f"no answer in {self._limit_s:g} s") from None
         if not line:
             status = None if self._process is None else self._process.wait()
-            raise EndedError(f"the program has ended with status {status}")
+            raise PlannerEndedError(f"the program has ended with status {status}")
         try:
             said: Json = json.loads(line)
         except ValueError:
             said = line.strip()
         if not isinstance(said, Mapping):
-            raise EndedError(f"an answer is a line with a JSON object, got {json.dumps(said)[:80]}")
+            raise PlannerEndedError(f"an answer is a line with a JSON object, got {json.dumps(said)[:80]}")
         return said
 
     def _start(self) -> None:
         self._process = process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
         )
-        self._lines = lines = queue.SimpleQueue()
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines = lines
 
         def receive() -> None:
             for line in process.stdout or ():
@@ -243,12 +267,12 @@ class Programs:
     """A program for each rank, of one command."""
 
     def __init__(self, command: Sequence[str], seed: str, limit_s: float = LIMIT_S) -> None:
-        self._make = lambda: Program(command, seed, limit_s)
+        self._make = partial(Program, command, seed, limit_s)
         self._programs: dict[int, Program] = {}
 
-    def get(self, rank: int) -> Program:
+    def get(self, rank: int) -> RankPlanner:
         """Returns that of a rank."""
-        return self._programs.setdefault(rank, self._make())
+        return self._programs.setdefault(rank, self._make()).answer
 
     def close(self) -> None:
         """Ends them all."""
@@ -261,4 +285,4 @@ def _read_message(value: Json) -> list[int]:
         found = [item for item in value if isinstance(item, int) and not isinstance(item, bool)]
         if len(found) == len(value):
             return found
-    raise EndedError(f"an exchange is of integers, got {json.dumps(value)[:80]}")
+    raise PlannerEndedError(f"an exchange is of integers, got {json.dumps(value)[:80]}")

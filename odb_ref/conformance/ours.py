@@ -41,14 +41,16 @@ def plan_there(question: Mapping[str, Json], exchange: Exchange) -> Json:
     lengths, terms = given.pop("lengths"), question["terms"]
     if "group_supervised" in given:
         given["group_supervised"] = dict(given["group_supervised"])  # type: ignore[arg-type]
-    plan = plan_rank(lengths, exchange=exchange, **given, **terms)  # type: ignore[arg-type, misc]
+    plan = plan_rank(lengths, exchange=exchange, **given, **terms)  # type: ignore[arg-type]
     mean = question.get("mean")
     return {**say(plan, None if mean is None else str(mean)), "report": asdict(plan.report)}
 
 
 def say(plan: RankPlan, mean: str | None) -> dict[str, Json]:
     """Returns a rank's micro-batches, and all that is said of them."""
-    outputs: list[Sequence[int]] = [batch or (() if plan.spare is None else (plan.spare,)) for batch in plan.micro_batches]
+    outputs: list[Sequence[int]] = [
+        batch or (() if plan.spare is None else (plan.spare,)) for batch in plan.micro_batches
+    ]
     said: dict[str, Json] = {"plan": plan.micro_batches, "restored": plan.restore(outputs)}
     if mean is not None:
         weights = plan.weights(mean)

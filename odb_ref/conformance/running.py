@@ -14,6 +14,8 @@ from odb_ref.plan.terms import Oversize
 
 _OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
 _OF_KNOWN_LENGTHS = frozenset({"MULTIPLE", "NONEMPTY", "TOGETHER"})
+_IS_NOT_THE_BEST = "not-the-best"
+"""A flag: the plan that the rules describe is not the best one, which is known."""
 _PATIENCE = 3
 """How many answers may fail to come in time: then no more is asked."""
 
@@ -52,7 +54,7 @@ class Judging:
     elsewhere: Sequence[Ask] = ()
     """The same one in other processes, with other hash seeds."""
     unclaimed: frozenset[str] = frozenset()
-    """Kinds and terms that it does not know."""
+    """Kinds, terms and cases that it does not know."""
     has_ranks: bool = False
     """True when ranks plan alone, and exchange."""
     is_exact: bool = False
@@ -64,7 +66,7 @@ def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
     verdicts = []
     late = 0
     for case in cases:
-        if case.terms & judging.unclaimed or not _can_be_asked(case, judging):
+        if (case.terms | {case.id}) & judging.unclaimed or not _can_be_asked(case, judging):
             verdicts.append(CaseVerdict(case=case))
             continue
         for asked in [case, *_list_failing(case)] if judging.has_ranks else [case]:
@@ -169,7 +171,7 @@ def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], 
         count, costs = len(found.plans[0]), compute_wait_of(problem, found.plans)
         known = {"plan": found.plans, "count": count, "wait": costs}
         differs = [name for name, value in case.exact.items() if not _is_same(value, known.get(name))]
-        if is_exact and case.exact:
+        if is_exact and case.exact and _IS_NOT_THE_BEST not in case.flags:
             judged.add("EXACT")
             if differs:
                 faults.add("EXACT")

@@ -1,7 +1,8 @@
 """The cases: read from JSON, one file a property. Spec: R13.
 
-A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, and where it is known ``"exact"``; ``schema.json``
-beside the cases says the rest. A problem of a plan is a `Problem`; of the online protocol it is JSON that the implementation reads.
+A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, and where it is known ``"exact"``;
+``schema.json`` beside the cases says the rest. A problem of a plan is a `Problem`; of the online protocol it is JSON that
+the implementation reads.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from odb_ref.core.errors import UsageError
 from odb_ref.plan.terms import SAMPLES, Options, Within
 
 _CHECKOUT: Final = Path(__file__).parents[2] / "spec" / "vectors" / "v1"
-VECTORS: Final = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).parent / "vectors"
+VECTORS: Final = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).parent / "cases"
 """Where the cases are: in a checkout, or in what was installed."""
 
-Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Record: TypeAlias = Mapping[str, Json]
 Expect: TypeAlias = Literal["plan", "refuse", "either"]
 Column: TypeAlias = list[list[int]]
@@ -44,7 +45,7 @@ class Problem:
     uses: dict[str, Column] = field(default_factory=dict)
     mean: str | None = None
     """Of what the weights are asked for."""
-    changes: list[Options] | None = None
+    changes: list[Mapping[str, object]] | None = None
     """By rank, in what its terms differ from the others'."""
     terms: Options
 
@@ -116,7 +117,7 @@ class Case:
         Raises: UsageError when the case is of another kind.
         """
         if self.kind not in PLANNED:
-            raise UsageError(f"case {self.id} is no problem of a plan")
+            raise UsageError(f"case {self.id} is not a problem of a plan")
         return decode(self.record, self.kind)
 
     @property
@@ -138,10 +139,12 @@ def decode(record: Record, kind: str) -> Problem:
 def encode(problem: Problem) -> dict[str, Json]:
     """Returns the problem as JSON, with its kind: what is asked where one place knows all."""
     kind = "plan_all" if problem.is_dealt else "epoch" if problem.is_online else "plan_ranks"
-    record: dict[str, Json] = {"kind": kind, "lengths": problem.lengths, "terms": dict(problem.terms)}
-    for name in (*COLUMNS, "mean", "changes"):
+    record: dict[str, Json] = {"kind": kind, "lengths": problem.lengths, "terms": _encode_terms(problem.terms)}
+    for name in (*COLUMNS, "mean"):
         if getattr(problem, name) is not None:
             record[name] = getattr(problem, name)
+    if problem.changes is not None:
+        record["changes"] = [*map(_encode_terms, problem.changes)]
     if problem.uses:
         record["uses"] = problem.uses
     return record
@@ -149,13 +152,13 @@ def encode(problem: Problem) -> dict[str, Json]:
 
 def encode_rank(problem: Problem, rank: int) -> dict[str, Json]:
     """Returns what one rank is asked, as JSON: what it has, and no more."""
-    changes = {} if problem.changes is None else problem.changes[rank]
+    changes = {} if problem.changes is None else _encode_terms(problem.changes[rank])
     record: dict[str, Json] = {
         "kind": "plan_rank",
         "rank": rank,
         "ranks": len(problem.lengths),
         "lengths": problem.lengths[rank],
-        "terms": {**problem.terms, **changes},
+        "terms": {**_encode_terms(problem.terms), **changes},
     }
     for name in COLUMNS:
         column: Column | None = getattr(problem, name)
@@ -170,6 +173,11 @@ def encode_rank(problem: Problem, rank: int) -> dict[str, Json]:
     return record
 
 
+def _encode_terms(terms: Mapping[str, object]) -> dict[str, Json]:
+    """Returns terms that were read from JSON, as JSON."""
+    return {**terms}  # type: ignore[dict-item]
+
+
 def sum_groups(problem: Problem) -> dict[int, int]:
     """Returns the supervised tokens of each key of ``together``, over all ranks."""
     sums: dict[int, int] = {}
@@ -177,6 +185,15 @@ def sum_groups(problem: Problem) -> dict[int, int]:
         for key, tokens in zip(keys, own, strict=True):
             sums[key] = sums.get(key, 0) + tokens
     return sums
+
+
+def make_case(question: Record) -> Case:
+    """Returns a case of a question alone, as a program is asked it."""
+    record = {name: value for name, value in question.items() if name != "kind"}
+    kind = str(question["kind"])
+    return Case(
+        id=kind, comment="", origin="", kind=kind, record=record, flags=(), expect="either", exact={}, twin=None
+    )
 
 
 def read_cases(folder: Path = VECTORS) -> Iterator[Case]:

@@ -55,7 +55,7 @@ class Division:
         starts: list[int] = []
         if ranks > 1 and not self.alone:
             starts = list_starts([units.costs[unit] for unit in others], count, ranks)
-        found = spread(units, others, count, budget, bounds, starts) if any(starts) else None
+        found = spread(units, others, count, budget, bounds, starts=starts) if any(starts) else None
         if found is None or not all(found):
             starts = []
             found = spread(units, others, count, budget, bounds)
@@ -97,8 +97,8 @@ def make_division(units: Units, terms: PlanTerms, ranks: int = 1) -> Division:
 
 
 def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_many: tuple[int, int, int]) -> list[Batch]:
-    """Returns as few micro-batches as are found, at ``least`` and with so many ``alone`` beside them: no fewer than ``ranks`` need
-    to have as many each.
+    """Returns as few micro-batches as are found, at ``least`` and with so many ``alone`` beside them: no fewer than
+    ``ranks`` need to have as many each.
     """
     least, alone, ranks = how_many
     bounds, whole = list_bounds(units, terms), terms.multiple_of * ranks
@@ -123,8 +123,8 @@ def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_man
 def even_out(
     units: Units, numbers: Sequence[int], count: int, budget: int, bounds: Sequence[Bound]
 ) -> list[Batch] | None:
-    """Returns ``count`` micro-batches that settling by tokens brings below the budget, or None where it does not, where there is a
-    limit, or where there are too many units for an exchange. Spec: R13.4.
+    """Returns ``count`` micro-batches that settling by tokens brings below the budget, or None where it does not, where
+    there is a limit, or where there are too many units for an exchange. Spec: R13.4.
     """
     if bounds or len(numbers) > EXCHANGED:
         return None

@@ -68,8 +68,8 @@ def plan_rank(
 
     ``exchange`` is called once, with `MESSAGE_SIZE` integers, and returns those of all ranks, by rank; without it this
     rank is the only one. The other arguments are those of `plan_ranks`, of this rank alone, and so is what comes back. Where
-    keys of ``together`` are on several ranks (``within="step"``), ``group_supervised`` says of every key of the step how many tokens
-    carry loss on all ranks, and is the same on all.
+    keys of ``together`` are on several ranks (``within="step"``), ``group_supervised`` says of every key of the step how
+    many tokens carry loss on all ranks, and is the same on all.
 
     Raises: on every rank, and with the same message, UsageError when one rank's values make no sense, two ranks' terms
     differ, or they cannot be met: PeerError when the exchange answers anything but messages. Spec: R13.11.
@@ -115,15 +115,14 @@ def plan_rank(
 
 def _prepare(
     lengths: Iterable[SupportsIndex],
-    columns: tuple[
-        Iterable[SupportsIndex] | None, Iterable[Key] | None, Mapping[str, Iterable[SupportsIndex]] | None
-    ],
+    columns: tuple[Iterable[SupportsIndex] | None, Iterable[Key] | None, Mapping[str, Iterable[SupportsIndex]] | None],
     group_supervised: Mapping[Key, int] | None,
     options: Options,
 ) -> _Own:
     terms = make_terms(options)
     samples = make_samples(lengths, *columns, terms)
-    sums, totals = samples.sum_by_key(), compute_totals(samples)
+    sums: Mapping[Key, int] = samples.sum_by_key()
+    totals = compute_totals(samples)
     is_shared = samples.keys is not None and terms.within is Within.STEP
     if is_shared != (group_supervised is not None):
         raise UsageError("group_supervised and within='step' need each other: it says what the keys have on all ranks")
@@ -154,8 +153,8 @@ def _check_groups(messages: Sequence[Sequence[int]], totals: Totals) -> None:
     for rank, row in enumerate(messages):
         if (row[9], row[_HEAD + 5]) != (totals.supervised, totals.groups):
             raise UsageError(
-                f"group_supervised of rank {rank} has {row[9]} tokens of {row[_HEAD + 5]} keys, rank 0 has {totals.groups} keys,"
-                f" and the samples of all ranks {totals.supervised} supervised tokens"
+                f"group_supervised of rank {rank} has {row[9]} tokens of {row[_HEAD + 5]} keys, rank 0 has "
+                f"{totals.groups} keys, and the samples of all ranks {totals.supervised} supervised tokens"
             )
 
 

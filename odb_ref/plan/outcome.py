@@ -101,8 +101,8 @@ class PlanReport:
     fill: float
     """The samples' tokens, over the budgets of all micro-batches."""
     wait: float | None
-    """What the steps cost, each as much as its costliest rank, over the mean rank's sum: at 1 nobody waits. None of `plan_rank`,
-    which does not know what the micro-batches of other ranks cost."""
+    """What the steps cost, each as much as its costliest rank, over the mean rank's sum: at 1 nobody waits. None of
+    `plan_rank`, which does not know what the micro-batches of other ranks cost."""
     least_wait: float
     """No plan with so many micro-batches waits less."""
 
@@ -133,7 +133,8 @@ class RankPlan:
         return tuple(not batch for batch in self.micro_batches)
 
     def restore(self, outputs: Iterable[Sequence[Output]]) -> list[Output]:
-        """Returns, in the order of its samples, what the micro-batches gave: a sequence from each, such as the rows of a tensor.
+        """Returns, in the order of its samples, what the micro-batches gave: a sequence from each, such as the rows of a
+        tensor.
 
         What an idle one gave is left out: it ran the spare again.
 

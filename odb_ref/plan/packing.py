@@ -68,8 +68,8 @@ class _Uses:
 
 
 def pack_either_way(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> list[Batch]:
-    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, where something is limited, by falling need of
-    what is bounded.
+    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, where something is limited, by falling
+    need of what is bounded.
     """
     found = pack(units, sort_longest_first(units, numbers), budget, bounds)
     if bounds and len(numbers) <= TRIED:
@@ -124,6 +124,7 @@ def spread(
     count: int,
     budget: int,
     bounds: Sequence[Bound] = (),
+    *,
     starts: Sequence[int] = (),
     costs: Sequence[int] | None = None,
 ) -> list[Batch] | None:
@@ -173,8 +174,8 @@ def spread(
 def list_starts(costs: Sequence[int], count: int, ranks: int) -> list[int]:
     """Returns what each of ``count`` micro-batches costs before it holds anything, so that those of a step come out alike.
 
-    Where one unit costs more than the mean of a step, its step cannot cost less: so the other ranks may have as much to do in it,
-    and less in the next ones. Spec: R13.5.
+    Where one unit costs more than the mean of a step, its step cannot cost less: so the other ranks may have as much to do
+    in it, and less in the next ones. Spec: R13.5.
     """
     falling = sorted(costs, reverse=True)[::ranks]
     left, steps = sum(costs), count // ranks

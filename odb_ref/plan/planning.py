@@ -11,8 +11,8 @@ from typing import SupportsIndex, TypeAlias, Unpack
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.plan.division import arrange, compute_cost, make_division
 from odb_ref.plan.outcome import Plan, PlanReport, RankPlan, Totals, compute_totals, sum_totals
-from odb_ref.plan.quality import compute_least_wait, compute_least_wait_of_ranks, compute_wait, make_report, sum_costs
 from odb_ref.plan.packing import Batch
+from odb_ref.plan.quality import compute_least_wait, compute_least_wait_of_ranks, compute_wait, make_report, sum_costs
 from odb_ref.plan.terms import BatchOrder, Options, PlanTerms, Within, make_terms
 from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units
 
@@ -205,9 +205,7 @@ def _join(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def _make_report(
-    shares: Sequence[Units], rows: Rows, terms: PlanTerms, known: tuple[Totals, int, float]
-) -> PlanReport:
+def _make_report(shares: Sequence[Units], rows: Rows, terms: PlanTerms, known: tuple[Totals, int, float]) -> PlanReport:
     """Returns how good a plan is, of whose step the totals, the least count and the least wait are ``known``."""
     totals, least, least_wait = known
     costs = [

@@ -21,7 +21,9 @@ def make_report(
 
 
 def compute_wait(costs: Sequence[Sequence[int]]) -> float:
-    """Returns what the steps cost over the mean rank's sum, of the costs of each rank's micro-batches; 1 where there are none."""
+    """Returns what the steps cost over the mean rank's sum, of the costs of each rank's micro-batches; 1 where there are
+    none.
+    """
     whole = sum(map(sum, costs))
     return len(costs) * sum(map(max, zip(*costs, strict=True))) / whole if whole else 1.0
 
@@ -32,7 +34,9 @@ def sum_costs(units: Units, terms: PlanTerms) -> int:
 
 
 def compute_least_wait_of_ranks(costs: Sequence[int]) -> float:
-    """Returns a wait that no plan is below where ranks have samples of their own, of so much cost: the slowest over the mean."""
+    """Returns a wait that no plan is below where ranks have samples of their own, of so much cost: the slowest over the
+    mean.
+    """
     return len(costs) * max(costs) / sum(costs) if sum(costs) else 1.0
 
 
@@ -56,7 +60,9 @@ def compute_least_wait(units: Units, terms: PlanTerms, count: int, ranks: int) -
 
 
 def _fill(units: Units, numbers: Sequence[int], budget: int) -> int:
-    """Returns what a micro-batch of these costs at most, or more: the costliest by the token first, the last of them in part."""
+    """Returns what a micro-batch of these costs at most, or more: the costliest by the token first, the last of them in
+    part.
+    """
     room, cost = budget, 0
     for unit in sorted(numbers, key=lambda unit: units.costs[unit] / units.tokens[unit], reverse=True):
         if units.tokens[unit] >= room:

@@ -45,8 +45,8 @@ class Settling:
         self._kinds: dict[int, tuple[list[int], Batch]] = {}
 
     def run(self, enough: int | None = None) -> bool:
-        """Moves and exchanges units, of the costliest first, until none costs less for it; returns True when all cost ``enough``
-        or less, and then ends at once, as it does when that cannot be.
+        """Moves and exchanges units, of the costliest first, until none costs less for it; returns True when all cost
+        ``enough`` or less, and then ends at once, as it does when that cannot be.
 
         Both micro-batches then cost less than the costlier did, so the sum of the squares falls, and there is an end.
         """

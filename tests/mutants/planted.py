@@ -452,7 +452,10 @@ PLANTED = (
         "self._used[target][place] + more > bound + 1 or",
     ),
     _plan(
-        "the source of an exchange exceeds what is bounded", "settling", "self._used[source][place] - more > bound", "False"
+        "the source of an exchange exceeds what is bounded",
+        "settling",
+        "self._used[source][place] - more > bound",
+        "False",
     ),
     _plan("the last of a micro-batch is given away", "settling", "least = 0 if is_one else -1", "least = -1"),
     _plan(
@@ -461,10 +464,10 @@ PLANTED = (
         "                        worst, found = after, (target, unit, other)\n                        break\n",
         "                        return target, unit, other\n",
     ),
+    _plan("of two exchanges as good the lesser fall", "settling", "more + less <= gap):", "more + less < gap):"),
     _plan(
-        "of two exchanges as good the lesser fall", "settling", "more + less <= gap):", "more + less < gap):"
+        "an exchange looks at the cheapest alone", "settling", "islice(self._rising, self._near)", "self._rising[:1]"
     ),
-    _plan("an exchange looks at the cheapest alone", "settling", "islice(self._rising, self._near)", "self._rising[:1]"),
     _plan(
         "a step is no level",
         "packing",
@@ -484,9 +487,7 @@ PLANTED = (
     _plan(
         "fewer are not sought than best fit finds", "division", "    while low < high:", "    while low < high - 10**9:"
     ),
-    _plan(
-        "a division among ranks is that of one", "division", "terms.multiple_of * ranks\n", "terms.multiple_of\n"
-    ),
+    _plan("a division among ranks is that of one", "division", "terms.multiple_of * ranks\n", "terms.multiple_of\n"),
     _plan(
         "the least is more than it is",
         "division",

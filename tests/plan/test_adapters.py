@@ -41,7 +41,9 @@ def test_mpi_ranks_plan_as_one_place_does(tmp_path: Path) -> None:
     folder = Path(pytest.importorskip("mpi4py").__file__).parents[1]
     program = tmp_path / "program.py"
     program.write_text(MPI_PROGRAM.format(snippet=find_snippet("# mpi4py"), lengths=[[*own, 60] for own in LENGTHS]))
-    launchers = [path for path in (folder / "bin" / "mpiexec", Path(sys.executable).with_name("mpiexec")) if path.exists()]
+    launchers = [
+        path for path in (folder / "bin" / "mpiexec", Path(sys.executable).with_name("mpiexec")) if path.exists()
+    ]
     launcher = str(launchers[0]) if launchers else "mpiexec"
     done = subprocess.run(
         [launcher, "-n", "2", sys.executable, str(program)], capture_output=True, text=True, check=True, timeout=120
@@ -69,7 +71,12 @@ def test_ray_tasks_plan_as_one_place_does_again_and_again() -> None:
 
         return [plan_rank(lengths[rank], budget=60, exchange=exchange).micro_batches for _ in range(3)]
 
-    ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": str(PAGE.parents[2])}})
+    ray.init(
+        num_cpus=3,
+        include_dashboard=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": str(PAGE.parents[2])}},
+    )
     try:
         board = names["Board"].remote(2)
         found = ray.get([ray.remote(plan).remote(rank, board, LENGTHS) for rank in range(2)], timeout=120)

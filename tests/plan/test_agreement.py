@@ -115,9 +115,7 @@ def test_a_term_that_differs_is_named_on_every_rank(change: dict[str, Any], mess
 @pytest.mark.parametrize("change", [{1: 24, 2: 23}, {1: 23, 2: 24, 3: 1}, {1: 24, 2: 24, 3: 0, 4: 1}])
 def test_ranks_that_count_the_tokens_of_a_key_otherwise_are_told(change: dict[int, int]) -> None:
     """Spec: R13.11. What is given must come to the supervised tokens of all ranks, in as many keys on each."""
-    problem = Problem(
-        lengths=[[7, 8, 9]] * 2, together=[[1, 1, 2], [1, 2, 2]], terms={"budget": 60, "within": "step"}
-    )
+    problem = Problem(lengths=[[7, 8, 9]] * 2, together=[[1, 1, 2], [1, 2, 2]], terms={"budget": 60, "within": "step"})
     for culprit in (0, 1):
         found = plan_in_world(
             problem, changes=[{"group_supervised": change} if rank == culprit else {} for rank in range(2)]

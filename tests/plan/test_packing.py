@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.plan import plan_all, plan_rank
-from odb_ref.plan.packing import pack_either_way, pack, spread
+from odb_ref.plan.packing import pack, pack_either_way, spread
 from odb_ref.plan.units import Units
 
 

@@ -83,7 +83,11 @@ def test_outputs_come_back_in_order(problem: Problem) -> None:
 def test_outputs_of_idle_micro_batches_are_left_out_wherever_they_stand() -> None:
     rank = plan_ranks([[5, 6], [60] * 3], budget=60, order="smallest_at_ends").ranks[0]
     assert rank.micro_batches == ((), (1,), (0,))
-    assert rank.restore([["again"], ["second"], ["first"]]) == rank.restore([[], ["second"], ["first"]]) == ["first", "second"]
+    assert (
+        rank.restore([["again"], ["second"], ["first"]])
+        == rank.restore([[], ["second"], ["first"]])
+        == ["first", "second"]
+    )
     with pytest.raises(UsageError, match="micro-batch 1 has 1 samples, but 2 outputs"):
         rank.restore([[], ["second", "first"], ["first"]])
     with pytest.raises(UsageError, match="3 micro-batches, but outputs of 2"):

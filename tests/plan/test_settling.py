@@ -57,9 +57,7 @@ def find_plainly(costs: list[int], batches: list[Batch], source: int, bounds: li
     st.lists(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 4)), max_size=5), min_size=2, max_size=5),
     st.integers(4, 12),
 )
-def test_the_exchange_is_the_one_that_the_rule_words(
-    columns: list[list[tuple[int, int]]], bound: int
-) -> None:
+def test_the_exchange_is_the_one_that_the_rule_words(columns: list[list[tuple[int, int]]], bound: int) -> None:
     """Spec: R13.5. The search leaves out what cannot be better: here everything is tried."""
     costs = [cost for column in columns for cost, _ in column]
     uses = [used for column in columns for _, used in column]

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import chain
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.errors import UsageError

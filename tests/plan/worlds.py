@@ -6,20 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from odb_ref.conformance.planners import World
+from odb_ref.conformance.asking import World
+from odb_ref.conformance.vectors import sum_groups
 from odb_ref.plan import RankPlan, plan_rank
 from tests.plan.judge import Problem, get_columns
 
 Planner = Callable[..., RankPlan]
-
-
-def sum_groups(problem: Problem) -> dict[int, int]:
-    """The supervised tokens of each key, on all ranks."""
-    sums: dict[int, int] = {}
-    for keys, supervised in zip(problem.together or (), problem.supervised or problem.lengths, strict=True):
-        for key, tokens in zip(keys, supervised, strict=True):
-            sums[key] = sums.get(key, 0) + tokens
-    return sums
 
 
 def plan_in_world(problem: Problem, planner: Planner = plan_rank, changes: Sequence[dict[str, Any]] = ()) -> list[Any]:
