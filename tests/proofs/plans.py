@@ -1,17 +1,27 @@
-"""Problems of known lengths: as words for the extracted model, and drawn at random."""
+"""Problems of known lengths: as words for the extracted model, and drawn at random.
+
+``python -m tests.proofs.plans`` has the model, once built (``make -C proofs extraction``), write the cases of the level
+*exact*.
+"""
 
 from __future__ import annotations
 
-from itertools import chain
+import json
+from itertools import chain, pairwise
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from odb_ref.conformance.vectors import Problem
+from odb_ref.conformance.vectors import VECTORS, Problem, encode
 from odb_ref.core.batching.cost import TOKENS, choose_cost
 from odb_ref.plan.packing import TRIED
 from odb_ref.plan.settling import EXCHANGED, FAR, NEAR
 from odb_ref.plan.terms import SAMPLES, Options
+from tests.proofs.conftest import Model, ask_model
 from tests.proofs.wire import write_cost, write_integers
+
+EXACT: Final = VECTORS / "exact.json"
+SEEDS: Final = range(40)
+"""Of what was drawn, enough to tell each planted defect of the planner from it."""
 
 
 class Thresholds(NamedTuple):
@@ -44,7 +54,7 @@ def write_problem(problem: Problem, thresholds: Thresholds = SHIPPED) -> str:
         int(terms.get("short") != "refuse"),
         int(terms.get("order") == "smallest_at_ends"),
         *thresholds,
-        int(within == "micro-batch" or problem.is_dealt and within == "rank"),
+        int(within == "micro-batch" or (problem.is_dealt and within == "rank")),
     ]
     ranks = [_write_samples(problem, rank, [*limits]) for rank in range(len(problem.lengths))]
     if not problem.is_dealt:
@@ -68,11 +78,10 @@ def _write_samples(problem: Problem, rank: int, limits: list[str]) -> list[str]:
 
 
 def draw_problem(rng: Random) -> Problem:
-    """A problem of the packed layout: few samples or many, short of the budget, near it or beyond, by tokens or not, with any term."""
+    """A problem of the packed layout: few samples or many, short of the budget or near it, by tokens or not, with any term."""
     budget, ranks = rng.choice((12, 60, 60, 1_000)), rng.randint(1, 4)
-    low, high = rng.choice(((1, budget // 8), (1, budget), (budget // 3, budget // 2 + 2), (1, budget + 2)))
-    number = rng.choice((3, 9, 30))
-    lengths = [[_draw_length(rng, max(1, low), max(1, high), budget) for _ in range(rng.randint(0, number))] for _ in range(ranks)]
+    draw = rng.choice((_draw_any, _draw_any, _draw_tight))
+    lengths = [draw(rng, budget, rng.choice((3, 9, 30))) for _ in range(ranks)]
     terms: Options = {"budget": budget, "oversize": rng.choice(("alone", "alone", "refuse"))}
     if rng.random() < 0.5:
         terms["cost"] = f"attention/{rng.choice((1, 5, 40))}"
@@ -101,6 +110,34 @@ def draw_problem(rng: Random) -> Problem:
     return Problem(lengths=lengths, is_dealt=rng.random() < 0.5, together=together, uses=uses, terms=terms)
 
 
-def _draw_length(rng: Random, low: int, high: int, budget: int) -> int:
-    """A length, now and then the budget or half of it."""
-    return rng.choice((budget, budget // 2)) if rng.random() < 0.05 else rng.randint(low, high)
+def _draw_any(rng: Random, budget: int, most: int) -> list[int]:
+    """Up to so many lengths: short of the budget, near half of it, or beyond; now and then it or half of it."""
+    low, high = rng.choice(((1, budget // 8), (1, budget), (budget // 3, budget // 2 + 2), (1, budget + 2)))
+    found = [rng.randint(max(1, low), max(1, high)) for _ in range(rng.randint(0, most))]
+    return [rng.choice((budget, budget // 2)) if rng.random() < 0.05 else length for length in found]
+
+
+def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
+    """Lengths that fill micro-batches to the token, all but the last of them."""
+    found: list[int] = []
+    for _ in range(rng.randint(0, most // 3)):
+        cuts = sorted(rng.randint(0, budget) for _ in range(rng.choice((1, 2, 2, 3))))
+        found += [high - low for low, high in pairwise([0, *cuts, budget]) if high > low]
+    return rng.sample(found[1:], max(0, len(found) - 1))
+
+
+def make_cases(model: Model) -> str:
+    """The text of `EXACT`: problems, and what the model plans."""
+    problems = {seed: draw_problem(Random(seed)) for seed in SEEDS}
+    said = model(" ".join(map(write_problem, problems.values())))
+    records: list[dict[str, Any]] = []
+    for (seed, problem), answer in zip(problems.items(), said, strict=True):
+        record = encode(problem)
+        kind, plan = record.pop("kind"), json.loads(answer.replace(" ", ", "))
+        case = {"id": f"exact-{seed}", "comment": "Planned by the proved model.", "from": "R13", "kind": kind}
+        records.append({**case, "problem": record, "flags": [], "expect": "plan", "exact": {"plan": plan}})
+    return "[\n" + ",\n".join("  " + json.dumps(record) for record in records) + "\n]\n"
+
+
+if __name__ == "__main__":
+    EXACT.write_text(make_cases(ask_model))
