@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from itertools import chain, pairwise
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from odb_ref.conformance.vectors import VECTORS, Problem, encode
 from odb_ref.core.batching.cost import TOKENS, choose_cost
@@ -82,7 +82,10 @@ def draw_problem(rng: Random) -> Problem:
     budget, ranks = rng.choice((12, 60, 60, 1_000)), rng.randint(1, 4)
     draw = rng.choice((_draw_any, _draw_any, _draw_tight))
     lengths = [draw(rng, budget, rng.choice((3, 9, 30))) for _ in range(ranks)]
-    terms: Options = {"budget": budget, "oversize": rng.choice(("alone", "alone", "refuse"))}
+    terms: Options = {"budget": budget}
+    if draw is _draw_tight and rng.random() < 0.7:
+        return Problem(lengths=lengths, is_dealt=rng.random() < 0.5, terms=terms)
+    terms["oversize"] = rng.choice(("alone", "alone", "refuse"))
     if rng.random() < 0.5:
         terms["cost"] = f"attention/{rng.choice((1, 5, 40))}"
     if rng.random() < 0.3:
@@ -118,19 +121,20 @@ def _draw_any(rng: Random, budget: int, most: int) -> list[int]:
 
 
 def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
-    """Lengths that fill micro-batches to the token, all but the last of them."""
+    """Lengths that fill micro-batches to the token, or nearly: fewer are sought than best fit finds."""
+    full = budget - rng.choice((0, 0, 1, 2))
     found: list[int] = []
-    for _ in range(rng.randint(0, most // 3)):
-        cuts = sorted(rng.randint(0, budget) for _ in range(rng.choice((1, 2, 2, 3))))
-        found += [high - low for low, high in pairwise([0, *cuts, budget]) if high > low]
-    return rng.sample(found[1:], max(0, len(found) - 1))
+    for _ in range(rng.randint(2, max(2, most // 3))):
+        cuts = sorted(rng.randint(0, full) for _ in range(rng.choice((2, 2, 3))))
+        found += [high - low for low, high in pairwise([0, *cuts, full]) if high > low]
+    return rng.sample(found, len(found))
 
 
 def make_cases(model: Model) -> str:
     """The text of `EXACT`: problems, and what the model plans."""
     problems = {seed: draw_problem(Random(seed)) for seed in SEEDS}
     said = model(" ".join(map(write_problem, problems.values())))
-    records: list[dict[str, Any]] = []
+    records: list[dict[str, object]] = []
     for (seed, problem), answer in zip(problems.items(), said, strict=True):
         record = encode(problem)
         kind, plan = record.pop("kind"), json.loads(answer.replace(" ", ", "))

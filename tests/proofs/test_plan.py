@@ -11,7 +11,7 @@ from odb_ref.conformance.vectors import Problem, encode
 from odb_ref.core.errors import UsageError
 from odb_ref.plan import division, packing, settling
 from tests.proofs.conftest import Model
-from tests.proofs.plans import SHIPPED, Thresholds, draw_problem, write_problem
+from tests.proofs.plans import EXACT, SHIPPED, Thresholds, draw_problem, make_cases, write_problem
 
 DRAWN = 600
 
@@ -50,3 +50,14 @@ def test_beyond_small_thresholds_too(model: Model, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(packing, "TRIED", small.tried)
     monkeypatch.setattr(settling.Settling.__init__, "__defaults__", ((), (), small.near))
     assert find_difference(model, range(DRAWN, 2 * DRAWN), small) is None
+
+
+@pytest.mark.parametrize("name", Thresholds._fields)
+def test_that_another_number_is_noticed(model: Model, name: str) -> None:
+    """The comparison can fail, and the problems reach what these numbers bound."""
+    assert find_difference(model, range(DRAWN), SHIPPED._replace(**{name: 0})) is not None
+
+
+def test_the_exact_cases_are_what_the_model_says(model: Model) -> None:
+    """Spec: R13. None is written by hand, nor by the Python."""
+    assert EXACT.read_text() == make_cases(model)
