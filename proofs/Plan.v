@@ -140,12 +140,8 @@ Definition expand (gs : list group) (l : list sample) : list sample := concat (m
 
 Lemma units_are : forall gs u, In u (units_of T gs) -> exists g, In g gs /\ nth (pos u) gs [] = g /\ u = unit_of T (pos u) g.
 Proof.
-  intros gs u I. apply in_map_iff in I. destruct I as [[n g] [<- I]]. exists g. split; [eapply in_combine_r, I|]. split; [|reflexivity].
-  simpl. cut (forall k, In (n, g) (combine (seq k (length gs)) gs) -> k <= n /\ nth (n - k) gs [] = g).
-  { intros C. apply C in I. rewrite Nat.sub_0_r in I. apply I. }
-  clear I. induction gs as [|h gs IH]; simpl; intros k I; [easy|]. destruct I as [I|I].
-  - injection I as -> ->. rewrite Nat.sub_diag. auto.
-  - apply IH in I. destruct I as [L N]. split; [lia|]. replace (n - k) with (S (n - S k)) by lia. exact N.
+  intros gs u I. apply in_map_iff in I. destruct I as [[n g] [<- I]]. apply numbered in I. exists g. split; [eapply nth_error_In, I|].
+  split; [apply nth_error_nth, I|reflexivity].
 Qed.
 
 Lemma expand_units : forall gs, expand gs (units_of T gs) = concat gs.
@@ -192,9 +188,8 @@ Qed.
 Lemma a_unit_is_in_its_batch : forall gs bs k, Permutation (concat bs) (units_of T gs) -> In k gs -> exists b, In b bs /\ incl k (members gs b).
 Proof.
   intros gs bs k P I. assert (U : exists u, In u (units_of T gs) /\ nth (pos u) gs [] = k).
-  { apply (In_nth _ _ []) in I. destruct I as [n [L <-]]. exists (unit_of T n (nth n gs [])). split; [|reflexivity].
-    apply in_map_iff. exists (n, nth n gs []). split; [reflexivity|]. replace n with (nth n (seq 0 (length gs)) 0) at 1 by (rewrite seq_nth; lia).
-    rewrite <- combine_nth by apply seq_length. apply nth_In. rewrite combine_length, seq_length. lia. }
+  { apply In_nth_error in I. destruct I as [n N]. exists (unit_of T n k). split; [|apply nth_error_nth, N].
+    apply in_map_iff. exists (n, k). split; [reflexivity|apply numbered, N]. }
   destruct U as [u [Iu N]]. apply (Permutation_in _ (Permutation_sym P)), in_concat in Iu. destruct Iu as [b [Ib Iu]]. exists b. split; [exact Ib|].
   intros x Ix. eapply Permutation_in; [symmetry; apply members_perm|]. apply in_concat. exists k. split; [|exact Ix]. rewrite <- N.
   apply (in_map (fun v => nth (pos v) gs [])), Iu.

@@ -310,14 +310,10 @@ Proof. induction gs as [|[|x g] gs IH]; simpl; congruence. Qed.
 
 Theorem the_fewest_hold_exactly_the_units : forall units alone whole at_least, fit_alone units -> holds units (find_fewest units alone whole at_least).
 Proof.
-  intros units alone whole at_least F. unfold find_fewest.
-  destruct (bisect_holds units (fun steps => steps * whole - alone)
-    (Nat.max (ceil (Nat.max (least units + alone) at_least) whole) (ceil (length (pack_either_way units) + alone) whole) -
-      ceil (Nat.max (least units + alone) at_least) whole)
-    (ceil (Nat.max (least units + alone) at_least) whole) (ceil (Nat.max (least units + alone) at_least) whole)
-    (Nat.max (ceil (Nat.max (least units + alone) at_least) whole) (ceil (length (pack_either_way units) + alone) whole))
-    _ (pack_either_way_holds units F)) as [P R].
-  split; [rewrite filled_concat; exact P|]. apply Forall_forall. intros g I. apply filter_In in I. rewrite Forall_forall in R. apply R, I.
+  assert (Filled : forall units gs, holds units gs -> holds units (filter is_filled gs)).
+  { intros units gs [P R]. split; [rewrite filled_concat; exact P|]. apply Forall_forall. intros g I. apply filter_In in I.
+    rewrite Forall_forall in R. apply R, I. }
+  intros units alone whole at_least F. apply Filled, bisect_holds, pack_either_way_holds, F.
 Qed.
 
 (** Settling what was found. *)
@@ -389,9 +385,8 @@ Qed.
 
 Lemma starts_length : forall units count ranks, length (starts_of units count ranks) = count / ranks * ranks.
 Proof.
-  intros units count ranks. unfold starts_of. generalize (levels_length ranks (every ranks 0 (sort_by (fun a b => b <=? a) (map cost units))) (count / ranks)
-    (sum_over id (map cost units))). generalize (levels ranks (every ranks 0 (sort_by (fun a b => b <=? a) (map cost units))) (count / ranks)
-    (sum_over id (map cost units))). intros found <-. generalize (hd 0 found). intros top.
+  intros units count ranks. unfold starts_of. set (found := levels ranks _ _ _).
+  assert (L : length found = count / ranks) by apply levels_length. rewrite <- L. clearbody found. clear L. generalize (hd 0 found). intros top.
   induction found as [|level found IH]; simpl; [reflexivity|]. rewrite app_length, repeat_length, IH. reflexivity.
 Qed.
 

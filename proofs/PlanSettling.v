@@ -190,15 +190,21 @@ Proof.
   - unfold b_cost at 1 3. simpl. lia.
 Qed.
 
+Lemma numbered : forall (A : Type) (l : list A) i x, In (i, x) (combine (seq 0 (length l)) l) <-> nth_error l i = Some x.
+Proof.
+  intros A l i x. cut (forall k, In (i, x) (combine (seq k (length l)) l) <-> k <= i /\ nth_error l (i - k) = Some x).
+  { intros C. rewrite C, Nat.sub_0_r. intuition lia. }
+  induction l as [|y l IH]; simpl; intros k; [destruct (i - k); simpl; intuition discriminate|]. rewrite IH. split.
+  - intros [E|[L N]]; [injection E as -> ->; rewrite Nat.sub_diag; auto|]. split; [lia|]. replace (i - k) with (S (i - S k)) by lia. exact N.
+  - intros [L N]. destruct (Nat.eq_dec i k) as [->|D].
+    + rewrite Nat.sub_diag in N. injection N as ->. auto.
+    + right. split; [lia|]. replace (i - k) with (S (i - S k)) in N by lia. exact N.
+Qed.
+
 Lemma cheapest_in : forall bs j t, In (j, t) (cheapest bs) -> nth_error bs j = Some t.
 Proof.
-  intros bs j t H. assert (I : In (j, t) (combine (seq 0 (length bs)) bs)).
-  { eapply Permutation_in; [apply sort_by_perm|]. rewrite <- (firstn_skipn near). apply in_app_iff. left. exact H. }
-  clear H. cut (forall k, In (j, t) (combine (seq k (length bs)) bs) -> k <= j /\ nth_error bs (j - k) = Some t).
-  { intros C. apply C in I. rewrite Nat.sub_0_r in I. apply I. }
-  clear I. induction bs as [|b bs IH]; simpl; intros k H; [easy|]. destruct H as [H|H].
-  - injection H as -> ->. rewrite Nat.sub_diag. auto.
-  - apply IH in H. destruct H as [L N]. split; [lia|]. replace (j - k) with (S (j - S k)) by lia. exact N.
+  intros bs j t H. apply numbered. eapply Permutation_in; [apply sort_by_perm|].
+  rewrite <- (firstn_skipn near). apply in_app_iff. left. exact H.
 Qed.
 
 Lemma best_in : forall (A : Type) (l : list (nat * A)) x, best l = Some x -> In x l.
@@ -369,11 +375,7 @@ Proof.
   { assert (L : b_cost t <= b_cost e).
     { apply In_nth_error in Ie. destruct Ie as [k Nk].
       assert (Ik : In (k, e) (sort_by cheaper (combine (seq 0 (length bs)) bs))).
-      { eapply Permutation_in; [symmetry; apply sort_by_perm|]. clear - Nk.
-        cut (forall m, In (m + k, e) (combine (seq m (length bs)) bs)); [intros H; apply (H 0)|].
-        revert k Nk. induction bs as [|b bs IH]; intros [|k] Nk m; simpl in *; try discriminate.
-        - injection Nk as ->. left. f_equal. lia.
-        - right. replace (m + S k) with (S m + k) by lia. apply IH, Nk. }
+      { eapply Permutation_in; [symmetry; apply sort_by_perm|]. apply numbered, Nk. }
       pose proof (sort_by_sorted _ cheaper (combine (seq 0 (length bs)) bs) cheaper_orders) as S. unfold cheapest in C.
       destruct (sort_by cheaper _) as [|p r]; [easy|]. destruct near as [|n]; [lia|]. simpl in C. injection C as -> _.
       destruct Ik as [Ik|Ik]; [injection Ik as _ <-; lia|]. inversion S as [|? ? _ Fa]. rewrite Forall_forall in Fa. apply Fa in Ik.
