@@ -20,8 +20,8 @@ from tests.proofs.conftest import Model, ask_model
 from tests.proofs.wire import write_cost, write_integers
 
 EXACT: Final = VECTORS / "exact.json"
-SEEDS: Final = range(40)
-"""Of what was drawn, enough to tell each planted defect of the planner from it."""
+_SEEDS: Final = "1 6 30 34 73 117 150 179 190 210 215 233 308 309 415 428 430 435 445 480 535 555 604 629 636 687 701 725 735 786 788"
+"""Three, where there are as many, that each planted defect of the packed planner fails, among the first 800."""
 
 
 class Thresholds(NamedTuple):
@@ -132,7 +132,7 @@ def _draw_tight(rng: Random, budget: int, most: int) -> list[int]:
 
 def make_cases(model: Model) -> str:
     """The text of `EXACT`: problems, and what the model plans."""
-    problems = {seed: draw_problem(Random(seed)) for seed in SEEDS}
+    problems = {seed: draw_problem(Random(int(seed))) for seed in _SEEDS.split()}
     said = model(" ".join(map(write_problem, problems.values())))
     records: list[dict[str, object]] = []
     for (seed, problem), answer in zip(problems.items(), said, strict=True):
