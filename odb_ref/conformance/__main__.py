@@ -7,9 +7,10 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import TextIO
 
-from odb_ref.conformance.asking import Ask, Program, Programs, ask_here, ask_ranks
-from odb_ref.conformance.reports import describe, write_html, write_junit
+from odb_ref.conformance.asking import START_S, Ask, Program, Programs, ask_here, ask_ranks
+from odb_ref.conformance.reports import describe, write_html, write_json, write_junit
 from odb_ref.conformance.running import Judging, run_cases
 from odb_ref.conformance.vectors import VECTORS, make_case, read_cases
 
@@ -34,12 +35,14 @@ def main(arguments: list[str]) -> int:
     run.add_argument("--vectors", type=Path, default=VECTORS, metavar="FOLDER")
     run.add_argument("--junit", type=Path, metavar="FILE")
     run.add_argument("--html", type=Path, metavar="FILE")
+    run.add_argument("--json", type=Path, metavar="FILE")
     serve = actions.add_parser("serve", help="be the program: answer questions on standard input with a function")
     serve.add_argument("--planner", required=True, metavar="MODULE:FUNCTION")
     serve.add_argument("--ranks", action="store_true")
     options = parser.parse_args(arguments)
     if options.action == "serve":
-        return _serve(_find(options.planner, has_ranks=options.ranks))
+        answers, sys.stdout = sys.stdout, sys.stderr  # what a planner prints is not an answer
+        return _serve(_find(options.planner, has_ranks=options.ranks), answers)
     if (options.planner is None) == (not command):
         parser.error("one planner: --planner MODULE:FUNCTION, or -- COMMAND")
     cases = [case for case in read_cases(options.vectors) if options.only in case.id]
@@ -50,13 +53,13 @@ def main(arguments: list[str]) -> int:
         ask = _find(options.planner, has_ranks=options.ranks)
         serving = [sys.executable, "-m", "odb_ref.conformance", "serve", "--planner", options.planner]
         programs = [Program(serving + ["--ranks"] * options.ranks, _SEEDS[1])]
-        asks = [ask, ask, ask_here(programs[0].answer)]
+        asks = [ask, ask, ask_here(programs[0].answer, 2 * START_S)]
     elif options.ranks:
         programs = [Programs(command, seed) for seed in _SEEDS]
-        asks = [ask_ranks(item.get) for item in (programs[0], *programs)]
+        asks = [ask_ranks(item.get, START_S) for item in (programs[0], *programs)]
     else:
         programs = [Program(command, seed) for seed in _SEEDS]
-        asks = [ask_here(item.answer) for item in (programs[0], *programs)]
+        asks = [ask_here(item.answer, 2 * START_S) for item in (programs[0], *programs)]
     judging = Judging(
         ask=asks[0],
         elsewhere=asks[1:],
@@ -74,6 +77,8 @@ def main(arguments: list[str]) -> int:
         options.junit.write_text(write_junit(verdicts), encoding="utf-8")
     if options.html is not None:
         options.html.write_text(write_html(verdicts, options.planner or " ".join(command)), encoding="utf-8")
+    if options.json is not None:
+        options.json.write_text(write_json(verdicts), encoding="utf-8")
     return int(any(verdict.is_broken for verdict in verdicts))
 
 
@@ -92,15 +97,15 @@ def _find(name: str, *, has_ranks: bool) -> Ask:
     return ask_ranks(lambda _: planner) if has_ranks else ask_here(planner)
 
 
-def _serve(ask: Ask) -> int:
+def _serve(ask: Ask, answers: TextIO) -> int:
     """Answers a line of JSON for each question, until the input ends."""
     for line in sys.stdin:
         answer = ask(make_case(json.loads(line)))
         found: object = {"refused": "; ".join((*answer.refusals, answer.problem))}
         if answer.is_plan:
             found = answer.said if isinstance(answer.said, dict) and "plan" in answer.said else {"answer": answer.said}
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
     return 0
 
 

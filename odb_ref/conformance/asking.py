@@ -22,6 +22,8 @@ from odb_ref.core.errors import OdbError
 
 LIMIT_S: Final = 10.0
 """How long an answer may take. A rank that waits for one that has ended is noticed at once."""
+START_S: Final = 60.0
+"""How long the first answer of a program may take, which has to start."""
 _LARGEST: Final = 2**63 - 1
 
 Ask: TypeAlias = Callable[[Case], Answer]
@@ -49,11 +51,11 @@ def make_question(case: Case) -> dict[str, Json]:
     return encode(case.problem) if case.kind in PLANNED else {"kind": case.kind, **case.record}
 
 
-def ask_here(planner: Planner) -> Ask:
+def ask_here(planner: Planner, limit_s: float = 2 * LIMIT_S) -> Ask:
     """Returns how to ask where one place knows all."""
 
     def ask(case: Case) -> Answer:
-        return _join_one(_run_all([lambda: planner(make_question(case))], 2 * LIMIT_S)[0])
+        return _join_one(_run_all([lambda: planner(make_question(case))], limit_s)[0])
 
     return ask
 
@@ -72,7 +74,9 @@ def _join_one(found: Json | Exception) -> Answer:
 
 
 def _run_all(calls: Sequence[Callable[[], Json]], limit_s: float) -> list[Json | Exception]:
-    """Returns what each call gives or raises; StuckError of one that takes too long, PlannerEndedError of one that ends its thread."""
+    """Returns what each call gives or raises: StuckError of one that takes too long, PlannerEndedError of one that ends its
+    thread.
+    """
     found: list[Json | Exception] = [StuckError(f"no answer in {limit_s:g} s")] * len(calls)
 
     def run(place: int) -> None:
@@ -184,6 +188,7 @@ class Program:
         self._limit_s = limit_s
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._has_answered = False
 
     def answer(self, question: Mapping[str, Json], exchange: Exchange | None = None) -> Json:
         """Returns what it answers; ``exchange`` is the all-gather of a rank.
@@ -223,10 +228,12 @@ class Program:
             raise PlannerEndedError(f"the program takes no question: {error}") from error
 
     def _read(self) -> Mapping[str, Json]:
+        limit_s = self._limit_s if self._has_answered else max(self._limit_s, START_S)
         try:
-            line = self._lines.get(timeout=self._limit_s)
+            line = self._lines.get(timeout=limit_s)
         except queue.Empty:
-            raise StuckError(f"no answer in {self._limit_s:g} s") from None
+            raise StuckError(f"no answer in {limit_s:g} s") from None
+        self._has_answered = True
         if not line:
             status = None if self._process is None else self._process.wait()
             raise PlannerEndedError(f"the program has ended with status {status}")
@@ -243,7 +250,7 @@ class Program:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment
         )
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._lines = lines
+        self._lines, self._has_answered = lines, False
 
         def receive() -> None:
             for line in process.stdout or ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Sequence
 from xml.sax import saxutils
 
@@ -70,6 +71,24 @@ def write_junit(verdicts: Sequence[CaseVerdict]) -> str:
     body = "\n".join(map(render, verdicts))
     head = f'name="odb-ref conformance" tests="{len(verdicts)}" failures="{broken}" skipped="{skipped}"'
     return f"<testsuite {head}>\n{body}\n</testsuite>\n"
+
+
+def write_json(verdicts: Sequence[CaseVerdict]) -> str:
+    """Returns the verdicts as JSON, one of each case."""
+    return json.dumps(
+        [
+            {
+                "id": verdict.case.id,
+                "from": verdict.case.origin,
+                "judged": sorted(verdict.judged),
+                "faults": verdict.faults,
+                "says": verdict.says,
+                "excess": verdict.excess,
+                "wait": verdict.wait,
+            }
+            for verdict in verdicts
+        ]
+    )
 
 
 def write_html(verdicts: Sequence[CaseVerdict], title: str) -> str:

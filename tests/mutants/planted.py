@@ -469,7 +469,7 @@ PLANTED = (
         "an exchange looks at the cheapest alone", "settling", "islice(self._rising, self._near)", "self._rising[:1]"
     ),
     _plan(
-        "a step is no level",
+        "a step has no level",
         "packing",
         "    return [levels[0] - level for level in levels for _ in range(ranks)]",
         "    return [0 for level in levels for _ in range(ranks)]",
