@@ -20,7 +20,10 @@ from tests.proofs.conftest import Model, ask_model
 from tests.proofs.wire import write_cost, write_integers
 
 EXACT: Final = VECTORS / "exact.json"
-_SEEDS: Final = "1 6 30 34 73 117 150 179 190 210 215 233 308 309 415 428 430 435 445 480 535 555 604 629 636 687 701 725 735 786 788"
+_SEEDS: Final = """
+1 6 30 34 73 117 150 179 190 210 215 233 308 309 415 428 430 435 445 480 535 555 604 629 636 687 701 725 735
+786 788
+"""
 """Three, where there are as many, that each planted defect of the packed planner fails, among the first 800."""
 
 
