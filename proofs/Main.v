@@ -276,6 +276,6 @@ Proof.
   - intros row g I J. destruct (F row I) as [_ [B _]]. rewrite Forall_forall in B. destruct (B g J) as [R|[A [_ U]]]; [left|auto].
     unfold is_roomy in R. rewrite andb_true_iff, Nat.leb_le in R. exact R.
   - split; [exact L|]. exists count. split; [|exact K]. apply Forall_forall. intros row I. apply (F row I).
-  - intros row g I Z J. destruct (F row I) as [_ [_ N]]. specialize (N Z). rewrite Forall_forall in N. exact (N g J).
+  - intros row g I Z J. destruct (F row I) as [_ [_ Nh]]. specialize (Nh Z). rewrite Forall_forall in Nh. exact (Nh g J).
   - intros x y. exact (a_plan_keeps_keys_together T key p rows x y ok asked E).
 Qed.

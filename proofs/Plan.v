@@ -177,7 +177,7 @@ Proof.
   intros gs b F. rewrite (roomy_perm _ _ _ _ (members_perm gs b)). unfold is_roomy, expand.
   assert (E : total (concat (map (fun u => nth (pos u) gs []) b)) = total b /\
     forall r, r < length limits -> used r (concat (map (fun u => nth (pos u) gs []) b)) = used r b).
-  { induction F as [|u b I F [IT IU]]; simpl; [auto|]. destruct (units_are gs u I) as [g [_ [N U]]]. rewrite N, U. simpl. split.
+  { induction F as [|u b I F [IT IU]]; simpl; [auto|]. destruct (units_are gs u I) as [g [_ [Nh U]]]. rewrite Nh, U. simpl. split.
     - rewrite total_app. lia.
     - intros r L. rewrite used_app, (IU r L). f_equal. rewrite app_nth1 by (rewrite map_length, seq_length; exact L).
       rewrite nth_indep with (d' := used 0 g) by (rewrite map_length, seq_length; exact L).
@@ -188,10 +188,10 @@ Qed.
 Lemma a_unit_is_in_its_batch : forall gs bs k, Permutation (concat bs) (units_of T gs) -> In k gs -> exists b, In b bs /\ incl k (members gs b).
 Proof.
   intros gs bs k P I. assert (U : exists u, In u (units_of T gs) /\ nth (pos u) gs [] = k).
-  { apply In_nth_error in I. destruct I as [n N]. exists (unit_of T n k). split; [|apply nth_error_nth, N].
-    apply in_map_iff. exists (n, k). split; [reflexivity|apply numbered, N]. }
-  destruct U as [u [Iu N]]. apply (Permutation_in _ (Permutation_sym P)), in_concat in Iu. destruct Iu as [b [Ib Iu]]. exists b. split; [exact Ib|].
-  intros x Ix. eapply Permutation_in; [symmetry; apply members_perm|]. apply in_concat. exists k. split; [|exact Ix]. rewrite <- N.
+  { apply In_nth_error in I. destruct I as [n Nh]. exists (unit_of T n k). split; [|apply nth_error_nth, Nh].
+    apply in_map_iff. exists (n, k). split; [reflexivity|apply numbered, Nh]. }
+  destruct U as [u [Iu Nh]]. apply (Permutation_in _ (Permutation_sym P)), in_concat in Iu. destruct Iu as [b [Ib Iu]]. exists b. split; [exact Ib|].
+  intros x Ix. eapply Permutation_in; [symmetry; apply members_perm|]. apply in_concat. exists k. split; [|exact Ix]. rewrite <- Nh.
   apply (in_map (fun v => nth (pos v) gs [])), Iu.
 Qed.
 
@@ -199,7 +199,7 @@ Lemma units_cost : forall gs, groups_ok gs -> Forall (fun u => 1 <= unit_cost T 
 Proof.
   intros gs G. apply Forall_forall. intros u I. destruct (units_are gs u I) as [g [Ig [_ U]]]. rewrite U. unfold unit_cost. simpl.
   rewrite app_nth2; rewrite map_length, seq_length; [|lia]. rewrite Nat.sub_diag. simpl.
-  unfold groups_ok in G. rewrite Forall_forall in G. destruct (G g Ig) as [N S]. destruct g as [|x g]; [contradiction|]. inversion S; subst.
+  unfold groups_ok in G. rewrite Forall_forall in G. destruct (G g Ig) as [Nh S]. destruct g as [|x g]; [contradiction|]. inversion S; subst.
   destruct ok as [_ [_ C]]. simpl. pose proof (C (len x)). lia.
 Qed.
 
@@ -223,8 +223,8 @@ Lemma finished_row : forall count gs row, groups_ok gs -> is_refused T (units_of
 Proof.
   intros count gs row G R L U B E. pose proof (arrange_perm T _ row) as P. unfold row_of.
   assert (One : forall u, In u (units_of T gs) -> exists k, In k gs /\ Permutation (members gs [u]) k).
-  { intros u I. destruct (units_are gs u I) as [g [Ig [N _]]]. exists g. split; [exact Ig|]. rewrite members_perm. unfold expand. simpl.
-    rewrite N, app_nil_r. reflexivity. }
+  { intros u I. destruct (units_are gs u I) as [g [Ig [Nh _]]]. exists g. split; [exact Ig|]. rewrite members_perm. unfold expand. simpl.
+    rewrite Nh, app_nil_r. reflexivity. }
   rewrite Forall_forall in U. split; [rewrite map_length, (Permutation_length P); exact L|]. split.
   - apply Forall_map. eapply Forall_perm; [symmetry; exact P|]. rewrite Forall_forall in *. intros b I. unfold batch_ok.
     rewrite (room_of_members gs b (U b I)). destruct (B b I) as [H|[x [-> H]]]; [auto|right].
@@ -234,9 +234,9 @@ Proof.
     + exfalso. apply Bool.not_true_iff_false in R. apply R, existsb_exists. exists x. rewrite H. auto.
   - intros I. apply in_map_iff in I. destruct I as [b [Z I]]. apply (Permutation_in _ P) in I.
     assert (b = []).
-    { destruct b as [|u b]; [reflexivity|]. exfalso. specialize (U _ I). inversion U as [|? ? Iu _]. destruct (units_are gs u Iu) as [g [Ig [N _]]].
+    { destruct b as [|u b]; [reflexivity|]. exfalso. specialize (U _ I). inversion U as [|? ? Iu _]. destruct (units_are gs u Iu) as [g [Ig [Nh _]]].
       unfold groups_ok in G. rewrite Forall_forall in G. destruct (G g Ig) as [Ne _]. apply Ne.
-      pose proof (members_perm gs (u :: b)) as M. rewrite Z in M. unfold expand in M. simpl in M. rewrite N in M.
+      pose proof (members_perm gs (u :: b)) as M. rewrite Z in M. unfold expand in M. simpl in M. rewrite Nh in M.
       apply Permutation_nil in M. destruct g; [reflexivity|discriminate]. }
     subst b. specialize (E I). apply Forall_map. eapply Forall_perm; [symmetry; exact P|]. rewrite Forall_forall in *. intros c Ic.
     specialize (E c Ic). destruct c as [|u [|v c]]; [left; reflexivity|right|simpl in E; lia]. apply One. specialize (U _ Ic). inversion U. assumption.
@@ -268,7 +268,7 @@ Lemma divided : forall gs steps ranks, groups_ok gs -> 1 <= ranks -> need_of T (
   Permutation (concat bs) (units_of T gs) /\ Forall (fun b => room b = true \/ exists x, b = [x] /\ room [x] = false) bs /\
   length bs = steps * ranks /\ is_filled_up bs.
 Proof.
-  intros gs steps ranks G R N. apply a_division_is_right; auto; [apply ok|apply units_cost, G|].
+  intros gs steps ranks G R Nh. apply a_division_is_right; auto; [apply ok|apply units_cost, G|].
   apply the_fewest_hold_exactly_the_units. apply Forall_forall. intros x I. apply filter_In in I. apply I.
 Qed.
 
@@ -297,7 +297,7 @@ Theorem a_plan_of_ranks_is_right : forall shares rows, Forall groups_ok shares -
 Proof.
   intros shares rows G E. unfold plan_shares in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
   apply orb_false_iff in X. destruct X as [X Y]. exists count. split; [exact (count_checked _ _ Y)|].
-  assert (N : forall gs, In gs shares -> need_of T (units_of T gs) 1 <= count).
+  assert (Nh : forall gs, In gs shares -> need_of T (units_of T gs) 1 <= count).
   { intros gs I. unfold count. eapply Nat.le_trans; [|exact (proj1 (round_up_ok _))].
     apply (in_map (units_of T)), (in_map (fun u => need_of T u 1)) in I. revert I. generalize (map (fun u => need_of T u 1) (map (units_of T) shares)).
     generalize (need_of T (units_of T gs) 1). clear. intros n l. generalize 0.
@@ -309,8 +309,8 @@ Proof.
   { apply Forall_forall. intros gs I. destruct (is_refused T (units_of T gs)) eqn:Z; [|reflexivity]. exfalso.
     apply Bool.not_true_iff_false in X. apply X, existsb_exists. exists (units_of T gs). split; [apply in_map, I|exact Z]. }
   clear X Y. clearbody count. unfold finish. rewrite map_map. induction shares as [|gs shares IH]; simpl; [constructor|].
-  inversion G as [|? ? Gg Gs]; subst. inversion F as [|? ? Fg Fs]; subst. constructor; [|apply IH; auto; intros k I; apply N; simpl; auto].
-  destruct (divided gs count 1 Gg (le_n _)) as [P [B [L E]]]; [rewrite Nat.mul_1_r; apply N; left; reflexivity|].
+  inversion G as [|? ? Gg Gs]; subst. inversion F as [|? ? Fg Fs]; subst. constructor; [|apply IH; auto; intros k I; apply Nh; simpl; auto].
+  destruct (divided gs count 1 Gg (le_n _)) as [P [B [L E]]]; [rewrite Nat.mul_1_r; apply Nh; left; reflexivity|].
   rewrite Nat.mul_1_r in *. change (map (members gs) (arrange T ?r)) with (row_of gs r). split; [|split].
   - unfold row_of. rewrite members_concat, (expand_perm gs _ _ (concat_perm _ _ _ (arrange_perm T _ _))), (expand_perm gs _ _ P), expand_units. reflexivity.
   - apply finished_row; auto; [apply of_units, P|]. apply (filled_up_in _ _ (fun b I => I) E).
@@ -367,9 +367,9 @@ Theorem a_plan_that_is_dealt_is_right : forall gs ranks rows, groups_ok gs -> 1 
 Proof.
   intros gs ranks rows G R E. unfold plan_dealt in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
   apply orb_false_iff in X. destruct X as [X Y]. pose proof (count_checked _ _ Y) as K. fold count in K.
-  assert (N : need_of T (units_of T gs) ranks <= count * ranks).
+  assert (Nh : need_of T (units_of T gs) ranks <= count * ranks).
   { eapply Nat.le_trans; [apply (ceil_enough _ ranks R)|]. apply Nat.mul_le_mono_r. exact (proj1 (round_up_ok _)). }
-  clear Y. clearbody count. destruct (divided gs count ranks G R N) as [P [B [L E]]]. set (bs := divide_into T _ _ _) in *.
+  clear Y. clearbody count. destruct (divided gs count ranks G R Nh) as [P [B [L E]]]. set (bs := divide_into T _ _ _) in *.
   destruct (deal_out_is ranks count bs L) as [Q [Lr F]]. set (dealt := deal_out T ranks count bs) in *.
   assert (Z : finish T (repeat gs ranks) dealt = map (row_of gs) dealt).
   { unfold finish. rewrite <- Lr. clear. induction dealt as [|row dealt IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. }
@@ -395,7 +395,7 @@ Lemma homes_are : forall keys ranks, 1 <= ranks -> length (homes T keys ranks) =
 Proof.
   intros keys ranks R. unfold homes. set (order := sort_by _ _).
   assert (Found : forall l bs, bs <> [] -> exists new, spread (unit_cost T) (fun _ => true) l bs = Some new).
-  { induction l as [|x l IH]; intros bs N; simpl; [eauto|]. destruct (choose _ _ _ _ _) as [[i b]|] eqn:C.
+  { induction l as [|x l IH]; intros bs Nh; simpl; [eauto|]. destruct (choose _ _ _ _ _) as [[i b]|] eqn:C.
     - apply IH. destruct bs; [contradiction|]. destruct i; discriminate.
     - apply choose_none in C. destruct bs; [contradiction|]. inversion C. discriminate. }
   destruct (Found order (empty_batches (repeat 0 ranks))) as [new E]; [destruct ranks; [lia|discriminate]|]. rewrite E.
@@ -413,8 +413,8 @@ Lemma join_one_is : forall key x gs, Permutation (concat (join_one key gs x)) (x
   (Forall (fun g => g <> []) gs -> Forall (fun g => g <> []) (join_one key gs x)).
 Proof.
   induction gs as [|g gs [P F]]; simpl; [split; [reflexivity|repeat constructor; discriminate]|]. destruct (_ =? _); simpl.
-  - split; [rewrite <- app_assoc; simpl; symmetry; apply Permutation_middle|]. intros N. inversion N; subst. constructor; [destruct g; discriminate|assumption].
-  - split; [rewrite P; symmetry; apply Permutation_middle|]. intros N. inversion N; subst. constructor; auto.
+  - split; [rewrite <- app_assoc; simpl; symmetry; apply Permutation_middle|]. intros Nh. inversion Nh; subst. constructor; [destruct g; discriminate|assumption].
+  - split; [rewrite P; symmetry; apply Permutation_middle|]. intros Nh. inversion Nh; subst. constructor; auto.
 Qed.
 
 Lemma join_is : forall key l, Permutation (concat (join key l)) l /\ Forall (fun g => g <> []) (join key l).
@@ -423,7 +423,7 @@ Proof.
   cut (forall gs, Forall (fun g => g <> []) gs -> Permutation (concat (fold_left (join_one key) l gs)) (l ++ concat gs) /\
     Forall (fun g => g <> []) (fold_left (join_one key) l gs)).
   { intros C. destruct (C [] (Forall_nil _)) as [P F]. rewrite app_nil_r in P. auto. }
-  induction l as [|x l IH]; intros gs F; simpl; [auto|]. destruct (join_one_is key x gs) as [P N]. destruct (IH _ (N F)) as [Q M].
+  induction l as [|x l IH]; intros gs F; simpl; [auto|]. destruct (join_one_is key x gs) as [P Nh]. destruct (IH _ (Nh F)) as [Q M].
   split; [|exact M]. rewrite Q, P. symmetry. apply Permutation_middle.
 Qed.
 
@@ -439,11 +439,11 @@ Definition keyed (key : sample -> nat) (ks : list nat) (gs : list group) : Prop 
 
 Lemma join_one_keyed : forall key x gs ks, keyed key ks gs -> exists ks', keyed key ks' (join_one key gs x) /\ incl ks' (key x :: ks).
 Proof.
-  intros key x gs ks [N F]. induction F as [|k g ks gs [Ne K] F IH].
+  intros key x gs ks [Nh F]. induction F as [|k g ks gs [Ne K] F IH].
   - exists [key x]. split; [|apply incl_refl]. split; [repeat constructor; auto|]. repeat constructor; [discriminate|]. intros y [->|[]]. reflexivity.
-  - inversion N as [|? ? Nk N']; subst. simpl. assert (H : key (hd x g) = k) by (destruct g; [contradiction|apply K; left; reflexivity]). rewrite H.
+  - inversion Nh as [|? ? Nk N']; subst. simpl. assert (H : key (hd x g) = k) by (destruct g; [contradiction|apply K; left; reflexivity]). rewrite H.
     destruct (k =? key x) eqn:E.
-    + apply Nat.eqb_eq in E. exists (k :: ks). split; [|apply incl_tl, incl_refl]. split; [exact N|]. constructor; [|exact F].
+    + apply Nat.eqb_eq in E. exists (k :: ks). split; [|apply incl_tl, incl_refl]. split; [exact Nh|]. constructor; [|exact F].
       split; [destruct g; discriminate|]. intros y I. apply in_app_iff in I. destruct I as [I|[<-|[]]]; auto.
     + apply Nat.eqb_neq in E. destruct (IH N') as [ks' [[N2 F2] S]]. exists (k :: ks'). split; [split|].
       * constructor; [|exact N2]. intros I. destruct (S k I) as [Z|Z]; [congruence|contradiction].
@@ -453,10 +453,10 @@ Qed.
 
 Lemma keyed_together : forall key ks gs x y g h, keyed key ks gs -> In g gs -> In h gs -> In x g -> In y h -> key x = key y -> g = h.
 Proof.
-  intros key ks gs x y g h [N F] G H X Y E.
+  intros key ks gs x y g h [Nh F] G H X Y E.
   assert (K : forall js hs f z, Forall2 (fun k g => g <> [] /\ forall x, In x g -> key x = k) js hs -> In f hs -> In z f -> In (key z) js).
   { intros js hs f z A. induction A as [|j i js hs [_ B] A IH]; intros I Iz; [easy|]. destruct I as [->|I]; [left; symmetry; auto|right; auto]. }
-  induction F as [|k i ks gs [_ B] F IH]; [easy|]. inversion N as [|? ? Nk N']; subst.
+  induction F as [|k i ks gs [_ B] F IH]; [easy|]. inversion Nh as [|? ? Nk N']; subst.
   destruct G as [->|G], H as [->|H]; auto; exfalso; apply Nk.
   - rewrite <- (B x X), E. eapply K; eauto.
   - rewrite <- (B y Y), <- E. eapply K; eauto.
@@ -565,9 +565,9 @@ Proof.
   intros T key p E. destruct (t_is_alone T) eqn:A; [|auto]. destruct (t_at_most T) eqn:M; [right; left; discriminate|].
   destruct (t_is_idle T) eqn:I; [exfalso|auto].
   assert (Q : forall count rows, is_count_refused T count rows = false) by (intros; unfold is_count_refused; rewrite M, I; reflexivity).
-  assert (N : forall us, is_refused T us = false) by (intros; unfold is_refused; rewrite A; reflexivity).
+  assert (Nh : forall us, is_refused T us = false) by (intros; unfold is_refused; rewrite A; reflexivity).
   assert (Z : forall shares, plan_shares T shares <> None).
   { intros shares. unfold plan_shares. rewrite Q. replace (existsb (is_refused T) (map (units_of T) shares)) with false; [discriminate|].
-    induction shares; simpl; [reflexivity|]. rewrite N. assumption. }
-  destruct p; simpl in E; [exact (Z _ E)| |exact (Z _ E)]. unfold plan_dealt in E. rewrite N, Q in E. discriminate.
+    induction shares; simpl; [reflexivity|]. rewrite Nh. assumption. }
+  destruct p; simpl in E; [exact (Z _ E)| |exact (Z _ E)]. unfold plan_dealt in E. rewrite Nh, Q in E. discriminate.
 Qed.

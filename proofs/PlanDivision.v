@@ -210,9 +210,9 @@ Lemma spread_is : forall c ok order bs new, spread c ok order bs = Some new ->
   (Forall (fun b => ok (b_group b) = true) bs -> Forall (fun b => ok (b_group b) = true) new).
 Proof.
   induction order as [|x order IH]; simpl; intros bs new E; [injection E as <-; auto|].
-  destruct (choose _ _ _ _ _) as [[i b]|] eqn:C; [|discriminate]. apply choose_in in C. rewrite Nat.sub_0_r in C. destruct C as [_ [N Ok]].
+  destruct (choose _ _ _ _ _) as [[i b]|] eqn:C; [|discriminate]. apply choose_in in C. rewrite Nat.sub_0_r in C. destruct C as [_ [Nh Ok]].
   apply IH in E. destruct E as [L [P K]]. rewrite set_nth_length in L. split; [exact L|]. split.
-  - rewrite P. apply (Permutation_app_inv_l (b_group b)). rewrite Permutation_app_swap_app, (set_nth_units i _ b bs N). simpl.
+  - rewrite P. apply (Permutation_app_inv_l (b_group b)). rewrite Permutation_app_swap_app, (set_nth_units i _ b bs Nh). simpl.
     rewrite <- app_assoc, Permutation_app_swap_app. apply Permutation_app_head. simpl. symmetry. apply Permutation_middle.
   - intros F. apply K, set_nth_forall; assumption.
 Qed.
@@ -371,10 +371,10 @@ Lemma divide_others_is : forall units fewest count starts, fit_alone units -> co
 Proof.
   intros units fewest count starts F C H L S. pose proof (divide_evenly_is units fewest count F C H L) as D. unfold divide_others.
   destruct (existsb _ _) eqn:X; [|exact D]. destruct S as [->|S]; [discriminate|].
-  destruct (spread_in units starts) as [bs|] eqn:E; [|exact D]. destruct (forallb _ _) eqn:N; [|exact D].
+  destruct (spread_in units starts) as [bs|] eqn:E; [|exact D]. destruct (forallb _ _) eqn:Nh; [|exact D].
   apply spread_in_holds in E. destruct E as [G Len]. destruct (settle_all_holds units bs G) as [A B]. split; [exact A|].
   split; [congruence|]. left. unfold settle_all, settled. apply Forall_map, settling_leaves_none_empty, Forall_forall.
-  intros b I. rewrite forallb_forall in N. specialize (N (b_group b) (in_map _ _ _ I)). destruct (b_group b); discriminate.
+  intros b I. rewrite forallb_forall in Nh. specialize (Nh (b_group b) (in_map _ _ _ I)). destruct (b_group b); discriminate.
 Qed.
 
 Lemma levels_length : forall ranks falling steps left, length (levels ranks falling steps left) = steps.

@@ -138,7 +138,7 @@ Lemma set_nth_forall : forall (A : Type) (P : A -> Prop) i x l, P x -> Forall P 
 Proof. intros A P i x l Px F. revert i. induction F as [|y l Py F IH]; intros [|i]; simpl; auto. Qed.
 
 Lemma set_nth_other : forall (A : Type) i j (x : A) l, i <> j -> nth_error (set_nth i x l) j = nth_error l j.
-Proof. induction i as [|i IH]; intros [|j] x [|y l] N; simpl; try reflexivity; try lia. apply IH. lia. Qed.
+Proof. induction i as [|i IH]; intros [|j] x [|y l] Nh; simpl; try reflexivity; try lia. apply IH. lia. Qed.
 
 Lemma takings_perm : forall g x r, In (x, r) (takings g) -> Permutation (x :: r) g.
 Proof.
@@ -157,7 +157,7 @@ Proof. intros g x r H. apply drop_alike_in in H. eapply takings_perm, Permutatio
 
 Lemma kinds_some : forall g, g <> [] -> exists p l, kinds g = p :: l.
 Proof.
-  intros [|x g] N; [contradiction|]. unfold kinds. destruct (sort_by _ _) as [|p l] eqn:E.
+  intros [|x g] Nh; [contradiction|]. unfold kinds. destruct (sort_by _ _) as [|p l] eqn:E.
   - apply (f_equal (@length _)) in E. rewrite sort_by_length in E. discriminate.
   - simpl. destruct (drop_alike l) as [|y s]; [eauto|]. destruct (_ =? _); eauto.
 Qed.
@@ -184,9 +184,9 @@ Proof.
   assert (Px : Permutation (x :: r) (b_group s)).
   { apply kinds_perm. destruct swaps; [exact Hx|]. destruct (kinds (b_group s)); [easy|]. destruct Hx as [Hx|[]]. left. exact Hx. }
   unfold try_exchange in H. simpl in H. destruct (_ && _) eqn:E; [|easy]. destruct H as [H|[]]. injection H as <- <- <-.
-  rewrite !andb_true_iff in E. destruct E as [[[L N] Rh] Rg]. apply Nat.ltb_lt in L. split; simpl; auto.
+  rewrite !andb_true_iff in E. destruct E as [[[L Nh] Rh] Rg]. apply Nat.ltb_lt in L. split; simpl; auto.
   - rewrite <- Px, <- Ho, <- app_assoc, Permutation_app_swap_app, <- (Permutation_middle o q x), <- Permutation_middle. reflexivity.
-  - split; [|discriminate]. intros Z. rewrite Z in N. discriminate.
+  - split; [|discriminate]. intros Z. rewrite Z in Nh. discriminate.
   - unfold b_cost at 1 3. simpl. lia.
 Qed.
 
@@ -195,10 +195,10 @@ Proof.
   intros A l i x. cut (forall k, In (i, x) (combine (seq k (length l)) l) <-> k <= i /\ nth_error l (i - k) = Some x).
   { intros C. rewrite C, Nat.sub_0_r. intuition lia. }
   induction l as [|y l IH]; simpl; intros k; [destruct (i - k); simpl; intuition discriminate|]. rewrite IH. split.
-  - intros [E|[L N]]; [injection E as -> ->; rewrite Nat.sub_diag; auto|]. split; [lia|]. replace (i - k) with (S (i - S k)) by lia. exact N.
-  - intros [L N]. destruct (Nat.eq_dec i k) as [->|D].
-    + rewrite Nat.sub_diag in N. injection N as ->. auto.
-    + right. split; [lia|]. replace (i - k) with (S (i - S k)) in N by lia. exact N.
+  - intros [E|[L Nh]]; [injection E as -> ->; rewrite Nat.sub_diag; auto|]. split; [lia|]. replace (i - k) with (S (i - S k)) by lia. exact Nh.
+  - intros [L Nh]. destruct (Nat.eq_dec i k) as [->|D].
+    + rewrite Nat.sub_diag in Nh. injection Nh as ->. auto.
+    + right. split; [lia|]. replace (i - k) with (S (i - S k)) in Nh by lia. exact Nh.
 Qed.
 
 Lemma cheapest_in : forall bs j t, In (j, t) (cheapest bs) -> nth_error bs j = Some t.
@@ -233,7 +233,7 @@ Proof.
   { intros O H. injection H as -> ->. rewrite Nat.sub_diag. auto. }
   destruct (choose ok better (S k) bs) as [[j d]|] eqn:C.
   - assert (There : (j, d) = (i, b) -> k <= i /\ nth_error (c :: bs) (i - k) = Some b /\ ok b = true).
-    { intros H. injection H as -> ->. destruct (IH (S k) i b C) as [L [N Ok]]. replace (i - k) with (S (i - S k)) by lia. auto with arith. }
+    { intros H. injection H as -> ->. destruct (IH (S k) i b C) as [L [Nh Ok]]. replace (i - k) with (S (i - S k)) by lia. auto with arith. }
     destruct (ok c); simpl in E; [destruct (negb _)|]; injection E as E1 E2; [apply Here|apply There|apply There]; congruence.
   - destruct (ok c); [|discriminate]. injection E as E1 E2. apply Here; congruence.
 Qed.
@@ -260,7 +260,7 @@ Lemma settle_keeps : forall (P : list batch -> Prop) enough swaps,
 Proof.
   intros P enough swaps Q X. induction fuel as [|fuel IH]; intros bs H; [exact H|]. cbn [settle].
   destruct (match enough with Some most => is_even most bs | None => false end); [exact H|].
-  destruct (next bs) as [[i s]|] eqn:N; [|exact H]. destruct (next_in _ _ _ N) as [Ni Ps].
+  destruct (next bs) as [[i s]|] eqn:Nh; [|exact H]. destruct (next_in _ _ _ Nh) as [Ni Ps].
   destruct (best _) as [[after [j [s' t']]]|] eqn:B.
   - destruct (found_is _ _ _ _ _ _ _ _ B) as [t [J [Nj E]]].
     apply IH, (X bs i j s t); auto; [rewrite set_nth_other; auto|exact (nth_error_In _ _ Nj)].
@@ -272,16 +272,16 @@ Lemma settle_keeps_all : forall (P : batch -> Prop) enough swaps, (forall b, P b
   forall fuel bs, Forall P bs -> Forall P (settle enough swaps fuel bs).
 Proof.
   intros P enough swaps Q X fuel bs. apply settle_keeps; clear bs.
-  - intros bs i s F N _. apply set_nth_forall; auto. apply Q. rewrite Forall_forall in F. eapply F, nth_error_In, N.
-  - intros bs i j s t s' t' F N _ I E. rewrite Forall_forall in F.
-    destruct (X s t s' t' (F s (nth_error_In _ _ N)) (F t I) E). apply set_nth_forall, set_nth_forall; auto. apply Forall_forall, F.
+  - intros bs i s F Nh _. apply set_nth_forall; auto. apply Q. rewrite Forall_forall in F. eapply F, nth_error_In, Nh.
+  - intros bs i j s t s' t' F Nh _ I E. rewrite Forall_forall in F.
+    destruct (X s t s' t' (F s (nth_error_In _ _ Nh)) (F t I) E). apply set_nth_forall, set_nth_forall; auto. apply Forall_forall, F.
 Qed.
 
 Definition units_in (bs : list batch) : list sample := concat (map b_group bs).
 
 Lemma set_nth_units : forall i x y bs, nth_error bs i = Some y ->
   Permutation (b_group y ++ units_in (set_nth i x bs)) (b_group x ++ units_in bs).
-Proof. intros i x y bs N. exact (concat_perm _ _ _ (Permutation_map b_group (set_nth_perm _ i x y bs N))). Qed.
+Proof. intros i x y bs Nh. exact (concat_perm _ _ _ (Permutation_map b_group (set_nth_perm _ i x y bs Nh))). Qed.
 
 Lemma settle_length : forall enough swaps fuel bs, length (settle enough swaps fuel bs) = length bs.
 Proof. intros enough swaps fuel bs. apply (settle_keeps (fun now => length now = length bs)); intros; rewrite ?set_nth_length; auto. Qed.
@@ -289,10 +289,10 @@ Proof. intros enough swaps fuel bs. apply (settle_keeps (fun now => length now =
 Theorem settling_loses_nothing : forall enough swaps fuel bs, Permutation (units_in (settle enough swaps fuel bs)) (units_in bs).
 Proof.
   intros enough swaps fuel bs. apply (settle_keeps (fun now => Permutation (units_in now) (units_in bs))); auto.
-  - intros now i s L N _. rewrite <- L. eapply Permutation_app_inv_l, (set_nth_units i (quiet s) s now N).
-  - intros now i j s t s' t' L N M _ E. rewrite <- L. apply (Permutation_app_inv_l (b_group s ++ b_group t)).
+  - intros now i s L Nh _. rewrite <- L. eapply Permutation_app_inv_l, (set_nth_units i (quiet s) s now Nh).
+  - intros now i j s t s' t' L Nh M _ E. rewrite <- L. apply (Permutation_app_inv_l (b_group s ++ b_group t)).
     rewrite <- (units_stay _ _ _ _ E) at 2. rewrite <- !app_assoc, (set_nth_units j t' t _ M), Permutation_app_swap_app.
-    rewrite (set_nth_units i s' s now N). apply Permutation_app_swap_app.
+    rewrite (set_nth_units i s' s now Nh). apply Permutation_app_swap_app.
 Qed.
 
 Theorem settling_keeps_the_bounds : forall enough swaps fuel bs, Forall (fun b => room (b_group b) = true) bs ->
@@ -328,7 +328,7 @@ Proof.
       by (symmetry; apply Permutation_middle). simpl in M. unfold weight in M at 1. rewrite P in M. lia.
   - cbn [settle]. destruct (match enough with Some most => is_even most bs | None => false end) eqn:D.
     { left. destruct enough as [most|]; [|discriminate]. eauto. }
-    destruct (next bs) as [[i s]|] eqn:N; [|right; eapply choose_none, N]. destruct (next_in _ _ _ N) as [Ni Ps].
+    destruct (next bs) as [[i s]|] eqn:Nh; [|right; eapply choose_none, Nh]. destruct (next_in _ _ _ Nh) as [Ni Ps].
     destruct (best _) as [[after [j [s' t']]]|] eqn:B.
     + destruct (found_is _ _ _ _ _ _ _ _ B) as [t [J [Nj E]]]. apply IH. pose proof (exchange_weighs_less _ _ _ _ E Ps) as W.
       pose proof (sum_over_perm _ weight _ _ (set_nth_perm _ i s' s bs Ni)) as A.
@@ -351,7 +351,7 @@ Definition is_sound (b : batch) : Prop :=
   b_start b = 0 /\ room (b_group b) = true /\ Forall (fun x => 1 <= cost x /\ room [x] = true) (b_group b).
 
 Lemma spent_some : forall b, is_sound b -> b_group b <> [] -> 1 <= b_cost b.
-Proof. intros b [_ [_ F]] N. unfold b_cost. destruct (b_group b) as [|x g]; [contradiction|]. inversion F; subst. simpl. lia. Qed.
+Proof. intros b [_ [_ F]] Nh. unfold b_cost. destruct (b_group b) as [|x g]; [contradiction|]. inversion F; subst. simpl. lia. Qed.
 
 Lemma cheaper_orders : orders cheaper.
 Proof.
@@ -417,14 +417,14 @@ Proof.
     (Forall (fun b => b_group b <> []) now \/ Forall (fun b => b_pending b = true \/ length (b_group b) <= 1) now)).
   assert (K : P (settle None swaps (measure bs) bs)).
   { apply settle_keeps; unfold P.
-    - intros now i s [F H] N E. assert (Ss : is_sound s) by (rewrite Forall_forall in F; eapply F, nth_error_In, N).
+    - intros now i s [F H] Nh E. assert (Ss : is_sound s) by (rewrite Forall_forall in F; eapply F, nth_error_In, Nh).
       split; [apply set_nth_forall; auto|]. destruct (le_gt_dec 2 (length (b_group s))) as [Two|Few].
-      + left. pose proof (an_empty_one_is_filled swaps now i s F N Two E) as A. apply set_nth_forall; [|exact A].
-        rewrite Forall_forall in A. apply (A s), (nth_error_In _ _ N).
+      + left. pose proof (an_empty_one_is_filled swaps now i s F Nh Two E) as A. apply set_nth_forall; [|exact A].
+        rewrite Forall_forall in A. apply (A s), (nth_error_In _ _ Nh).
       + destruct H as [H|H]; [left|right]; apply set_nth_forall; auto; [|simpl; lia].
-        rewrite Forall_forall in H. apply (H s), (nth_error_In _ _ N).
-    - intros now i j s t s' t' [F H] N M I E. split.
-      + rewrite Forall_forall in F. destruct (exchange_sound s t s' t' (F s (nth_error_In _ _ N)) (F t I) E).
+        rewrite Forall_forall in H. apply (H s), (nth_error_In _ _ Nh).
+    - intros now i j s t s' t' [F H] Nh M I E. split.
+      + rewrite Forall_forall in F. destruct (exchange_sound s t s' t' (F s (nth_error_In _ _ Nh)) (F t I) E).
         apply set_nth_forall, set_nth_forall; auto. apply Forall_forall, F.
       + destruct (none_is_empty _ _ _ _ E), (both_may_give _ _ _ _ E).
         destruct H as [H|H]; [left|right]; apply set_nth_forall, set_nth_forall; auto.
