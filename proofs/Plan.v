@@ -61,16 +61,6 @@ Fixpoint odds {A : Type} (l : list A) : list A := match l with [] => [] | x :: r
 
 Definition arrange {A : Type} (l : list A) : list A := if t_is_at_ends T then rev (odds l) ++ odds (tl l) else l.
 
-Definition finish (shares : list (list group)) (rows : list (list group)) : list (list group) :=
-  map (fun '(gs, row) => map (members gs) (arrange row)) (combine shares rows).
-
-(** Of each rank's own units, given by their samples. *)
-Definition plan_shares (shares : list (list group)) : option (list (list group)) :=
-  let units := map units_of shares in
-  let count := round_up (fold_left Nat.max (map (fun u => need_of u 1) units) 0) in
-  let rows := map (fun u => divide_into u count 1) units in
-  if existsb is_refused units || is_count_refused count rows then None else Some (finish shares rows).
-
 (** Of a step the costliest goes to the rank that has had least. *)
 Definition has_less (x y : nat * list group) : bool :=
   let a := sum_over (spent unit_cost) (snd x) in let b := sum_over (spent unit_cost) (snd y) in
@@ -85,12 +75,14 @@ Fixpoint deal (ranks count : nat) (bs : list group) (rows : list (nat * list gro
 Definition deal_out (ranks count : nat) (bs : list group) : list (list group) :=
   map snd (sort_by (fun x y => fst x <=? fst y) (deal ranks count bs (combine (seq 0 ranks) (repeat [] ranks)))).
 
-(** Of units dealt out to [ranks]. *)
-Definition plan_dealt (gs : list group) (ranks : nat) : option (list (list group)) :=
-  let units := units_of gs in
-  let count := round_up (ceil (need_of units ranks) ranks) in
-  let rows := deal_out ranks count (divide_into units (count * ranks) ranks) in
-  if is_refused units || is_count_refused count rows then None else Some (finish (repeat gs ranks) rows).
+Definition row_of (gs : list group) (row : list group) : list group := map (members gs) (arrange row).
+
+(** Of units, given by their samples, that so many ranks have to share: of each rank by itself, or of all. *)
+Definition plan_pools (pools : list (list group * nat)) : option (list (list (list group))) :=
+  let count := round_up (list_max (map (fun '(gs, ranks) => ceil (need_of (units_of gs) ranks) ranks) pools)) in
+  let dealt := map (fun '(gs, ranks) => deal_out ranks count (divide_into (units_of gs) (count * ranks) ranks)) pools in
+  if existsb (fun '(gs, _) => is_refused (units_of gs)) pools || is_count_refused count (concat dealt) then None
+  else Some (map (fun '((gs, _), rows) => map (row_of gs) rows) (combine pools dealt)).
 
 (** Keys dealt out to ranks whole, the costliest first, to the rank that has least. *)
 Definition homes (keys : list group) (ranks : nat) : list group :=
@@ -104,12 +96,15 @@ End Plan.
 (** What is planned: samples of ranks, samples dealt out, or keys dealt out. *)
 Inductive problem := Stay (own : list (list sample)) | Dealt (all : list sample) (ranks : nat) | Homes (all : list sample) (ranks : nat).
 
-Definition plan_of (T : terms) (key : sample -> nat) (p : problem) : option (list (list group)) :=
+Definition pools_of (T : terms) (key : sample -> nat) (p : problem) : list (list group * nat) :=
   match p with
-  | Stay own => plan_shares T (map (join key) own)
-  | Dealt all ranks => plan_dealt T (join key all) ranks
-  | Homes all ranks => plan_shares T (map (join pos) (homes T (join key all) ranks))
+  | Stay own => map (fun mine => (join key mine, 1)) own
+  | Dealt all ranks => [(join key all, ranks)]
+  | Homes all ranks => map (fun home => (join pos home, 1)) (homes T (join key all) ranks)
   end.
+
+Definition plan_of (T : terms) (key : sample -> nat) (p : problem) : option (list (list group)) :=
+  option_map (@concat _) (plan_pools T (pools_of T key p)).
 
 (** ** What every plan keeps *)
 
@@ -213,13 +208,11 @@ Definition is_single (gs : list group) (g : group) : Prop := g = [] \/ exists k,
 Definition row_ok (count : nat) (gs : list group) (row : list group) : Prop :=
   length row = count /\ Forall (batch_ok gs) row /\ (In [] row -> Forall (is_single gs) row).
 
-Definition row_of (gs : list group) (row : list group) : list group := map (members gs) (arrange T row).
-
 Lemma finished_row : forall count gs row, groups_ok gs -> is_refused T (units_of T gs) = false -> length row = count ->
   Forall (Forall (fun u => In u (units_of T gs))) row ->
   Forall (fun b => room b = true \/ exists x, b = [x] /\ room [x] = false) row ->
   (In [] row -> Forall (fun b => length b <= 1) row) ->
-  row_ok count gs (row_of gs row).
+  row_ok count gs (row_of T gs row).
 Proof.
   intros count gs row G R L U B E. pose proof (arrange_perm T _ row) as P. unfold row_of.
   assert (One : forall u, In u (units_of T gs) -> exists k, In k gs /\ Permutation (members gs [u]) k).
@@ -285,38 +278,6 @@ Qed.
 (** Each unit is in one micro-batch. *)
 Definition shares_batches (gs : list group) (gs' : list group) : Prop := forall k, In k gs -> exists g, In g gs' /\ incl k g.
 
-Lemma unit_shares : forall gs bs, Permutation (concat bs) (units_of T gs) -> shares_batches gs (map (members gs) bs).
-Proof.
-  intros gs bs P k I. destruct (a_unit_is_in_its_batch gs bs k P I) as [b [Ib S]]. exists (members gs b). split; [apply in_map, Ib|exact S].
-Qed.
-
-(** Of each rank's own units. *)
-Theorem a_plan_of_ranks_is_right : forall shares rows, Forall groups_ok shares -> plan_shares T shares = Some rows ->
-  exists count, count_ok count /\
-    Forall2 (fun gs row => Permutation (concat row) (concat gs) /\ row_ok count gs row /\ shares_batches gs row) shares rows.
-Proof.
-  intros shares rows G E. unfold plan_shares in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
-  apply orb_false_iff in X. destruct X as [X Y]. exists count. split; [exact (count_checked _ _ Y)|].
-  assert (Nh : forall gs, In gs shares -> need_of T (units_of T gs) 1 <= count).
-  { intros gs I. unfold count. eapply Nat.le_trans; [|exact (proj1 (round_up_ok _))].
-    apply (in_map (units_of T)), (in_map (fun u => need_of T u 1)) in I. revert I. generalize (map (fun u => need_of T u 1) (map (units_of T) shares)).
-    generalize (need_of T (units_of T gs) 1). clear. intros n l. generalize 0.
-    induction l as [|m l IH]; simpl; intros a [].
-    - subst m. assert (forall k b, b <= fold_left Nat.max k b) as M by (induction k as [|c k IHk]; simpl; intros b; [lia|]; specialize (IHk (Nat.max b c)); lia).
-      eapply Nat.le_trans; [apply Nat.le_max_r|apply M].
-    - apply IH. assumption. }
-  assert (F : Forall (fun gs => is_refused T (units_of T gs) = false) shares).
-  { apply Forall_forall. intros gs I. destruct (is_refused T (units_of T gs)) eqn:Z; [|reflexivity]. exfalso.
-    apply Bool.not_true_iff_false in X. apply X, existsb_exists. exists (units_of T gs). split; [apply in_map, I|exact Z]. }
-  clear X Y. clearbody count. unfold finish. rewrite map_map. induction shares as [|gs shares IH]; simpl; [constructor|].
-  inversion G as [|? ? Gg Gs]; subst. inversion F as [|? ? Fg Fs]; subst. constructor; [|apply IH; auto; intros k I; apply Nh; simpl; auto].
-  destruct (divided gs count 1 Gg (le_n _)) as [P [B [L E]]]; [rewrite Nat.mul_1_r; apply Nh; left; reflexivity|].
-  rewrite Nat.mul_1_r in *. change (map (members gs) (arrange T ?r)) with (row_of gs r). split; [|split].
-  - unfold row_of. rewrite members_concat, (expand_perm gs _ _ (concat_perm _ _ _ (arrange_perm T _ _))), (expand_perm gs _ _ P), expand_units. reflexivity.
-  - apply finished_row; auto; [apply of_units, P|]. apply (filled_up_in _ _ (fun b I => I) E).
-  - apply unit_shares. rewrite (concat_perm _ _ _ (arrange_perm T _ _)). exact P.
-Qed.
-
 (** ** Dealing out *)
 
 Lemma deal_step : forall (sorted : list (nat * list group)) F, length sorted = length F ->
@@ -361,19 +322,19 @@ Proof.
     generalize 0. clear. induction ranks as [|n IH]; intros k; simpl; [reflexivity|apply IH].
 Qed.
 
-Theorem a_plan_that_is_dealt_is_right : forall gs ranks rows, groups_ok gs -> 1 <= ranks -> plan_dealt T gs ranks = Some rows ->
-  Permutation (concat (concat rows)) (concat gs) /\ length rows = ranks /\ (exists count, count_ok count /\ Forall (row_ok count gs) rows) /\
-  shares_batches gs (concat rows).
+(** What ranks that share units are given. *)
+Definition pool_ok (count : nat) (pool : list group * nat) (rows : list (list group)) : Prop :=
+  Permutation (concat (concat rows)) (concat (fst pool)) /\ length rows = snd pool /\ Forall (row_ok count (fst pool)) rows /\
+  shares_batches (fst pool) (concat rows).
+
+Lemma dealt_pool : forall gs ranks count, groups_ok gs -> 1 <= ranks -> is_refused T (units_of T gs) = false ->
+  ceil (need_of T (units_of T gs) ranks) ranks <= count ->
+  pool_ok count (gs, ranks) (map (row_of T gs) (deal_out T ranks count (divide_into T (units_of T gs) (count * ranks) ranks))).
 Proof.
-  intros gs ranks rows G R E. unfold plan_dealt in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
-  apply orb_false_iff in X. destruct X as [X Y]. pose proof (count_checked _ _ Y) as K. fold count in K.
-  assert (Nh : need_of T (units_of T gs) ranks <= count * ranks).
-  { eapply Nat.le_trans; [apply (ceil_enough _ ranks R)|]. apply Nat.mul_le_mono_r. exact (proj1 (round_up_ok _)). }
-  clear Y. clearbody count. destruct (divided gs count ranks G R Nh) as [P [B [L E]]]. set (bs := divide_into T _ _ _) in *.
-  destruct (deal_out_is ranks count bs L) as [Q [Lr F]]. set (dealt := deal_out T ranks count bs) in *.
-  assert (Z : finish T (repeat gs ranks) dealt = map (row_of gs) dealt).
-  { unfold finish. rewrite <- Lr. clear. induction dealt as [|row dealt IH]; simpl; [reflexivity|]. rewrite IH. reflexivity. }
-  rewrite Z, map_length. split; [|split; [exact Lr|split; [exists count; split; [exact K|]|]]].
+  intros gs ranks count G R X C. destruct (divided gs count ranks G R) as [P [B [L E]]].
+  { eapply Nat.le_trans; [apply (ceil_enough _ ranks R)|apply Nat.mul_le_mono_r, C]. }
+  set (bs := divide_into T _ _ _) in *. destruct (deal_out_is ranks count bs L) as [Q [Lr F]]. set (dealt := deal_out T ranks count bs) in *.
+  unfold pool_ok. simpl. rewrite map_length. split; [|split; [exact Lr|split]].
   - transitivity (expand gs (concat (concat dealt))).
     + clear. induction dealt as [|row dealt IH]; simpl; [reflexivity|]. rewrite concat_app, IH. unfold row_of.
       rewrite members_concat, (expand_perm gs _ _ (concat_perm _ _ _ (arrange_perm T _ _))). unfold expand.
@@ -384,9 +345,21 @@ Proof.
     pose proof (of_units gs bs P) as U. rewrite Forall_forall in F, B, U. apply Forall_map, Forall_forall. intros row I.
     apply finished_row; auto; try (apply Forall_forall; intros b Ib; [exact (U b (S row b I Ib))||exact (B b (S row b I Ib))]).
     apply (filled_up_in row bs (fun b Ib => S row b I Ib) E).
-  - intros k I. rewrite <- Q in P. destruct (unit_shares gs (concat dealt) P k I) as [g [Ig Sg]]. exists g. split; [|exact Sg].
-    apply in_map_iff in Ig. destruct Ig as [b [<- Ib]]. apply in_concat in Ib. destruct Ib as [row [Ir Ib]]. apply in_concat. exists (row_of gs row).
+  - intros k I. rewrite <- Q in P. destruct (a_unit_is_in_its_batch gs (concat dealt) k P I) as [b [Ib Sb]]. exists (members gs b).
+    split; [|exact Sb]. apply in_concat in Ib. destruct Ib as [row [Ir Ib]]. apply in_concat. exists (row_of T gs row).
     split; [apply in_map, Ir|]. apply in_map. eapply Permutation_in; [symmetry; apply arrange_perm|exact Ib].
+Qed.
+
+Theorem a_plan_of_pools_is_right : forall pools rows, Forall (fun pool => groups_ok (fst pool) /\ 1 <= snd pool) pools ->
+  plan_pools T pools = Some rows -> exists count, count_ok count /\ Forall2 (pool_ok count) pools rows.
+Proof.
+  intros pools rows G E. unfold plan_pools in E. set (count := round_up T _) in E. destruct (_ || _) eqn:X; [discriminate|]. injection E as <-.
+  apply orb_false_iff in X. destruct X as [X Y]. exists count. split; [exact (count_checked _ _ Y)|].
+  assert (C : Forall (fun k => k <= count) (map (fun '(gs, ranks) => ceil (need_of T (units_of T gs) ranks) ranks) pools)).
+  { apply list_max_le. exact (proj1 (round_up_ok _)). }
+  clear Y. clearbody count. induction pools as [|[gs ranks] pools IH]; simpl in *; [constructor|].
+  inversion G as [|? ? [Gg R] Gs]; subst. inversion C; subst. apply orb_false_iff in X. destruct X as [Xg Xs].
+  constructor; [apply dealt_pool; assumption|apply IH; assumption].
 Qed.
 
 (** Keys that go to ranks whole. *)
@@ -482,43 +455,30 @@ Definition ranks_of (p : problem) : nat := match p with Stay own => length own |
 Definition problem_ok (p : problem) : Prop := 1 <= ranks_of p /\ samples_ok (asked_of p).
 
 (** What shares a micro-batch. *)
-Definition units_in_plan (T : terms) (key : sample -> nat) (p : problem) : list group :=
-  match p with
-  | Stay own => concat (map (join key) own)
-  | Dealt all _ => join key all
-  | Homes all ranks => concat (map (join pos) (homes T (join key all) ranks))
-  end.
+Definition units_in_plan (T : terms) (key : sample -> nat) (p : problem) : list group := concat (map fst (pools_of T key p)).
+
+Lemma pools_are : forall T key p, problem_ok p -> let pools := pools_of T key p in
+  Forall (fun pool => groups_ok (fst pool) /\ 1 <= snd pool) pools /\
+  Permutation (concat (units_in_plan T key p)) (asked_of p) /\ sum_over snd pools = ranks_of p.
+Proof.
+  intros T key p [R S].
+  assert (Each : forall k own, samples_ok (concat own) -> let pools := map (fun mine => (join k mine, 1)) own in
+    Forall (fun pool => groups_ok (fst pool) /\ 1 <= snd pool) pools /\ Permutation (concat (concat (map fst pools))) (concat own) /\
+    sum_over snd pools = length own).
+  { intros k. induction own as [|mine own IH]; simpl; intros O; [auto|]. apply Forall_app in O. destruct O as [Om Oo]. destruct (IH Oo) as [A [B C]].
+    split; [constructor; [split; [apply join_ok, Om|apply le_n]|exact A]|]. rewrite concat_app, B, C, (proj1 (join_is k mine)). auto. }
+  destruct p as [own|all ranks|all ranks]; unfold units_in_plan; simpl in *; [apply Each, S| |].
+  - rewrite app_nil_r, Nat.add_0_r. split; [repeat constructor; [apply join_ok, S|exact R]|]. split; [apply join_is|reflexivity].
+  - destruct (homes_are T (join key all) ranks R) as [L [Q _]]. rewrite (proj1 (join_is key all)) in Q.
+    destruct (Each pos (homes T (join key all) ranks)) as [A [B C]]; [eapply Forall_perm; [symmetry; exact Q|exact S]|].
+    rewrite B, C, Q, L. auto.
+Qed.
 
 Lemma row_ok_more : forall T count gs hs row, incl gs hs -> row_ok T count gs row -> row_ok T count hs row.
 Proof.
   intros T count gs hs row S [L [B E]]. split; [exact L|]. split.
   - eapply Forall_impl; [|exact B]. intros g [R|[A [R [k [I P]]]]]; [left; exact R|right]. eauto 6.
   - intros I. eapply Forall_impl; [|exact (E I)]. intros g [Z|[k [Ik P]]]; [left; exact Z|right]. eauto.
-Qed.
-
-Lemma samples_ok_part : forall l m, incl l m -> samples_ok m -> samples_ok l.
-Proof. intros l m I S. unfold samples_ok in *. rewrite Forall_forall in *. auto. Qed.
-
-Lemma shares_rows : forall T key own rows, terms_ok T -> samples_ok (concat own) -> plan_shares T (map (join key) own) = Some rows ->
-  exists count, count_ok T count /\ Forall (row_ok T count (concat (map (join key) own))) rows /\
-    Forall2 (fun mine row => Permutation (concat row) mine /\ shares_batches (join key mine) row) own rows.
-Proof.
-  intros T key own rows ok S E. destruct (a_plan_of_ranks_is_right T ok (map (join key) own) rows) as [count [K F]]; [|exact E|].
-  - apply Forall_map, Forall_forall. intros mine I. apply join_ok, (samples_ok_part _ (concat own)); [|exact S]. intros x Ix. apply in_concat. eauto.
-  - exists count. split; [exact K|]. clear E S. remember (map (join key) own) as shares eqn:M. revert own M.
-    induction F as [|gs row shares rows [P [R B]] F IH]; intros [|mine own] M; try discriminate; [split; constructor|].
-    injection M as -> M. destruct (IH own M) as [A C]. simpl. split.
-    + constructor; [eapply row_ok_more; [apply incl_appl, incl_refl|exact R]|].
-      eapply Forall_impl; [|exact A]. intros r. apply row_ok_more, incl_appr, incl_refl.
-    + constructor; [split; [rewrite P; apply join_is|exact B]|exact C].
-Qed.
-
-Lemma rows_concat : forall (R : list sample -> list group -> Prop) own rows, Forall2 (fun mine row => Permutation (concat row) mine /\ R mine row) own rows ->
-  Permutation (concat (concat rows)) (concat own) /\ length rows = length own /\ forall mine, In mine own -> exists row, In row rows /\
-    Permutation (concat row) mine /\ R mine row.
-Proof.
-  intros R own rows F. induction F as [|mine row own rows [P H] F [IH [L E]]]; simpl; [split; [auto|split; [auto|easy]]|].
-  split; [rewrite concat_app, P, IH; reflexivity|]. split; [auto|]. intros m [<-|I]; [eauto|]. destruct (E m I) as [r [Ir Q]]. eauto.
 Qed.
 
 (** A plan has each sample once, and if they stay each rank its own; the same number of micro-batches on each rank, as the terms say; none
@@ -528,14 +488,16 @@ Theorem a_plan_is_right : forall T key p rows, terms_ok T -> problem_ok p -> pla
   (exists count, count_ok T count /\ Forall (row_ok T count (units_in_plan T key p)) rows) /\
   forall own, p = Stay own -> Forall2 (fun mine row => Permutation (concat row) mine) own rows.
 Proof.
-  intros T key [own|all ranks|all ranks] rows ok [R S] E; simpl in *.
-  - destruct (shares_rows T key own rows ok S E) as [count [K [A F]]]. destruct (rows_concat _ own rows F) as [P [L _]].
-    split; [exact P|]. split; [exact L|]. split; [eauto|]. intros o Z. injection Z as <-. clear - F. induction F as [|mine row own rows [P _] F IH]; auto.
-  - destruct (a_plan_that_is_dealt_is_right T ok _ _ _ (join_ok key all S) R E) as [P [L [C _]]]. rewrite (proj1 (join_is key all)) in P.
-    split; [exact P|]. split; [exact L|]. split; [exact C|]. discriminate.
-  - destruct (homes_are T (join key all) ranks R) as [H [Q _]]. rewrite (proj1 (join_is key all)) in Q.
-    destruct (shares_rows T pos _ rows ok (samples_ok_part _ all (fun x => Permutation_in x Q) S) E) as [count [K [A F]]].
-    destruct (rows_concat _ _ rows F) as [P [L _]]. rewrite Q in P. rewrite H in L. split; [exact P|]. split; [exact L|]. split; [eauto|]. discriminate.
+  intros T key p rows ok asked E. unfold plan_of in E. destruct (plan_pools _ _) as [found|] eqn:Found; [|discriminate]. injection E as <-.
+  destruct (pools_are T key p asked) as [G [P S]]. destruct (a_plan_of_pools_is_right T ok _ _ G Found) as [count [K F]].
+  rewrite <- P, <- S. unfold units_in_plan in *. clear asked P S G Found. split; [|split; [|split]].
+  - induction F as [|pool rows pools found [Q _] F IH]; simpl; [constructor|]. rewrite !concat_app, Q, IH. reflexivity.
+  - induction F as [|pool rows pools found [_ [L _]] F IH]; simpl; [reflexivity|]. rewrite app_length, L, IH. reflexivity.
+  - exists count. split; [exact K|]. induction F as [|pool rows pools found [_ [_ [R _]]] F IH]; simpl; [constructor|]. apply Forall_app. split.
+    + eapply Forall_impl; [|exact R]. intros row. apply row_ok_more, incl_appl, incl_refl.
+    + eapply Forall_impl; [|exact IH]. intros row. apply row_ok_more, incl_appr, incl_refl.
+  - intros own ->. simpl in F. revert found F. induction own as [|mine own IH]; simpl; intros found F; inversion F as [|? rows ? ? [Q [L _]] F']; subst; [constructor|].
+    destruct rows as [|row [|]]; try discriminate. simpl in *. rewrite app_nil_r, (proj1 (join_is key mine)) in Q. constructor; auto.
 Qed.
 
 (** Two samples of one key share a micro-batch, or a rank where keys are dealt out. *)
@@ -546,16 +508,24 @@ Theorem a_plan_keeps_keys_together : forall T key p rows x y, terms_ok T -> prob
   | Homes all _ => In x all -> In y all -> exists row, In row rows /\ In x (concat row) /\ In y (concat row)
   end.
 Proof.
-  intros T key [own|all ranks|all ranks] rows x y ok [R S] E K; simpl in *.
-  - intros mine I X Y. destruct (shares_rows T key own rows ok S E) as [_ [_ [_ F]]]. destruct (rows_concat _ own rows F) as [_ [_ C]].
-    destruct (C mine I) as [row [Ir [_ B]]]. destruct (join_together key mine x y X Y K) as [k [Ik [Xk Yk]]]. destruct (B k Ik) as [g [Ig G]]. exists row, g. split; [exact Ir|]. split; [exact Ig|]. split; apply G; assumption.
-  - intros X Y. destruct (a_plan_that_is_dealt_is_right T ok _ _ _ (join_ok key all S) R E) as [_ [_ [_ B]]].
-    destruct (join_together key all x y X Y K) as [k [Ik [Xk Yk]]]. destruct (B k Ik) as [g [Ig G]]. apply in_concat in Ig. destruct Ig as [row [Ir Ig]]. exists row, g. split; [exact Ir|]. split; [exact Ig|]. split; apply G; assumption.
-  - intros X Y. destruct (homes_are T (join key all) ranks R) as [_ [Q H]]. rewrite (proj1 (join_is key all)) in Q.
-    destruct (shares_rows T pos _ rows ok (samples_ok_part _ all (fun z => Permutation_in z Q) S) E) as [_ [_ [_ F]]].
-    destruct (rows_concat _ _ rows F) as [_ [_ C]]. destruct (join_together key all x y X Y K) as [k [Ik [Xk Yk]]].
-    destruct (H k Ik) as [home [Ih G]]. destruct (C home Ih) as [row [Ir [P _]]]. exists row. split; [exact Ir|].
-    split; (eapply Permutation_in; [symmetry; exact P|]); auto.
+  intros T key p rows x y ok asked E Same. unfold plan_of in E. destruct (plan_pools _ _) as [found|] eqn:Found; [|discriminate]. injection E as <-.
+  destruct (pools_are T key p asked) as [G _]. destruct (a_plan_of_pools_is_right T ok _ _ G Found) as [count [_ F]].
+  assert (C : forall pool, In pool (pools_of T key p) -> exists rows, incl rows (concat found) /\ pool_ok T count pool rows).
+  { clear Found G. induction F as [|pool rows pools found Q F IH]; simpl; [intros _ []|]. intros q [<-|I].
+    - exists rows. split; [apply incl_appl, incl_refl|exact Q].
+    - destruct (IH q I) as [r [A B]]. exists r. split; [apply incl_appr, A|exact B]. }
+  assert (D : forall mine ranks, In (join key mine, ranks) (pools_of T key p) -> In x mine -> In y mine ->
+    exists row g, In row (concat found) /\ In g row /\ In x g /\ In y g).
+  { intros mine ranks I X Y. destruct (C _ I) as [r [A [_ [_ [_ B]]]]]. destruct (join_together key mine x y X Y Same) as [k [Ik [Xk Yk]]].
+    destruct (B k Ik) as [g [Ig S]]. apply in_concat in Ig. destruct Ig as [row [Ir Ig]]. exists row, g. auto. }
+  destruct p as [own|all ranks|all ranks]; simpl in *.
+  - intros mine I. apply (D mine 1). apply in_map_iff. eauto.
+  - apply (D all ranks). auto.
+  - intros X Y. destruct (homes_are T (join key all) ranks (proj1 asked)) as [_ [_ H]].
+    destruct (join_together key all x y X Y Same) as [k [Ik [Xk Yk]]]. destruct (H k Ik) as [home [Ih S]].
+    destruct (C (join pos home, 1)) as [r [A [Q [L _]]]]; [apply in_map_iff; eauto|]. simpl in *. rewrite (proj1 (join_is pos home)) in Q.
+    destruct r as [|row [|]]; try discriminate. simpl in Q. rewrite app_nil_r in Q. exists row. split; [apply A; left; reflexivity|].
+    split; (eapply Permutation_in; [symmetry; exact Q|]); auto.
 Qed.
 
 (** There is a plan but where a unit is too large and may not be alone, there would be too many micro-batches, or a rank may not be idle. *)
@@ -563,11 +533,7 @@ Theorem a_plan_is_refused_for_a_reason : forall T key p, plan_of T key p = None 
   t_is_alone T = false \/ t_at_most T <> None \/ t_is_idle T = false.
 Proof.
   intros T key p E. destruct (t_is_alone T) eqn:A; [|auto]. destruct (t_at_most T) eqn:M; [right; left; discriminate|].
-  destruct (t_is_idle T) eqn:I; [exfalso|auto].
-  assert (Q : forall count rows, is_count_refused T count rows = false) by (intros; unfold is_count_refused; rewrite M, I; reflexivity).
-  assert (Nh : forall us, is_refused T us = false) by (intros; unfold is_refused; rewrite A; reflexivity).
-  assert (Z : forall shares, plan_shares T shares <> None).
-  { intros shares. unfold plan_shares. rewrite Q. replace (existsb (is_refused T) (map (units_of T) shares)) with false; [discriminate|].
-    induction shares; simpl; [reflexivity|]. rewrite Nh. assumption. }
-  destruct p; simpl in E; [exact (Z _ E)| |exact (Z _ E)]. unfold plan_dealt in E. rewrite Nh, Q in E. discriminate.
+  destruct (t_is_idle T) eqn:I; [exfalso|auto]. revert E. unfold plan_of, plan_pools, is_count_refused. rewrite M, I.
+  replace (existsb _ _) with false; [discriminate|]. symmetry. unfold is_refused. rewrite A.
+  generalize (pools_of T key p). induction l as [|[gs r] l IH]; [reflexivity|exact IH].
 Qed.
