@@ -22,7 +22,7 @@ from odb_ref.core.errors import OdbError
 
 LIMIT_S: Final = 10.0
 """How long an answer may take. A rank that waits for one that has ended is noticed at once."""
-START_S: Final = 60.0
+START_S: Final = 120.0
 """How long the first answer of a program may take, which has to start."""
 _LARGEST: Final = 2**63 - 1
 
