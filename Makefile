@@ -72,6 +72,7 @@ proofs: ## Check the Coq development, audit it and build its executable model (i
 
 conformance: $(READY) ## Ask the planners of other projects (installed below build/peers), and write docs/explanation/scoreboard.md
 	$(BIN)/python -m tests.conformance.scoreboard
+	PYTHONPATH=build/peers/verl-0.9.1 $(BIN)/pytest tests/compat/test_planners.py
 
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench

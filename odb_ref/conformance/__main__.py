@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from odb_ref.conformance.asking import LIMIT_S, START_S, Ask, Program, Programs, ask_here, ask_ranks
+from odb_ref.conformance.asking import START_S, Ask, Program, Programs, ask_here, ask_ranks
 from odb_ref.conformance.reports import describe, write_html, write_json, write_junit
 from odb_ref.conformance.running import Judging, run_cases
 from odb_ref.conformance.vectors import VECTORS, make_case, read_cases
@@ -94,7 +94,7 @@ def _find(name: str, *, has_ranks: bool) -> Ask:
     """Returns how to ask the function of that name."""
     module, _, function = name.partition(":")
     planner = getattr(import_module(module), function)
-    return ask_ranks(lambda _: planner, LIMIT_S) if has_ranks else ask_here(planner, START_S)
+    return ask_ranks(lambda _: planner) if has_ranks else ask_here(planner)
 
 
 def _serve(ask: Ask, answers: TextIO) -> int:

@@ -169,11 +169,15 @@ def install(peer: Peer) -> Path | None:
     return folder
 
 
+def list_paths(folder: Path | None) -> dict[str, str]:
+    """The environment in which what was installed is found."""
+    paths = [str(ROOT), *([str(folder)] if folder else [])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1"}
+
+
 def ask(peer: Peer, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs the kit on a planner."""
-    folder = install(peer)
-    paths = [str(ROOT), *([str(folder)] if folder else [])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1"}
+    environment = os.environ | list_paths(install(peer))
     command = [sys.executable, "-m", "odb_ref.conformance", "run", "--planner", peer.planner]
     command += ["--ranks"] * peer.has_ranks + (["--without", peer.without] if peer.without else [])
     return subprocess.run(
