@@ -1,8 +1,8 @@
 """What updates of a fixed number of samples cost: ``python -m tests.bench --only updates``.
 
 How evenly they are dealt, on every shipped trace: the time of an update that ranks share without knowing lengths, own share or
-dealt by load, over the time of one whose lengths were all known before, each longest sample to the lightest rank. A rank's time is
-its tokens, and for each step a twentieth of the budget. Nothing of that is timed: it is the same on every machine.
+dealt by load, over the time of one whose lengths were all known before, each longest sample to the lightest rank. A rank's time
+is its tokens, and for each step a twentieth of the budget. Nothing of that is timed: it is the same on every machine.
 
 And what loaders of two ranks do in a second, in turn: steps and samples of the free mode and of updates, from a source that is
 always ready, and from workers that take long for each sample.
@@ -115,8 +115,8 @@ def deal_by_load(update: Lengths, ranks: int) -> list[Lengths]:
         draws = [
             compute_portion(rank, loads, drawn, begin=0, end=len(update), is_last=is_last) for rank in range(ranks)
         ]
-        for own, draw in zip(dealt, draws, strict=True):
-            own += update[draw.first : draw.first + draw.count]
+        for rank, draw in enumerate(draws):
+            dealt[rank] += update[draw.first : draw.first + draw.count]
         drawn = draws[0].end
     return dealt
 
