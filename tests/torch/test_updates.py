@@ -193,7 +193,7 @@ class Counted(Numbers):
 def test_half_of_an_update_is_read_ahead_while_two_are_held(shard: str) -> None:
     """Spec: R16.4. Its first portion, where samples are dealt; so no worker idles while a step takes long. And no more."""
     data = Counted(SAMPLES)
-    settings = SETTINGS | {"shard": shard, "shuffle": False, "num_workers": 1, "prefetch_factor": 1}
+    settings = SETTINGS | {"shard": shard, "shuffle": False, "num_workers": 1, "prefetch_factor": 1, "depth": 1}
     with ODBDataLoader(data, **nested(**settings)) as loader:
         steps = loader.steps()
         next(steps)
