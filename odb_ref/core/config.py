@@ -84,8 +84,9 @@ class Terms:
         metadata={
             "least": 1,
             "absent": None,
-            "flag": "--update-samples",
-            "help": "samples of an optimizer update, over all ranks: those of plain training, in micro-batches by length",
+            "flag": "--global-batch",
+            "help": "samples of an optimizer update over all ranks: the protocol forms exactly the updates of plain training, "
+            "whose micro-batches go by length (update_samples); a baseline accumulates its steps to so many",
         },
     )
     max_age_rounds: int = field(

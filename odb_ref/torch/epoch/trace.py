@@ -12,7 +12,7 @@ from odb_ref.core.events import Event
 from odb_ref.core.resume import Resumed
 from odb_ref.torch.plan.start import EpochStart
 from odb_ref.torch.reading.quarantine import Quarantine
-from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot
+from odb_ref.trace.origin import Lot, Origin, OwnedLot, make_lot, place_lot
 from odb_ref.trace.writing import TraceWriter
 
 
@@ -42,7 +42,7 @@ class EpochTrace:
         """Writes which samples are set aside, once the machine has begun. Spec: R9.6."""
         if self._writer is not None:
             for place in places:
-                self._writer.set_aside(self._config.rank, self._start.get_id(place))
+                self._writer.set_aside(self._config.rank, self._start.get_id(place), place)
 
     def close(self) -> None:
         """Completes the file."""
@@ -68,7 +68,9 @@ def make_origin(start: EpochStart, quarantine: Quarantine, rank: int) -> Origin:
     owner, first = None if start.is_shared else rank, start.first_place
     is_known = not (first and start.max_bad)  # with updates nobody knows any more what was set aside before
     begin = first if start.is_shared or not is_known else 0
-    inputs = (OwnedLot(rank=owner, lot=make(range(begin, len(start.keys))) - make(progress.gone)),)
+    places = range(begin, len(start.keys))
+    order = None if progress.gone else place_lot(map(start.get_id, places), begin).digest
+    inputs = (OwnedLot(rank=owner, lot=make(places) - make(progress.gone), order=order),)
     if checkpoint is None or not is_known:
         return Origin(run=run, inputs=inputs)
     read = checkpoint.start.read_samples
