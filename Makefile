@@ -24,12 +24,12 @@ setup: $(READY) ## The virtual environment, with every extra the tests need
 	@$(PYTHON) -m venv .venv || { echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 2; }
 
 $(READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(INSTALL) '.[torch,sim,accelerate,transformers,lightning,tensorboard,plots,dask,ray,bench,docs,dev]'
+	$(INSTALL) '.[torch,sim,accelerate,transformers,lightning,tensorboard,data,dask,ray,bench,docs,dev]'
 	$(COMPILE)
 	@touch $(DEMO_READY) $@
 
 $(DEMO_READY): pyproject.toml .ci/constraints.txt | .venv/bin/python
-	$(INSTALL) '.[torch,sim,plots]'
+	$(INSTALL) '.[torch,sim]'
 	$(COMPILE)
 	@touch $@
 

@@ -15,7 +15,7 @@ from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import OdbRule, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.batching.updates import compute_first_place, count_portions
+from odb_ref.core.batching.updates import compute_first_place, compute_most_padding, count_rounds
 from odb_ref.core.errors import UsageError
 from odb_ref.core.types import Mode, Sample
 
@@ -84,8 +84,9 @@ class Terms:
         metadata={
             "least": 1,
             "absent": None,
-            "flag": "--update-samples",
-            "help": "samples of an optimizer update, over all ranks: those of plain training, in micro-batches by length",
+            "flag": "--global-batch",
+            "help": "samples of an optimizer update over all ranks: the protocol forms exactly the updates of plain training, "
+            "whose micro-batches go by length (update_samples); a baseline accumulates its steps to so many",
         },
     )
     max_age_rounds: int = field(
@@ -197,7 +198,9 @@ class Config(Terms):
     def compute_window_samples(self, round_: int) -> int:
         """Returns the size of the window of ``round_``, at least 1. Spec: R2.3, R16.2."""
         if self.update_samples is not None:
-            return self.compute_update_place(round_ + 1) - self.compute_update_place(round_)
+            update = round_ // self.update_rounds
+            is_reading = self.has_steps(round_)
+            return self.compute_update_place(update + 1) - self.compute_update_place(update) if is_reading else 0
         return max(1, self.window_samples >> max(0, self.ramp_rounds - round_))
 
     def compute_shared_window(self, round_: int, drawn: int) -> int:
@@ -211,15 +214,21 @@ class Config(Terms):
         return compute_first_place(update, update_samples=size, rank=self.rank, world_size=self.world_size)
 
     @property
-    def update_portions(self) -> int:
-        """How many rounds an update has, of which the last forms its steps. Spec: R16.3, R16.4."""
-        if self.update_samples is None or self.shared_samples is None:
+    def update_rounds(self) -> int:
+        """How many rounds an update has: in the first nothing is read, and the last forms its steps. In the free mode 1.
+        Spec: R16.3, R16.4.
+        """
+        if self.update_samples is None:
             return 1
-        return count_portions(self.update_samples, self.world_size)
+        return count_rounds(self.update_samples, self.world_size, is_shared=self.shared_samples is not None)
 
     def has_steps(self, round_: int) -> bool:
-        """Returns True when ``round_`` forms steps: it is not one that only draws a portion of an update. Spec: R16.3."""
-        return (round_ + 1) % self.update_portions == 0
+        """Returns True when ``round_`` forms steps: it is the last of an update, or any of the free mode. Spec: R16.3."""
+        return (round_ + 1) % self.update_rounds == 0
+
+    def compute_most_padding(self, budget_tokens: int) -> int:
+        """Returns how many tokens of padding a group may have under a budget. Spec: R16.3."""
+        return budget_tokens if self.update_samples is None else compute_most_padding(budget_tokens)
 
 
 def _check_least(name: str, value: int | tuple[int, ...] | None, least: int | None) -> None:

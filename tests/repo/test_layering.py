@@ -53,6 +53,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "odb_sim.studies": (
         "odb_ref",
         "odb_ref.core",
+        "odb_ref.plan",
         "odb_ref.arrays",
         "odb_ref.trace",
         "odb_sim.inputs",
@@ -81,8 +82,18 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "odb_ref.trace",
         "odb_ref.trace.check",
         "odb_sim.inputs",
+        "odb_ref",
         "odb_sim.engine",
         "odb_sim.studies",
+        "odb_sim.recorded",
+    ),
+    "odb_sim.cli.planning": (
+        "odb_ref.core",
+        "odb_ref.plan",
+        "odb_sim.cli",
+        "odb_sim.inputs",
+        "odb_sim.studies",
+        "odb_sim.reports",
     ),
     "odb_sim.cli": (
         "odb_ref",

@@ -291,11 +291,20 @@ class Settings:
     """What every rank with this configuration must offer."""
 
     @property
-    def portions(self) -> int:
-        """In how many rounds an update is drawn; 1 where each rank has a source of its own. Spec: R16.3, R16.4."""
-        if self.update_samples is None or self.shared_samples is None:
+    def rounds(self) -> int:
+        """How many rounds an update has: one in which nothing is read, and one for each portion, or for all of it where each
+        rank has a source of its own. In the free mode 1. Spec: R16.3, R16.4.
+        """
+        if self.update_samples is None:
             return 1
-        return max(1, min(6, len(f"{self.update_samples // self.world_size:b}")))
+        if self.shared_samples is None:
+            return 2
+        return 1 + max(1, min(6, len(f"{self.update_samples // self.world_size:b}")))
+
+    @property
+    def most_padding(self) -> int:
+        """How much padding a group may have. Spec: R16.3."""
+        return self.budget_tokens if self.update_samples is None else self.budget_tokens // 16
 
     @property
     def counts_width(self) -> int:

@@ -108,6 +108,5 @@ def compute_target(agreement: Offer, settings: Settings) -> int | None:
         target = agreement.groups_min
     if settings.rule == "odb":
         target = max(target, agreement.due_max)
-    if settings.update_samples is not None:  # Spec: R16.3
-        return target if settings.is_packed else min(2 * target, agreement.samples_max)
-    return min(target, agreement.samples_min) if settings.is_quota else target
+    is_cut = settings.is_quota and settings.update_samples is None
+    return min(target, agreement.samples_min) if is_cut else target
