@@ -54,7 +54,9 @@ def test_what_is_said_to_be_best_is_the_best() -> None:
     known = [case for case in CASES if case.kind in PLANNED and "count" in case.exact]
     assert len(known) > 50
     for case in known:
-        best = find_best(case.problem) or {"count": compute_least(case.problem)}  # a lower bound that is met is the best
+        best = find_best(case.problem) or {
+            "count": compute_least(case.problem)
+        }  # a lower bound that is met is the best
         assert best == {name: case.exact[name] for name in ("count", "wait") if name in case.exact}
 
 
