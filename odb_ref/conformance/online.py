@@ -8,6 +8,8 @@ kind           asked                                                            
                ``cost``, ``order``                                                       what is ``carried`` (R4.1, R4.2)
 ``target``     an ``agreement``, a ``rule``                                              the number of steps (R3.3)
 ``agreement``  ``offers``, with null for nobody                                          their combination (R3.2)
+``want``       ``ranks``, ``total`` and ``drawn`` places of the common order, a rank's   how many it wants (R14.2)
+               ``window``, ``layout``, lengths it ``held`` and has ``carried``
 ``shares``     ``wants`` of the ranks, and how many places are ``left``                  how many each draws (R14.3)
 =============  ========================================================================  =======================================
 """
@@ -25,7 +27,7 @@ from odb_ref.core.batching.cost import choose_cost
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.rules import RULES
-from odb_ref.core.batching.shards import compute_shares
+from odb_ref.core.batching.shards import compute_shares, compute_want
 from odb_ref.core.errors import UsageError
 from odb_ref.core.offer import NONE, Offer, combine
 from odb_ref.core.types import Group, Sample
@@ -71,6 +73,14 @@ def answer(question: Mapping[str, Json]) -> Json:
             return RULES[rule].compute_target(read_offer(agreement))
         case {"kind": "agreement", "offers": [*offers]}:
             return write_offer(reduce(combine, [read_offer(offer) for offer in offers if isinstance(offer, Mapping)]))
+        case {"kind": "want", "layout": str(layout), "window": int(window), "held": [*held], "carried": [*carried]}:
+            left = -(-(_count(question["total"]) - _count(question["drawn"])) // _count(question["ranks"]))
+            return compute_want(
+                Layout(layout).compute_shared_window(window, left),
+                samples=len(held),
+                tokens=sum(map(_count, held)),
+                carried_tokens=sum(map(_count, carried)),
+            )
         case {"kind": "shares", "wants": [*wants], "left": int(left)}:
             return [*compute_shares([*map(_count, wants)], left)]
         case _:

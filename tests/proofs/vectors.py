@@ -41,9 +41,17 @@ RULES_OF = {
     "align": ("R4.2", "What of the groups is emitted in so many steps, split or carried."),
     "target": ("R3.3", "How many steps an agreement makes."),
     "agreement": ("R3.2", "What all ranks learn of two offers."),
+    "want": ("R14.2", "How many samples a rank wants of the common order."),
     "shares": ("R14.3", "How many places of the common order each rank draws."),
 }
-FILES = {"groups": "groups", "align": "align", "target": "target", "agreement": "target", "shares": "shares"}
+FILES = {
+    "groups": "groups",
+    "align": "align",
+    "target": "target",
+    "agreement": "target",
+    "want": "shares",
+    "shares": "shares",
+}
 
 
 def word(kind: str, question: Mapping[str, Any]) -> str:
@@ -65,6 +73,13 @@ def word(kind: str, question: Mapping[str, Any]) -> str:
             return f"rule {question['rule']} {word_offer(read_offer(question['agreement']))}"
         case "agreement":
             return "combine " + " ".join(word_offer(read_offer(offer)) for offer in question["offers"])
+        case "want":
+            places = f"want {question['ranks']} {question['total']} {int(question['layout'] == Layout.PACKED)}"
+            rows = [
+                [make_sample(place, length, []) for place, length in enumerate(question[name])]
+                for name in ("held", "carried")
+            ]
+            return " ".join([f"{places} {question['window']} {question['drawn']}", *map(write_samples, rows)])
         case _:
             return f"shares {write_integers(question['wants'])} {question['left']}"
 
@@ -113,7 +128,7 @@ def draw(kind: str, rng: Random) -> Question:
     layout = rng.choice(["padded", "packed"])
     match kind:
         case "groups":
-            limits = rng.choice([[], [rng.randint(1, 12)], [rng.randint(3, 30), rng.randint(1, 9)]])
+            limits = [rng.randint(3, 30) for _ in range(rng.randrange(4))]
             question: Question = {
                 "lengths": lengths,
                 "budget": rng.randint(30, 100),
@@ -134,6 +149,10 @@ def draw(kind: str, rng: Random) -> Question:
                 "cost": cost,
                 "order": rng.choice(["fullest", "sampler"]),
             }
+        case "want":
+            held, drawn = lengths or [3], rng.randrange(60)
+            question = {"ranks": rng.randint(1, 4), "total": 60, "drawn": drawn, "window": rng.randint(1, 20)}
+            return question | {"layout": layout, "held": held, "carried": held[: rng.randrange(len(held) + 1)]}
         case "target":
             return {"rule": rng.choice([*RULES]), "agreement": draw_offer(rng)}
         case "agreement":
@@ -145,7 +164,10 @@ def draw(kind: str, rng: Random) -> Question:
 def main() -> None:
     """Writes the files."""
     rng = Random(1)
-    cases = [(kind, draw(kind, rng)) for kind, number in NUMBERS.items() for _ in range(number)]
+    cases = [(kind, draw(kind, rng)) for kind, number in NUMBERS.items() for _ in range(number - (kind == "align"))]
+    many = [[[2 * place + 1, 9], [2 * place, 9]] for place in range(150)]
+    terms = {"target": 2, "due": 0, "layout": "packed", "cost": "tokens", "order": "fullest"}
+    cases.append(("align", {"groups": many, **terms}))
     rows: dict[str, list[str]] = {}
     numbers: dict[str, int] = {}
     for (kind, question), exact in zip(cases, ask(cases), strict=True):
@@ -165,7 +187,7 @@ def main() -> None:
         (VECTORS / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
-NUMBERS = {"groups": 40, "align": 60, "target": 24, "agreement": 16, "shares": 20}
+NUMBERS = {"groups": 60, "align": 60, "want": 30, "target": 24, "agreement": 16, "shares": 20}
 
 if __name__ == "__main__":
     main()
