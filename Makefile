@@ -11,7 +11,7 @@ SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test soak lint audit proofs conformance bench mutants docs release clean
+.PHONY: help setup demo quick test soak lint audit proofs conformance bench mutants docs reach release clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -80,6 +80,9 @@ bench: $(READY) ## Speed and memory, beside the released peer; figures of the RE
 mutants: $(READY) ## Mutation test of odb_ref/core and odb_ref/trace with mutmut, and its score by module (half an hour)
 	$(BIN)/mutmut run --max-children 2
 	$(BIN)/python -m tests.mutants.score
+
+reach: $(READY) ## Tests in the oldest, newest and pinned versions of what is claimed: downloads 25 GB (REACH="oldest newest" for some)
+	$(BIN)/python -m tests.reach $(REACH)
 
 docs: $(READY) ## The documents as a site, docs/_build/html; a warning or a dead link is an error
 	$(BIN)/python docs/picture.py

@@ -236,6 +236,6 @@ def test_texts_where_lengths_are_wanted_are_said_and_not_shown(
 def test_a_missing_package_is_named(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_tokenizer.cache_clear()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"needs tokenizers: pip install -e '.\[data\]'"):
+    with pytest.raises(UsageError, match=r"needs tokenizers: pip install 'odb-ref\[data\]'"):
         count({"text": "a"}, tokenizer)
     load_tokenizer.cache_clear()

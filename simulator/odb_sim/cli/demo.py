@@ -54,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run_command(options: argparse.Namespace) -> int:
     """Returns exit status 0 when every property holds on every trace, else 1."""
     if find_spec("torch") is None:
-        raise UsageError("needs torch: pip install -e '.[torch]'")
+        raise UsageError("needs torch: pip install 'odb-ref[torch]'")
     if options.text is not None and not Path(options.text).exists():
         raise UsageError(f"--text {options.text}: no such file or directory")
     out = Path(options.out)

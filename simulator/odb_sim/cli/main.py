@@ -62,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
         return f"example: {self.example}\n\n{text}" if self.example else text
 
 
-INSTALL: Final = "pip install -e '.[sim]'"
+INSTALL: Final = "pip install 'odb-ref[sim]'"
 
 
 def load_command(name: str) -> ModuleType | None:

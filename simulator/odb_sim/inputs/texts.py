@@ -23,7 +23,7 @@ TEXT: Final = "text"
 FORMATS: Final = "JSON lines (.jsonl, .jsonl.gz), JSON, CSV, parquet, a folder saved by datasets, or module:function"
 _LINES: Final = (".jsonl", ".ndjson")
 _BATCH_ROWS: Final = 1024
-INSTALL: Final = "pip install -e '.[data]'"
+INSTALL: Final = "pip install 'odb-ref[data]'"
 
 
 def is_text_file(path: Path) -> bool:

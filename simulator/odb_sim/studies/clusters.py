@@ -174,7 +174,7 @@ def _import(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError:
-        raise UsageError(f"--executor {extra}://... needs {module}: pip install -e '.[{extra}]'") from None
+        raise UsageError(f"--executor {extra}://... needs {module}: pip install 'odb-ref[{extra}]'") from None
 
 
 def _complain(address: str, error: Exception) -> UsageError:
