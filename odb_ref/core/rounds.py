@@ -20,6 +20,9 @@ from odb_ref.core.types import Group, Mode, compute_real_tokens
 
 Transition = tuple[State, tuple[Effect, ...]]
 
+RAMP_SHARE: Final = 4
+"""In the first rounds, whose windows are small, one in so many steps is formed; the rest is carried. Spec: R3.3."""
+
 _FILL: Final = Phase.FILL
 """Looked up once: that costs a good part of what a step that is taken costs, after each of which this is asked."""
 
@@ -217,5 +220,10 @@ def compute_round_target(config: Config, agreement: Offer) -> int:
     if is_closing(config, agreement) or (is_update and not agreement.groups_max):
         return 0
     target = compute_checked_target(config.rule, agreement, is_update=is_update)
+    if is_update:
+        return target
+    if agreement.round_min < config.ramp_rounds and agreement.groups_min != NONE:
+        # What a small window groups badly is carried into a larger one.
+        target = max(1, agreement.due_max, target // RAMP_SHARE)
     # Quota mode never idles: the rank with the fewest samples bounds the round, and the next one closes.
-    return min(target, agreement.samples_min) if config.mode is Mode.QUOTA and not is_update else target
+    return min(target, agreement.samples_min) if config.mode is Mode.QUOTA else target

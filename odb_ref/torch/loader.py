@@ -192,7 +192,7 @@ class ODBDataLoader(Epochs[Batch]):
             sizes=choose(Sizes, batching.sizes, "sizes"),
             limits=self._resources.limits,
             max_age_rounds=check_integer(protocol.max_age_rounds, "max_age_rounds", 1),
-            ramp_rounds=check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
+            ramp_rounds=None if protocol.ramp_rounds is None else check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
             mode=choose(Mode, protocol.mode, "mode"),
             quota_samples=None if protocol.quota is None else check_integer(protocol.quota, "quota", 1),
             update_samples=self._update_samples,

@@ -275,6 +275,9 @@ def _run(
             to_emit = [_count_to_emit(groups[r], bounds[r]) for r in ranks if not ended[r]]
             reached["kept back"] |= bool(to_emit) and max(due, min(to_emit)) < min(map(len, groups))
             target = max(due, min(to_emit, default=most))
+        if round_ < config.ramp_rounds and not all(ended):
+            reached["ramp"] += 1
+            target = max(1, due, target // 4)
         if config.mode is Mode.QUOTA:
             target = min(target, *held)
         aligned = []

@@ -260,7 +260,7 @@ def test_bad_samples_of_one_rank_leave_all_ranks_in_step_and_too_many_end_all() 
 
 def read_empty_shard(rank: int, bad: range) -> Any:
     dataset = Numbers(20, 20) if rank == 0 else Spoiled(40, bad, ("raise",))
-    options = SETTINGS | ({} if rank == 0 else {"sampler": []})
+    options = SETTINGS | {"name": "one"} | ({} if rank == 0 else {"sampler": []})
     with ODBDataLoader(dataset, **nested(shard="given", **options)) as loader:
         return [(pop_step_info(batch).is_idle, batch["numbers"]) for batch in loader]
 

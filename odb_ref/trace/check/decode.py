@@ -280,6 +280,8 @@ class Settings:
     """How many samples the ranks share, None when each has a source of its own. Spec: R14.1."""
     window_samples: int
     ramp_rounds: int
+    ramp_share: int = 4
+    """One in so many steps is formed in a round of the ramp; all where a trace is of version 1. Spec: R3.3, R9."""
     is_quota: bool
     quota_samples: int | None
     max_age_rounds: int
@@ -389,6 +391,7 @@ def decode_settings(header: Header) -> Settings:
         else _get_setting(config, "shared_samples", least=0),
         window_samples=_get_setting(config, "window_samples"),
         ramp_rounds=_get_setting(config, "ramp_rounds", least=0),
+        ramp_share=1 if header.version == 1 else 4,
         is_quota=mode == Mode.QUOTA,
         quota_samples=None if config.get("quota_samples") is None else _get_setting(config, "quota_samples"),
         max_age_rounds=_get_setting(config, "max_age_rounds"),

@@ -108,5 +108,8 @@ def compute_target(agreement: Offer, settings: Settings) -> int | None:
         target = agreement.groups_min
     if settings.rule == "odb":
         target = max(target, agreement.due_max)
-    is_cut = settings.is_quota and settings.update_samples is None
-    return min(target, agreement.samples_min) if is_cut else target
+    if settings.update_samples is not None:  # Spec: R16.3
+        return target
+    if agreement.round_max < settings.ramp_rounds and agreement.groups_min != NONE:
+        target = max(1, agreement.due_max, target // settings.ramp_share)
+    return min(target, agreement.samples_min) if settings.is_quota else target

@@ -16,7 +16,7 @@ from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.rules import RULES, TargetRule
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.config import DEPTH_STEPS, Config, Terms
+from odb_ref.core.config import DEPTH_STEPS, Config, Terms, choose_ramp
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.errors import UsageError
 from odb_ref.core.resume import RoundStart
@@ -184,7 +184,14 @@ class Run(Terms):
             tag=f"seed={self.seed}",
         )
         shared_samples = self.workload.samples_total if self.sharding is Sharding.SHARED else None
-        return replace(self.apply(config), shared_samples=shared_samples)
+        return replace(self._choose_ramp().apply(config), shared_samples=shared_samples)
+
+    def _choose_ramp(self) -> Run:
+        """Returns the run with the ramp that it has, where it is not told one."""
+        if self.ramp_rounds is not None:
+            return self
+        samples = self.workload.samples_total / self.workload.ranks
+        return replace(self, ramp_rounds=choose_ramp(self.window_samples, samples))
 
     def open_trace(self, path: str | Path) -> TraceWriter:
         """Opens a trace of the run, which says how many samples there are. Spec: R9.6."""

@@ -59,8 +59,8 @@ def _list_others(what: Run) -> Iterator[tuple[str, int, list[tuple[int, Run]]]]:
     windows = {int(window * factor) for factor in _FACTORS} | {min(shard, _LARGEST_WINDOW)}
     tried = sorted(other for other in windows - {window} if 1 <= other <= shard)
     yield "--window", what.window_samples, [(other, replace(what, window_samples=other)) for other in tried]
-    ramps = [ramp for ramp in _RAMPS if ramp != what.ramp_rounds]
-    yield "--ramp", what.ramp_rounds, [(other, replace(what, ramp_rounds=other)) for other in ramps]
+    ramp = what.build_config().ramp_rounds
+    yield "--ramp", ramp, [(other, replace(what, ramp_rounds=other)) for other in _RAMPS if other != ramp]
     age = what.max_age_rounds
     ages = sorted({1, 2 * age, 4 * age} - {age})
     yield "--max-age", age, [(other, replace(what, max_age_rounds=other)) for other in ages]

@@ -37,7 +37,7 @@ from odb_ref.core.batching.cost import TOKENS
 from odb_ref.core.batching.layouts import Layout
 from odb_ref.core.batching.order import StepOrder
 from odb_ref.core.batching.sizes import Sizes
-from odb_ref.core.config import RAMP_ROUNDS
+from odb_ref.core.config import RAMP_ROUNDS, choose_ramp
 from odb_ref.core.errors import UsageError
 from odb_sim.inputs.workload import Sharding
 from odb_sim.studies.cells import Answer, Failed, Point, Store
@@ -129,13 +129,14 @@ class Question:
 
     def build_point(self) -> Point:
         """Returns where the search begins."""
+        window, ramp = min(self.window_max, self.shard_samples), self.study.terms.ramp_rounds
         return Point(
             policy=self.policy,
             ranks=self.ranks,
             budget_tokens=self.memory_tokens,
-            window_samples=min(self.window_max, self.shard_samples),
+            window_samples=window,
             depth_steps=START_DEPTH,
-            ramp_rounds=self.study.terms.ramp_rounds,
+            ramp_rounds=choose_ramp(window, self.shard_samples) if ramp is None else ramp,
             max_age_rounds=self.study.terms.max_age_rounds,
             cost=self.study.terms.cost.name,
             samples=self.judged_samples,
