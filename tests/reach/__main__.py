@@ -62,7 +62,7 @@ CELLS = {
     "oldest": Cell(
         "3.11",
         (
-            *("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.3.0", "lightning==2.5.3"),
+            *("torch==2.6.0", "numpy==1.26.0", "transformers==4.56.0", "accelerate==1.10.0", "lightning==2.5.3"),
             *("simpy==4.1.0", "networkx==3.2", "rich==13.7.0"),
         ),
         "torch,sim,transformers,lightning",
@@ -106,7 +106,7 @@ CELLS = {
     ),
     "trl": Cell(
         "3.11",
-        ("torch==2.8.0", "trl==0.24.0", "transformers==4.56.2", "accelerate==1.4.0", "deepspeed==0.17.0"),
+        ("torch==2.8.0", "trl==0.24.0", "transformers==4.56.2", "accelerate==1.10.0", "deepspeed==0.17.0"),
         "torch,sim,transformers,trl,deepspeed",
         (*TRL, *DEEPSPEED, *TRAINER),
         "the oldest TRL and DeepSpeed",
