@@ -6,8 +6,7 @@
     python -m tests.reach --keep oldest       # leaves the environment in .make/reach/oldest
     python -m tests.reach --page              # the table of what has been run, into docs/reference/versions.md
 
-Run by hand, before a release and when a bound is changed; not by CI, whose tests have the fallbacks of the oldest versions by
-putting others in their place (tests/reach/test_fallbacks.py). A Python that is not here as ``python3.12`` is said so, and its
+Run by hand, before a release and when a bound is changed; not by CI. A Python that is not here as ``python3.12`` is said so, and its
 environments count as not run. What a run has found stays in .make/reach/found.json; the page is made of that.
 """
 
