@@ -6,8 +6,8 @@
     python -m tests.reach --keep oldest       # leaves the environment in .make/reach/oldest
     python -m tests.reach --page              # the table of what has been run, into docs/reference/versions.md
 
-Run by hand, before a release and when a bound is changed; not by CI. A Python that is not here as ``python3.12`` is said so, and
-its environments count as not run. What a run has found stays in .make/reach/found.json; the page is made of that.
+Run by hand, before a release and when a bound is changed; not by CI. A Python that is not here as ``python3.12`` is said so,
+and its environments count as not run. What a run has found stays in .make/reach/found.json; the page is made of that.
 """
 
 from __future__ import annotations
