@@ -259,6 +259,20 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(shard: str, before: int, 
         assert {window for _, window in counts} == {sum(own for own, _ in counts)}
 
 
+@pytest.mark.parametrize("shard", ["auto", "shared"])
+def test_what_is_saved_between_updates_is_a_few_numbers(shard: str) -> None:
+    """Spec: R16.6. However many samples an update has, and whatever was set aside."""
+    options = {"update_samples": 48, "shard": shard, "on_bad_sample": "quarantine"}
+    sizes = []
+    with ODBDataLoader(Numbers(0, SAMPLES, bad=41, fault="raise"), **nested(**SETTINGS | options)) as loader:
+        for _, info in loader.steps():
+            sizes.append((info.is_update_end, len(str(loader.state_dict()))))
+    between = [size for is_end, size in sizes if is_end][:-1]  # behind the last begins the next epoch
+    assert len(between) == 2
+    assert max(between) - min(between) <= 4  # their numbers have as many digits, or more
+    assert max(between) < min(size for is_end, size in sizes if not is_end)
+
+
 def test_another_size_of_updates_cannot_go_on() -> None:
     saved = run_ranks(2, read_and_stop, "auto", 3, None, {})
     states = [result.value[2] for result in saved]
