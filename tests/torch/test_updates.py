@@ -461,7 +461,7 @@ def train_part(rank: int, saved: bytes | None, updates: int, shard: str) -> tupl
 @pytest.mark.parametrize("shard", ["auto", "shared"])
 @pytest.mark.parametrize("ranks", [(2, 3, 1), (1, 4, 2)], ids=str)
 def test_the_weights_are_those_of_plain_training_whatever_ranks_go_on(shard: str, ranks: tuple[int, ...]) -> None:
-    """Saved twice between two updates, by one rank: all ranks, of any number, continue from that. Checks: UPDATE, WEIGHT, RESUME."""
+    """Saved twice between two updates, by one rank, for all ranks of any number. Checks: UPDATE, WEIGHT, RESUME."""
     (plain,) = run_ranks(1, train_plain)
     assert not plain.error, plain
     saved, done = None, 0
