@@ -171,15 +171,11 @@ Qed.
 
 Definition sum_counts (l : list counts) : counts := fold_left add_counts l zero_counts.
 
-Lemma add_costs_assoc : forall a b c, add_costs (add_costs a b) c = add_costs a (add_costs b c).
-Proof. induction a as [|x a IH]; intros [|y b] [|z c]; simpl; try reflexivity. rewrite IH. f_equal. lia. Qed.
 Lemma nth_add_costs : forall r a b, nth r (add_costs a b) 0 = nth r a 0 + nth r b 0.
 Proof. intros r a. revert r. induction a as [|x a IH]; intros [|r] [|y b]; simpl; try lia. apply IH. Qed.
 Lemma nth_costs_of_group : forall r g, nth r (n_costs (count_group g)) 0 = used r g.
 Proof. intros r. induction g as [|x g IH]; simpl; [destruct r; reflexivity|]. rewrite nth_add_costs. simpl in IH. rewrite IH. reflexivity. Qed.
 
-Lemma add_counts_assoc : forall a b c, add_counts (add_counts a b) c = add_counts a (add_counts b c).
-Proof. intros [] [] []. unfold add_counts. simpl. f_equal; try lia. apply add_costs_assoc. Qed.
 Lemma add_counts_zero : forall a, add_counts zero_counts a = a.
 Proof. intros []. reflexivity. Qed.
 

@@ -195,12 +195,6 @@ Proof.
   destruct (k_offer _ _ _ _ _ _ K P') as [o [Po O]]. destruct (of_ready _ _ _ _ O (Ad o Po)) as [_ [Wz _]]. rewrite E in Wz. exact Wz.
 Qed.
 
-(** What a step leaves as it was, and that it is followed. *)
-Record stepped (s s' : shared_sys) (r : nat) : Prop := {
-  d_ended : ended (rank_of (base s') r) = ended (rank_of (base s) r);
-  d_read : read (rank_of (base s') r) + wanted (rank_of (base s') r) = read (rank_of (base s) r) + wanted (rank_of (base s) r);
-  d_round : round (rank_of (base s') r) = round (rank_of (base s) r) }.
-
 Lemma rank_step_followed : forall input s t r e u, reachable input t -> following input s t -> extends input s -> books s -> r < W -> begun s r = true ->
   may_shared cfg order s r e -> handle_shared (cfg r) r (depth r) (rank_of (base s) r) e = Some u ->
   (forall s', base s' = with_rank (base s) r u e -> begun s' = begun s -> exists t', leads input 1 t t' /\ following input s' t') /\

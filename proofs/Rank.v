@@ -29,9 +29,6 @@ Proof.
   induction gs as [|g gs IH]; intros cs n rd L; simpl; [reflexivity|]. destruct cs as [|x cs]; simpl in *; [lia|]. rewrite IH by lia. reflexivity.
 Qed.
 
-Lemma make_steps_length : forall gs cs n rd, length gs <= length cs -> length (make_steps n rd gs cs) = length gs.
-Proof. intros. rewrite <- (map_length s_group). rewrite make_steps_groups by assumption. reflexivity. Qed.
-
 Lemma cut_at_le : forall q cs g, cut_at q g cs <= length cs.
 Proof. induction cs as [|x cs IH]; simpl; intros g; [lia|]. destruct (_ <=? _); [lia|]. specialize (IH (g + n_samples x)). lia. Qed.
 
@@ -81,8 +78,6 @@ Proof.
     intros F. exfalso. rewrite P in X. destruct X as [X|X]; rewrite X in F; discriminate.
   - apply after_post; auto. destruct T. split; rewrite ?Q, ?O, ?Tk, ?L; auto.
 Qed.
-
-Ltac offer_same K := let P := fresh in intros P; destruct (k_offer _ _ _ _ _ _ K P) as [o [Po Oo]]; exists o; split; [exact Po|]; destruct Oo; constructor; simpl; auto.
 
 Lemma read_core : forall s xs en full, core h s -> wanted s <> 0 -> length xs <= wanted s -> (full = true -> may_be_full xs en s = true) ->
   xs = firstn (length xs) (skipn (read s) inp) -> (en = true -> read s + length xs = length inp) ->
