@@ -264,8 +264,8 @@ Theorem with_losses_a_failure_or_a_stop_ends_every_other_rank_in_its_round_or_th
 Proof.
   intros k s n t r q Rs P Hr Hq Hk E Eq Lq. destruct (a_run_with_losses_follows_a_run_without W cfg depth input ok s Rs) as [v [R F]].
   destruct (lossy_path_leads W cfg depth input ok s n t P v R F) as [w [Ld Fw]].
-  destruct (f_rank _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
-  destruct (f_rank _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
+  destruct (f_rank _ _ _ _ F r Hr) as [[_ [Xr _]]|[L _]]; [|unfold is_ending in E; rewrite (l_phase _ _ L) in E; discriminate].
+  destruct (f_rank _ _ _ _ Fw q Hq) as [[_ [Xq _]]|[L _]]; [|rewrite (l_lost _ _ L) in Lq; discriminate].
   assert (Rt : lossy_reachable W cfg depth input t).
   { destruct Rs as [m Pm]. clear - Pm P. revert m Pm. induction P as [s|s t n u P IH St]; intros m Pm; [exists m; exact Pm|]. destruct (IH m Pm) as [j Pj]. exists (S j). eapply lossy_on; eauto. }
   destruct (with_losses_an_outcome_names_the_rank_and_the_cause W cfg depth input ok t q Rt Hq Eq Lq) as [o' [O' T]].
