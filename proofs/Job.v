@@ -347,7 +347,7 @@ Proof.
         rewrite Ln. apply (keeps_tied 0 (draws sh la v)); [change (if sh =? 0 then 0 = 0 /\ true = la else is_open 0 (draws sh la v) 0 true); rewrite Zs, La; split; reflexivity|exact P3].
     + rewrite K1, K2, K3, K5. simpl. auto.
   - assert (Pu : u = draws sh la v).
-    { rewrite Eu. unfold post. simpl. unfold must_end, is_ready. simpl. replace (sh =? 0) with false by (symmetry; apply Nat.eqb_neq; exact Zs). reflexivity. }
+    { rewrite Eu. destruct (post_eq (cfg r) r (draws sh la v)) as [[Pe _]|[_ [[Pe|Pe] _]]]; [exact Pe|discriminate|]. unfold is_ready in Pe. simpl in Pe. apply Nat.eqb_eq in Pe. contradiction. }
     split; [|rewrite Pu; simpl; repeat split; auto; discriminate].
     intros s' Bs Be. exists t. split; [exists 0; split; [lia|apply path_here]|]. destruct (Bb s' Be) as [B1 B2]. destruct Hn as [N1 N2 N3 N4 N5 N6].
     assert (Each : forall q, q < W -> exists w e m, rank_of t q = dress w e m (rank_of (base s') q) /\ alike_posts (posted (rank_of (base s') q)) m /\ at_rank input s' q w e).

@@ -55,15 +55,8 @@ Qed.
 Lemma lost_steps : forall u v, lost_from u v -> steps_of u = steps_of v /\ released_of u = released_of v.
 Proof. intros u v L. destruct L. unfold steps_of, released_of. rewrite l_plan0, l_outbox0, l_queue0, l_taken0. auto. Qed.
 
-Lemma post_frame : forall c r s, (wanted (post c r s), plan (post c r s), outbox (post c r s), queue (post c r s), limit (post c r s), aligned (post c r s), failure (post c r s)) =
-  (wanted s, plan s, outbox s, queue s, limit s, aligned s, failure s).
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
-
 Lemma post_going : forall c r s, is_ending s = false -> is_ending (post c r s) = false.
 Proof. intros c r s E. unfold is_ending in *. destruct (post_phase c r s) as [-> |[_ ->]]; auto. Qed.
-
-Lemma post_window : forall c r s, window (post c r s) = window s.
-Proof. intros. destruct (post_eq c r s) as [[-> _]|[_ [_ ->]]]; reflexivity. Qed.
 
 (** What a lost rank does, its shadow does too: it reads and collates to the end of what is under way. *)
 Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue v = x :: q -> s_number x = length (taken v)) ->
@@ -72,25 +65,26 @@ Lemma shadow_follows : forall c r d u v e t, lost_from u v -> (forall x q, queue
   e <> StepTaken /\ (at_phase t = DONE /\ ended_as t = ended_as u /\ posted t = posted u /\ queue t = queue u /\ taken t = taken u) /\
   exists w, transition c r d v e = Some w /\ lost_from t w.
 Proof.
-  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct L. destruct e as [xs en full| |x| | |cause|].
-  - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
-    split; [discriminate|]. simpl in *. rewrite l_wanted0 in E. rewrite orb_false_r, ?andb_true_r in *. destruct (_ || _); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
-
-    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
-    unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
-    constructor; simpl; rewrite ?Wa, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; try congruence.
-    + rewrite <- app_assoc. rewrite (Permutation_app_comm xs). rewrite app_assoc. apply Permutation_app_tail. exact l_window0.
-  - split; [discriminate|]. simpl in *. rewrite l_collated0 in E. destruct (collated v); [discriminate|]. injection E as <-. rewrite post_ending by (simpl; auto). split; [simpl; auto|]. eexists. split; [reflexivity|].
-
-    match goal with |- lost_from _ (post c r ?z) => pose proof (post_frame c r z) as F; pose proof (vital_post c r z) as V; pose proof (post_window c r z) as Wa; pose proof (post_going c r z) as G end.
-    unfold vital in V. injection F as F1 F2 F3 F4 F5 F6 F7. injection V as V1 V2 V3 V4 V5 V6 V7 V8.
-    constructor; simpl; rewrite ?Wa, ?F1, ?F2, ?F3, ?F4, ?F6, ?F7, ?V1, ?V2, ?V4, ?V6, ?V7, ?V8; simpl; auto; congruence.
-  - exfalso. eapply N1. reflexivity.
-  - exfalso. simpl in E. rewrite l_queue0 in E. destruct (queue v) as [|x q] eqn:Q; [discriminate|]. destruct l_limit0 as [l [L1 L2]]. rewrite L1, (Nx x q eq_refl) in E. simpl in E.
-    replace (length (taken v) <? l) with false in E by (symmetry; apply Nat.ltb_ge; exact L2). discriminate.
-  - exfalso. apply N2. reflexivity.
-  - exfalso. eapply N3. reflexivity.
-  - exfalso. apply N4. reflexivity.
+  intros c r d u v e t L Nx E P N1 N2 N3 N4 N5. destruct (own_event _ _ _ _ _ _ N1 E) as [[G ->]|[_ D]].
+  2:{ exfalso. destruct e; try discriminate; [apply N2|eapply N3|apply N4]; reflexivity. }
+  destruct L. assert (Now : granted v e -> e <> StepTaken -> e <> StepTaken /\
+    (at_phase (post c r (moved d u e)) = DONE /\ ended_as (post c r (moved d u e)) = ended_as u /\ posted (post c r (moved d u e)) = posted u /\
+     queue (post c r (moved d u e)) = queue u /\ taken (post c r (moved d u e)) = taken u) /\
+    exists w, transition c r d v e = Some w /\ lost_from (post c r (moved d u e)) w).
+  { intros Gv NT. assert (Pm : at_phase (moved d u e) = DONE) by (destruct (moved_phase d u e) as [-> |[X _]]; congruence).
+    rewrite post_ending by auto. split; [exact NT|]. split; [destruct e; try congruence; auto|]. eexists. split; [exact (granted_event c r d v e Gv)|].
+    destruct e as [xs en full| |x| | |cause|]; try congruence; try (edestruct N1; reflexivity); try (edestruct N3; reflexivity).
+    - assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full.
+      constructor; simpl; auto; try congruence; try exact l_lost0; try (apply post_going; exact l_live0); [|rewrite l_wanted0; reflexivity]. rewrite <- app_assoc, (Permutation_app_comm xs), app_assoc. apply Permutation_app_tail. exact l_window0.
+    - constructor; simpl; auto; try congruence; try exact l_lost0. apply post_going; exact l_live0. }
+  destruct e as [xs en full| |x| | |cause|]; simpl in G.
+  - apply Now; [|discriminate]. simpl. assert (full = false) by (destruct full; [exfalso; eapply N5; reflexivity|reflexivity]). subst full. rewrite <- l_wanted0. intuition discriminate.
+  - apply Now; [|discriminate]. simpl. congruence.
+  - edestruct N1. reflexivity.
+  - exfalso. destruct G as [x [q [Q B]]]. destruct l_limit0 as [l [L1 L2]]. rewrite l_queue0 in Q. rewrite L1, (Nx x q Q) in B. apply Nat.ltb_lt in B. lia.
+  - contradiction N2. reflexivity.
+  - edestruct N3. reflexivity.
+  - contradiction N4. reflexivity.
 Qed.
 
 (** ** The system *)

@@ -37,9 +37,6 @@ Record reader := mkReader { is_eager : bool; has_room : list sample -> sample ->
 Fixpoint room (src : reader) (w l : list sample) : nat :=
   match l with [] => 0 | x :: l' => if has_room src w x then S (room src (w ++ [x]) l') else 0 end.
 
-Lemma room_within : forall src l w, room src w l <= length l.
-Proof. induction l as [|x l IH]; intros w; simpl; [lia|]. destruct (has_room src w x); [specialize (IH (w ++ [x])); lia|lia]. Qed.
-
 Lemma room_after : forall src n l w, n <= room src w l -> room src w l = n + room src (w ++ firstn n l) (skipn n l).
 Proof.
   induction n as [|n IH]; intros [|x l] w L; simpl in *; try lia; rewrite ?app_nil_r; try reflexivity. destruct (has_room src w x); [|lia].
@@ -159,46 +156,24 @@ Record image (h : hist) (v : view) (u : state) : Prop := {
 Definition part (u : state) := (marks u, aligned u, read u, ended u, wanted u, window u, budget u).
 
 Lemma part_post : forall r u, part (post c r u) = part u /\ steps_of (post c r u) = steps_of u.
-Proof. intros. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; split; reflexivity. Qed.
+Proof. split; reflexivity. Qed.
+Lemma part_is : forall t u, part t = part u -> marks t = marks u /\ aligned t = aligned u /\ budget t = budget u.
+Proof. intros t u P. unfold part in P. injection P as P1 P2 _ _ _ _ P3. auto. Qed.
 Lemma part_deliver : forall d u, part (deliver d u) = part u /\ steps_of (deliver d u) = steps_of u.
-Proof. intros. destruct (deliver_eq d u) as [a [b [Ob [-> _]]]]. split; [reflexivity|]. unfold steps_of. simpl. rewrite Ob, !app_assoc. reflexivity. Qed.
-Lemma part_finish : forall u, part (finish_when_drained u) = part u /\ steps_of (finish_when_drained u) = steps_of u.
-Proof. intros. destruct (finish_eq u) as [p [-> _]]. split; reflexivity. Qed.
-
-Lemma steps_drain : forall d o l u, steps_of (drain d o l u) = steps_of u.
-Proof. intros. unfold drain. destruct (part_finish (deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit u with Some m => Nat.min l m | None => l end) u))))) as [_ ->]. destruct (part_deliver d (set_phase DRAIN (set_outcome (Some o) (set_limit (Some match limit u with Some m => Nat.min l m | None => l end) u)))) as [_ ->]. reflexivity. Qed.
+Proof. intros. split; [reflexivity|apply deliver_steps]. Qed.
 
 Lemma post_fair : forall r u, fair u -> fair (post c r u).
 Proof.
   intros r u H. destruct (post_eq c r u) as [[-> _]|[_ [_ ->]]]; [exact H|]. intros _. simpl. eexists. split; [reflexivity|]. simpl. destruct (stopped u); [discriminate|reflexivity].
 Qed.
-Lemma deliver_fair : forall d u, fair u -> fair (deliver d u).
-Proof. intros d u H. unfold fair. destruct (deliver_same d u) as [-> [-> _]]. exact H. Qed.
-Lemma finish_fair : forall u, at_phase u = DRAIN -> fair (finish_when_drained u).
-Proof. intros u P. unfold fair. destruct (finish_eq u) as [p [-> [-> | ->]]]; simpl; [rewrite P|]; discriminate. Qed.
 
 (** What is neither an answer nor a read. *)
 Lemma own_part : forall r d u e t, (forall x, e <> Got x) -> (forall xs en full, e <> SamplesRead xs en full) -> transition c r d u e = Some t ->
   part t = part u /\ steps_of t = steps_of u /\ (fair u -> fair t).
 Proof.
-  intros r d u e t NG NR E.
-  assert (P : forall w, part w = part u -> steps_of w = steps_of u -> (fair u -> fair w) -> part (post c r w) = part u /\ steps_of (post c r w) = steps_of u /\ (fair u -> fair (post c r w))).
-  { intros w P1 P2 P3. destruct (part_post r w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros F. apply post_fair, P3, F. }
-  assert (F : forall w, part w = part u -> steps_of w = steps_of u -> at_phase w = DRAIN -> part (finish_when_drained w) = part u /\ steps_of (finish_when_drained w) = steps_of u /\ (fair u -> fair (finish_when_drained w))).
-  { intros w P1 P2 P3. destruct (part_finish w) as [-> ->]. split; [exact P1|]. split; [exact P2|]. intros _. apply finish_fair, P3. }
-  destruct e as [xs en full| |x| | |cause|]; simpl in E.
-  - exfalso. eapply NR. reflexivity.
-  - destruct (collated u); [discriminate|]. injection E as <-. apply P; auto.
-  - exfalso. eapply NG. reflexivity.
-  - destruct (queue u) as [|x q] eqn:Q; [discriminate|]. destruct (below _ _); [|discriminate]. injection E as <-. set (w := set_taken _ _).
-    assert (Wa : part w = part u /\ steps_of w = steps_of u) by (split; [reflexivity|]; unfold steps_of, w; simpl; rewrite Q, <- app_assoc; reflexivity).
-    destruct (part_deliver d w) as [P1 P2], Wa as [P3 P4]. rewrite P3 in P1. rewrite P4 in P2.
-    assert (Fw : fair u -> fair (deliver d w)) by (intros Fu; apply deliver_fair; exact Fu).
-    destruct (at_phase (deliver d w)) eqn:Ph; try (apply P; assumption). apply F; assumption.
-  - cbv zeta in E. change (at_phase (set_limit _ _)) with (at_phase u) in E. set (w := set_limit _ _) in *.
-    destruct (at_phase u) eqn:Ph; try (injection E as <-; auto); (destruct (stopped u); injection E as <-; [auto|]); try (apply P; [reflexivity|reflexivity|intros Fu; exact Fu]). apply F; [reflexivity|reflexivity|exact Ph].
-  - destruct (_ || _); injection E as <-; [auto|]. apply P; auto.
-  - destruct (is_ending u); injection E as <-; [auto|]. apply P; auto.
+  intros r d u e t NG NR E. pose proof (sa_steps _ _ (transition_same _ _ _ _ _ _ NG E)) as S. destruct (own_event _ _ _ _ _ _ NG E) as [[_ ->]|[-> _]]; [|auto].
+  split; [destruct e; try reflexivity; edestruct NR; reflexivity|]. split; [exact S|]. intros F. apply post_fair. unfold fair in *.
+  destruct (moved_phase d u e) as [-> |[_ ->]]; [|discriminate]. replace (posted (moved d u e)) with (posted u) by (destruct e; reflexivity). exact F.
 Qed.
 
 Lemma reading_part : forall v u t, part t = part u -> reading v u -> reading v t.
@@ -383,9 +358,9 @@ Proof.
   destruct (_ || _) eqn:Nl in E; [discriminate|]. apply orb_false_iff in Nl as [_ Mb]. injection E as <-.
   apply Nat.eqb_neq in W0. apply Nat.ltb_ge in Wl. set (w := set_read _ _). destruct (part_post c r w) as [P1 P2].
   constructor; [rewrite P2; exact I1| | | |intros l K Q; destruct (IL l K Q); contradiction|apply post_fair, I5|].
-  4:{ intros A. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. exact (IB A). }
-  - intros k K. unfold part in P1. injection P1 as _ P1 _ _ _ _ _. rewrite P1. exact (I2 k K).
-  - intros A. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. exact (I3 A).
+  4:{ intros A. rewrite (proj2 (proj2 (part_is _ _ P1))). exact (IB A). }
+  - intros k K. rewrite (proj1 (proj2 (part_is _ _ P1))). exact (I2 k K).
+  - intros A. rewrite (proj1 (part_is _ _ P1)). exact (I3 A).
   - intros A Q. apply (reading_part _ _ v w); [exact P1|]. destruct (I4 A Q) as [x [Wx [Rx [Fx [Lx C]]]]].
     assert (Lxs : length xs <= length (input r) - read u) by (rewrite M1, firstn_length, skipn_length; lia).
     destruct (bs_rank s I r H) as [h' [_ [K' _]]]. pose proof (k_read _ _ _ _ _ _ K') as Kr. fold u in Kr.
@@ -435,11 +410,11 @@ Proof.
   - destruct Ad as [_ Ar]. unfold agree in E. unfold h_step, next_view. rewrite Kk. destruct (is_bad a) eqn:B.
     { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|reflexivity|discriminate]. }
     destruct (negb _); [discriminate|]. destruct (o_stop_rank a) as [q|] eqn:Sr.
-    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    { injection E as <-. apply (dead_image _ _ u); [intros A; exact A|discriminate|discriminate|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
       match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end. }
     destruct (o_ready a) eqn:Ra; [|discriminate]. simpl in E. destruct (target c a) as [|n] eqn:Ta.
-    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => destruct (drain_same_plain d o l w) as [_ [Da [Dw [Dn _]]]]; pose proof (drain_phase d o l w) as Dp end.
-      constructor; [rewrite steps_drain; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
+    { injection E as <-. match goal with |- image _ _ _ _ _ (drain ?d ?o ?l ?w) => assert (Da : aligned (drain d o l w) = aligned w) by reflexivity; assert (Dw : window (drain d o l w) = window w) by reflexivity; assert (Dn : wanted (drain d o l w) = wanted w) by reflexivity; pose proof (drain_phase d o l w) as Dp end.
+      constructor; [rewrite drain_steps; etransitivity; [apply released_steps|exact I1]|discriminate|intros []|intros []| |intros X; destruct Dp; congruence|intros []].
       intros l _ Q. change (is_quota_met c (h_samples h) = false) in Q. destruct (k_offer _ _ _ _ _ _ K Ph) as [o [Po Oo]]. destruct (of_ready _ _ _ _ Oo (Ar eq_refl o Po)) as [_ [W0 _]].
       assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). destruct (ready_is_full _ _ v u (I4 Al Q) W0) as [Fw _].
       rewrite Da, Dw, Dn. split; [exact W0|]. split; [exact Fw|]. apply (k_aligned _ _ _ _ _ _ K). rewrite Ph. discriminate. }
@@ -455,13 +430,13 @@ Proof.
     match goal with |- image _ _ _ _ _ (deliver ?d ?z) => set (w := z) in *; destruct (part_deliver d w) as [P1 P2] end.
     constructor.
     + rewrite P2. simpl. rewrite <- I1. unfold w, steps_of. simpl. rewrite app_nil_r. reflexivity.
-    + intros k Hk. unfold part in P1. injection P1 as _ P1 _ _ _ _ _. rewrite P1. reflexivity.
-    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. simpl. rewrite (I3 Al), Fr. reflexivity.
+    + intros k Hk. rewrite (proj1 (proj2 (part_is _ _ P1))). reflexivity.
+    + intros _. rewrite (proj1 (part_is _ _ P1)). simpl. rewrite (I3 Al), Fr. reflexivity.
     + intros _ _. apply (reading_part _ _ _ w); [exact P1|]. exists []. simpl. rewrite app_nil_r. split; [reflexivity|]. split; [rewrite <- Fr; lia|]. split; [reflexivity|]. split; [lia|].
       rewrite <- Fe. destruct (ended u) eqn:Eu; [auto|]. split; [lia|]. intros _. left. reflexivity.
     + intros l Hk. discriminate.
     + unfold fair. destruct (deliver_same (depth r) w) as [-> _]. discriminate.
-    + intros _. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. reflexivity.
+    + intros _. rewrite (proj2 (proj2 (part_is _ _ P1))). reflexivity.
   - destruct Kk as [Kk _]. unfold count in E. destruct (length cs =? length (aligned u)) eqn:L; [|discriminate]. apply Nat.eqb_eq in L. simpl in E. injection E as <-.
     pose proof (k_plan _ _ _ _ _ _ K Ph) as Kl.
     assert (Al : alive h) by (unfold alive; rewrite Kk; exact Logic.I). pose proof (I2 _ Kk) as Ia.
@@ -469,7 +444,7 @@ Proof.
     unfold h_step, next_view. rewrite Kk. constructor.
     + rewrite P2. simpl. rewrite <- I1, <- Ia, <- Kg, <- Kr, <- Kp. unfold w, steps_of. simpl. rewrite Kl, app_nil_r, <- !app_assoc. reflexivity.
     + discriminate.
-    + intros _. unfold part in P1. injection P1 as P1 _ _ _ _ _ _. rewrite P1. exact (I3 Al).
+    + intros _. rewrite (proj1 (part_is _ _ P1)). exact (I3 Al).
     + intros _ Q. apply (reading_part _ _ _ w); [exact P1|].
       rewrite counted_samples in Q.
       assert (Q0 : is_quota_met c (h_samples h) = false).
@@ -481,9 +456,9 @@ Proof.
       destruct (I4 Al Q0) as [x X]. exists x. unfold w. simpl. rewrite Re. simpl. exact X.
     + intros l Hk. discriminate.
     + apply post_fair. unfold fair, w. discriminate.
-    + intros _. unfold part in P1. injection P1 as _ _ _ _ _ _ P1. rewrite P1. exact (IB Al).
+    + intros _. rewrite (proj2 (proj2 (part_is _ _ P1))). exact (IB Al).
   - destruct (failure_of rs) as [o|] eqn:Fo; [|discriminate]. injection E as <-. unfold h_step, next_view. rewrite Kk, Fo.
-    apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply steps_drain|reflexivity]|].
+    apply (dead_image _ _ u); [intros A; exact A|discriminate|intros l Hk; injection Hk as -> _; exact (failure_of_kind _ _ Fo)|right; exact I1|etransitivity; [apply drain_steps|reflexivity]|].
     match goal with |- at_phase (drain ?d ?o ?l ?w) <> _ => destruct (drain_phase d o l w) as [-> | ->]; discriminate end.
 Qed.
 
