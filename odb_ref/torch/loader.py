@@ -23,6 +23,7 @@ from odb_ref.torch.arguments import (
     check_flag,
     check_functions,
     check_max_bad,
+    check_name,
     check_seconds,
     check_transport,
     make_loader_options,
@@ -48,6 +49,7 @@ from odb_ref.torch.reading.measure import LengthFn
 from odb_ref.torch.reading.quarantine import OnBadSample
 from odb_ref.torch.settings import (
     GROUP_OF,
+    RENAMED,
     Batching,
     Faults,
     LayoutName,
@@ -55,6 +57,7 @@ from odb_ref.torch.settings import (
     Protocol,
     ShardName,
     check_groups,
+    describe_new_spelling,
     refuse_old_spelling,
 )
 
@@ -84,7 +87,8 @@ class ODBDataLoader(Epochs[Batch]):
         layout: ``"padded"``: a row for each sample (default). ``"packed"``: one row, laid end to end (`FlattenSamples`).
         collate_fn: Makes a batch of a list of samples, beside the workers. Default: torch's, or `FlattenSamples` where packed.
         shuffle: Whether the order is a permutation by seed and epoch. Default: False.
-        sampler: What this rank reads, in place of its shard; with ``shard="shared"`` the same order on all ranks.
+        sampler: What this rank reads, in place of its shard; with ``update_samples`` the same order on all ranks, or a
+            `DistributedSampler`.
         shard: ``"auto"``: every world_size-th index (default). ``"shared"``: ranks draw from one order as they have room (R14).
             ``"given"``: the data set is this rank's own.
         seed: Of the order, and of what samples draw at random. Default: 0.
@@ -188,7 +192,7 @@ class ODBDataLoader(Epochs[Batch]):
             sizes=choose(Sizes, batching.sizes, "sizes"),
             limits=self._resources.limits,
             max_age_rounds=check_integer(protocol.max_age_rounds, "max_age_rounds", 1),
-            ramp_rounds=check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
+            ramp_rounds=None if protocol.ramp_rounds is None else check_integer(protocol.ramp_rounds, "ramp_rounds", 0),
             mode=choose(Mode, protocol.mode, "mode"),
             quota_samples=None if protocol.quota is None else check_integer(protocol.quota, "quota", 1),
             update_samples=self._update_samples,
@@ -197,6 +201,7 @@ class ODBDataLoader(Epochs[Batch]):
         self._on_idle = choose(OnIdle, protocol.on_idle, "on_idle")
         self._idle_sample = protocol.idle_sample
         self._on_bad_sample = choose(OnBadSample, faults.on_bad_sample, "on_bad_sample")
+        max_bad = check_max_bad(faults.max_bad_samples)
         self._weighting = Weighting(
             scaling=choose(LossScaling, loss.scaling, "scaling"),
             reduction=choose(LossReduction, loss.reduction, "reduction"),
@@ -219,12 +224,15 @@ class ODBDataLoader(Epochs[Batch]):
         if self._order.is_shared and batching.window_bytes is not None:
             raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
         self._bound = check_len_bound(batching.len_bound, self._order)
-        self._ranks = choose_ranks(protocol.process_group, mesh, protocol.mesh_dims)
+        self._ranks = choose_ranks(
+            protocol.process_group, mesh, protocol.mesh_dims, is_apart=check_flag(protocol.is_apart, "is_apart")
+        )
         self.process_group = self._ranks.groups[-1]
         self._transport = check_transport(protocol.transport)
         self._timeout_s = check_seconds(faults.timeout_s, "timeout_s", is_zero_allowed=False)
         self._log_wait_s = self._timeout_s / 2
         self._trace = trace
+        self._name = None if protocol.name is None else check_name(protocol.name)
         self._counting = make_counting(
             cast(LengthFn | None, batching.length_fn),
             cast(LengthFn | None, loss.supervised_fn),
@@ -245,7 +253,7 @@ class ODBDataLoader(Epochs[Batch]):
             settings,
             quota=self._terms.quota_samples,
             read_ahead=self._window // 2,
-            max_bad=check_max_bad(faults.max_bad_samples),
+            max_bad=max_bad if self._on_bad_sample is OnBadSample.QUARANTINE else 0,
         )
         self._start_session()
 
@@ -254,10 +262,21 @@ class ODBDataLoader(Epochs[Batch]):
 
         Raises: UsageError.
         """
+        self._check_change(name, "assigned")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuses what would change nothing, as for an assignment.
+
+        Raises: UsageError.
+        """
+        self._check_change(name, "deleted")
+        super().__delattr__(name)
+
+    def _check_change(self, name: str, what: str) -> None:
         if "_session" in self.__dict__ and name in _READ_ONCE:
             instead = _INSTEAD.get(name, "make another loader with it")
-            raise UsageError(f"{name} cannot be assigned: the loader has read its arguments; {instead}")
-        super().__setattr__(name, value)
+            raise UsageError(f"{name} cannot be {what}: the loader has read its arguments; {instead}")
 
     def __bool__(self) -> bool:
         """Returns True, as for any loader: its length does not matter."""
@@ -276,6 +295,9 @@ _INSTEAD: Final = {
     "token_budget": "call accept_budget for a smaller one, or make another loader",
     "batch_size": _FORMED,
     "batch_sampler": _FORMED,
+    "in_order": "its batches are always in order",
+    "pin_memory_device": "make another loader with pin_memory",
+    **{name: f"make another loader with {describe_new_spelling(name)}" for name in RENAMED},
 }
 _READ_ONCE: Final = frozenset(signature(ODBDataLoader).parameters) | GROUP_OF.keys() | _INSTEAD.keys()
 """Names of arguments, of what a DataLoader would be told, and of what is the loader's to say."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from odb_ref.core.batching.budgets import BudgetSchedule
 from odb_ref.core.batching.cost import CostOfLength
 from odb_ref.core.batching.rules import TargetRule
-from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS, RAMP_ROUNDS
+from odb_ref.core.config import DEPTH_STEPS, MAX_AGE_ROUNDS
 from odb_ref.core.errors import UsageError
 
 P = ParamSpec("P")
@@ -111,7 +111,8 @@ class Protocol:
     Args:
         policy: The target rule: ``"odb"`` (default), ``"paper"``, or one of your own.
         max_age_rounds: Rounds that a sample may be put off. Default: 4.
-        ramp_rounds: First windows that are smaller, for an early first step. Default: 3.
+        ramp_rounds: First windows that are smaller, for an early first step; they fill few batches, and carry the other samples
+            into larger windows. Default: 3, or 1 where an epoch is known to have less than two windows.
         mode: ``"join"``: each sample is read (default). ``"quota"``: all ranks stop together, at ``quota`` or when
             one runs dry.
         quota: Samples of all ranks after which an epoch ends. Default: none.
@@ -120,19 +121,25 @@ class Protocol:
         idle_sample: What a rank replays that never has a sample. Default: none.
         transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
         process_group: The ranks, where there is no ``mesh``. Default: all.
+        is_apart: Whether no rank outside of ``process_group`` is a model-parallel peer of one inside. Default: False, so a
+            group that leaves out ranks of the job is refused.
         mesh_dims: The dimensions of ``mesh`` along which ranks lie. Default: those named dp, dp_replicate, dp_shard or batch.
+        name: Which loader this is, the same on all of its ranks, where a line of the script makes several (R18). Default: the
+            line that makes it, and what it reads.
     """
 
     policy: Literal["odb", "paper"] | TargetRule = "odb"
     max_age_rounds: int = MAX_AGE_ROUNDS
-    ramp_rounds: int = RAMP_ROUNDS
+    ramp_rounds: int | None = None
     mode: Literal["join", "quota"] = "join"
     quota: int | None = None
     on_idle: IdleName = "replay"
     idle_sample: object = None
     transport: Literal["reduce", "gather"] = "reduce"
     process_group: dist.ProcessGroup | None = None
+    is_apart: bool = False
     mesh_dims: str | Sequence[str] | None = None
+    name: str | None = None
 
 
 Group: TypeAlias = Batching | Loss | Faults | Protocol

@@ -191,7 +191,7 @@ MUTANTS = (
     _edit("a window without a sample is full", "Machine.v", "(length xs <? wanted s) && negb (is_nil (window s ++ xs)).",
           "(length xs <? wanted s).", "read_core"),
     _edit("a full window is read on", "Machine.v", "(set_wanted (if en || full then 0 else", "(set_wanted (if en then 0 else",
-          "Error|Rank.v|Termination.v"),
+          "granted_event"),
     _edit("no window is ever full", "System.v", "c_bounded (cfg r) r = true /\\ at_phase (rank_of s r) <> DONE)",
           "c_bounded (cfg r) r = true /\\ at_phase (rank_of s r) <> at_phase (rank_of s r))",
           "a_read_can_be_answered|Run.v|Job.v"),
