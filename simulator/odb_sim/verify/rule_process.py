@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -214,7 +214,7 @@ class Server:
         )
 
 
-def _make(kind: type, values: dict[str, object]) -> TargetRule | None:
+def _make(kind: type, values: Mapping[str, object]) -> TargetRule | None:
     """Returns the rule with these parameters; None where it does not take them."""
     try:
         made: object = kind(**values)
