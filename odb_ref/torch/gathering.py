@@ -57,14 +57,23 @@ def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) 
     """
     if not dist.is_available() or not dist.is_initialized():
         return [[*own]]
-    backends = dict(item.split(":") for item in dist.get_backend_config(group).split(","))
-    device = "cpu" if "cpu" in backends else next(iter(backends))
+    device, backend = choose_device(dist.get_backend_config(group))
     sent = torch.tensor(own, dtype=torch.int64, device=device)
     received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
     dist.all_gather(received, sent, group=group)
-    if backends[device] == "gloo":
+    if backend == "gloo":
         _wait_for_release([sent, *received])
     return [tensor.tolist() for tensor in received]
+
+
+def choose_device(config: str) -> tuple[str, str]:
+    """Returns a device that a process group serves, and by which backend: the CPU, where it is one of them.
+
+    ``config`` is torch's ``"cpu:gloo,cuda:nccl"``, or ``"npu:hccl"`` of a back end that torch does not know itself.
+    """
+    backends = dict(item.split(":") for item in config.split(","))
+    device = "cpu" if "cpu" in backends else next(iter(backends))
+    return device, backends[device]
 
 
 def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:

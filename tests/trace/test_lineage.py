@@ -394,3 +394,19 @@ def test_a_header_is_read_as_it_was_written(tmp_path: Path) -> None:
     header, records = read_trace(tmp_path / "t")
     assert header.origin == origin
     assert [record.event for record in records] == [json.loads('{"kind": "set_aside", "id": 5, "place": 3}')]
+
+
+def test_a_round_of_the_ramp_has_the_target_of_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec: R3.3, R9. Checks: REPLAY."""
+    monkeypatch.setattr("odb_ref.core.rounds.RAMP_SHARE", 1)
+    path = tmp_path / "t"
+    run_by_arrival([[9] * 40], make_configs(1, budget_tokens=9, window_samples=32, ramp_rounds=2), trace=path)
+    monkeypatch.undo()
+    assert tell([path]) == {"REPLAY"}
+    trace = Tampered(path)
+    trace.header["version"] = 1
+    del trace.header["inputs"]
+    (job,) = check_traces([trace.write(path)], is_replayed=True).jobs
+    assert job.violations == ()
+    (replayed,) = (item for item in job.properties if item.property is Property.REPLAY)
+    assert "a trace of version 1" in replayed.reason
