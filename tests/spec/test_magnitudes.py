@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from odb_ref.core.batching.alignment import align, is_due
 from odb_ref.core.batching.budgets import Acceptance, BudgetSchedule
 from odb_ref.core.batching.cost import TOKENS, get_cost
 from odb_ref.core.batching.layouts import Layout
@@ -27,11 +28,12 @@ from odb_ref.core.batching.sizes import Sizes
 from odb_ref.core.config import Config
 from odb_ref.core.effects import OutcomeKind
 from odb_ref.core.peers import compute_digest
-from odb_ref.core.resume import Checkpoint, RoundStart
+from odb_ref.core.resume import Checkpoint, RoundStart, compute_round_start, resume
 from odb_ref.core.types import Mode, Sample
 from odb_ref.trace.check import check_traces
 from odb_ref.trace.origin import UNKNOWN
 from tests.helpers.world import ACTIONS, AnyOrder, Choice, Node, Shard, World, make_config, write_trace
+from tests.spec.test_second_implementation import _align
 
 SAMPLES = 800
 """Of a world, at most."""
@@ -309,3 +311,60 @@ def test_a_schedule_counts_the_steps_of_all_epochs() -> None:
         acceptance = Acceptance(budget_tokens=2**41, schedule=say, steps_before=before)
         assert acceptance.ask(planned, agreed).tokens == min(agreed, 2**41)
         assert asked == [(before + planned, min(agreed, 2**41))]
+
+
+def test_what_is_loaded_is_what_was_saved() -> None:
+    """Spec: R10.1, R10.2. Checks: RESUME."""
+    draw = random.Random(3)
+    for _ in range(300):
+        age = draw_size(draw, 60, 1)
+        config = make_config(max_age_rounds=age, window_samples=2_000)
+        marks = sorted(draw_size(draw, 2**50) for _ in range(draw_size(draw, age)))
+        read = marks[-1] if marks else 0
+        carried = tuple(sorted({draw.randrange(read) for _ in range(draw_size(draw, 1_000))} if read else ()))
+        start = RoundStart(
+            round=draw_size(draw, 2**50, len(marks)),
+            read_samples=read,
+            carried=carried,
+            marks=tuple(marks),
+            planned_steps=draw_size(draw, 2**50),
+            global_samples=draw_size(draw, 2**60),
+            agreed_tokens=draw_size(draw, 2**42, 1),
+            accepted_tokens=draw_size(draw, 2**42, 1),
+        )
+        samples = tuple(Sample(position, position, 1, 1) for position in carried)
+        assert compute_round_start(resume(config, start, samples)[0]) == start
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("order", StepOrder)
+def test_groups_of_all_sizes_are_lined_up_split_and_carried_as_the_page_says(layout: Layout, order: StepOrder) -> None:
+    """Spec: R4.1, R4.2, R4.3. Checks: AGE."""
+    draw = random.Random(4)
+    for _ in range(25):
+        sizes = [draw_size(draw, 600, 1) for _ in range(draw_size(draw, 60, 1))]
+        positions = draw.sample(range(sum(sizes)), sum(sizes))
+        if order is StepOrder.SAMPLER:
+            positions.sort()
+        unit, longest = 2 ** draw.choice((0, 8, 34)), draw_size(draw, 200, 1)
+        held = iter(positions)
+        items = [[(next(held), unit * draw_size(draw, longest, 1), ()) for _ in range(size)] for size in sizes]
+        items = [
+            sorted(group) if order is StepOrder.SAMPLER else sorted(group, key=lambda it: -it[1]) for group in items
+        ]
+        groups = tuple(tuple(Sample(at, at, length, 0) for at, length, _ in group) for group in items)
+        due_before = draw_size(draw, sum(sizes))
+        assert [is_due(group, due_before) for group in groups] == [
+            any(position < due_before for position, _, _ in group) for group in items
+        ]
+        due = sum(is_due(group, due_before) for group in groups)
+        target = draw.choice(
+            (max(1, due), draw.randint(max(1, due), len(groups)), draw_size(draw, sum(sizes), len(groups)))
+        )
+        config = make_config(layout=layout, order=order, budget_tokens=1)
+        steps, carried = align(groups, target, due_before, layout, order)
+        expected, left = _align(items, target, due_before, config)
+        assert [[sample.position for sample in step] for step in steps] == [
+            [at for at, _, _ in step] for step in expected
+        ]
+        assert [sample.position for sample in carried] == [at for at, _, _ in left]
