@@ -155,13 +155,13 @@ def fill(
         )
 
     total = sum(counts)
-    size, portions = config.update_samples, config.update_portions
+    size, rounds = config.update_samples, config.update_rounds
     if is_shared:
-        portions = replace(config, shared_samples=total).update_portions
+        rounds = replace(config, shared_samples=total).update_rounds
     if size is not None:
-        first = min(first, 2**16 // size) // portions * portions
+        first = min(first, 2**16 // size) // rounds * rounds
     has_begun = first > 0
-    places = draw_size(draw, 2**16) * has_begun if size is None else first // portions * size
+    places = draw_size(draw, 2**16) * has_begun if size is None else first // rounds * size
     common = RoundStart(
         round=first,
         planned_steps=draw_size(draw, 2**40) * has_begun,
@@ -171,14 +171,14 @@ def fill(
         config = replace(config, quota_samples=common.global_samples + draw_size(draw, total, 1))
     if is_shared:
         config = replace(config, shared_samples=total)
-    portion = min(total, ceil((size or 0) / 2) if portions > 1 else size or draw.randint(ranks, ranks * 3))
+    portion = min(total, draw.randint(ranks, ranks * 3))
     shares = [portion // ranks + (rank < portion % ranks) for rank in range(ranks)]
     starts = []
     for rank in range(ranks):
         read = max(0, ceil((places - rank) / ranks)) if size is not None and not is_shared else places
         drawn = (
             Draw(places + sum(shares[:rank]), shares[rank], places + portion)
-            if is_shared and has_begun
+            if is_shared and has_begun and size is None
             else NOTHING_DRAWN
         )
         mine = replace(common, read_samples=read, draw=drawn)
