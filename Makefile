@@ -11,7 +11,7 @@ SOAK_SEED ?= 0
 SOAK_RUNS ?= 200
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test soak lint audit proofs bench mutants docs reach release clean
+.PHONY: help setup demo quick test soak lint audit proofs conformance bench mutants docs reach release clean
 
 help: ## What can be made
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -69,6 +69,10 @@ proofs: ## Check the Coq development, audit it and build its executable model (i
 	.ci/install-coq.sh
 	$(MAKE) -C proofs
 	$(MAKE) -C proofs extraction
+
+conformance: $(READY) ## Ask the planners of other projects (installed below build/peers), and write docs/explanation/scoreboard.md
+	$(BIN)/python -m tests.conformance.scoreboard
+	PYTHONPATH=build/peers/verl-0.9.1 $(BIN)/pytest tests/compat/test_planners.py
 
 bench: $(READY) ## Speed and memory, beside the released peer; figures of the README
 	$(BIN)/python -m tests.bench

@@ -55,7 +55,7 @@ ASSUMING = re.compile("Variables?|Hypothes[ie]s|Context")
 """What a file may say inside a section, which closes it: the statement shows it as a hypothesis."""
 GAPS = re.compile("Admitted|admit|give_up|Abort|Axiom|Parameter|bypass_check")
 PROPERTIES = re.compile(
-    "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|UPDATE|REPLAY|RESUME"
+    "ALIGN|CONSERVE|COVER|ONCE|QUOTA|FREE|TERM|ABORT|RELEASE|STOP|BUDGET|SIZES|FEWEST|AGE|ORDER|WEIGHT|DEAL|UPDATE|REPLAY|RESUME|PLAN"
 )
 
 

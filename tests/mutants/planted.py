@@ -1,6 +1,7 @@
 """Subtle defects, planted in a copy of the repository one by one: which test of the fast loop catches each, and how fast.
 
-``python -m tests.mutants.planted`` prints the table; ``--only TEXT`` takes those whose name holds it. Other tables have the
+``python -m tests.mutants.planted`` prints the table; ``--only TEXT`` takes those whose name holds it, ``--by-vectors`` asks the
+conformance kit alone, of the planner and of the pure rules of the core. Other tables have the
 defects of a protocol (`table`) and those that show deep in a run only (`deep`); these are slips of the hand: a sign, a bound, a
 wrong name in a message, a number cut to so many bits, one field of several forgotten, in the core and in the trace checker.
 """
@@ -22,11 +23,18 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("odb_ref", "simulator", "tests", "spec", "examples", "pyproject.toml")
 OF_THE_CORE = ("tests/core/test_wide_numbers.py", "tests/core", "tests/spec")
 OF_THE_ADAPTER = ("tests/torch/test_budget.py", "tests/torch/test_updates.py")
+OF_THE_EXCHANGE = ("tests/torch/test_identity.py", "tests/torch/test_mesh.py")
 OF_THE_SIMULATOR = ("tests/simulator/test_budgets.py",)
 OF_THE_PLANNER = ("tests/plan",)
 OF_THE_TRACE = ("tests/trace/test_slips.py", "tests/spec/test_r15_budgets.py", "tests/core", "tests/trace")
 """What is made for such slips first."""
 LIMIT_S = 900
+PURE = (
+    "odb_ref/plan/",
+    *(f"odb_ref/core/batching/{name}.py" for name in ("alignment", "layouts", "grouping", "rules", "shards")),
+    "odb_ref/core/offer.py",
+)
+"""What the conformance cases are about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +52,7 @@ class Planted:
         for place, tests in (
             ("ref/plan/", OF_THE_PLANNER),
             ("/trace/", OF_THE_TRACE),
+            ("/torch/exchange/", OF_THE_EXCHANGE),
             ("/torch/", OF_THE_ADAPTER),
             ("odb_sim/", OF_THE_SIMULATOR),
         ):
@@ -149,6 +158,25 @@ PLANTED = (
         "min(agreed_tokens, self.budget_tokens)",
         "self.budget_tokens",
     ),
+    _torch(
+        "loaders of one line are told apart by the types of their data",
+        "exchange/identity",
+        "facts = list_facts(self._data) if is_told else {}",
+        "facts: dict[str, str] = {}",
+    ),
+    _torch(
+        "a loader that began without a process group goes on under one",
+        "exchange/identity",
+        "not (self._has_begun or self._generation.world is not None)",
+        "self._generation.world is None",
+    ),
+    _torch(
+        "why an earlier generation ended is told to the next",
+        "exchange/rendezvous",
+        "PeerLost(rank, cause) if self._own.endpoint.secret in come else None",
+        "PeerLost(rank, cause) if come else None",
+    ),
+    _torch("a part of the job is taken for all of it", "exchange/roster", "if size < job_size:", "if size < 1:"),
     _torch(
         "the weight of an update is that of a micro-step",
         "epoch/cursor",
@@ -384,8 +412,8 @@ PLANTED = (
     _trace(
         "an agreement without the offer of the last rank will do",
         "check/exchanges",
-        "        if len(exchange.posted) == self._world_size:\n            return False\n",
-        "        if len(exchange.posted) >= self._world_size - 1:\n            return False\n",
+        "        return len(exchange.posted) < self._world_size\n",
+        "        return len(exchange.posted) < self._world_size - 1\n",
     ),
     _trace("a time has three digits", "writing", "round(time_s, 6)", "round(time_s, 3)"),
     # Plans of known lengths.
@@ -479,6 +507,13 @@ PLANTED = (
         "division",
         "if found is None or not all(found):",
         "if found is None:",
+    ),
+    _plan("steps have levels beside units alone", "division", "if ranks > 1 and not self.alone:", "if ranks > 1:"),
+    _plan(
+        "one that is empty is asked for its cheapest",
+        "settling",
+        "least = costs[0] if costs and not self._has_exchange else 1",
+        "least = 1 if self._has_exchange or is_one else costs[0]",
     ),
     _plan("nothing is evened out", "division", "    if bounds or len(numbers) > EXCHANGED:", "    if numbers:"),
     _plan(
@@ -628,15 +663,43 @@ def catch(planted: Planted) -> tuple[str, float]:
     return "" if done.returncode == 0 else f"pytest ends with {done.returncode}", seconds
 
 
+def catch_by_vectors(planted: Planted) -> tuple[str, float]:
+    """The properties that the cases of ``spec/vectors`` find broken, in one place or on ranks; and after how many seconds."""
+    run = [sys.executable, "-m", "odb_ref.conformance", "run", "--level", "exact", "--planner"]
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plant(planted, folder)
+        for arguments in (["odb_ref.conformance.ours:plan_here"], ["odb_ref.conformance.ours:plan_there", "--ranks"]):
+            environment = {**os.environ, "PYTHONPATH": name}
+            done = subprocess.run(
+                [*run, *arguments],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            if done.returncode:
+                broken = [line.split()[0] for line in done.stdout.splitlines() if " broken in " in line]
+                return ", ".join(broken) or "it ends", time.perf_counter() - began
+    return "", time.perf_counter() - began
+
+
 def main() -> int:
     """Prints the table; 1 when a defect survives."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="defects whose name holds it")
-    chosen = [planted for planted in PLANTED if parser.parse_args().only in planted.name]
+    parser.add_argument("--by-vectors", action="store_true", help="what the conformance cases find")
+    options = parser.parse_args()
+    chosen = [planted for planted in PLANTED if options.only in planted.name]
+    if options.by_vectors:
+        chosen = [planted for planted in chosen if planted.path.startswith(PURE)]
     print("| defect | in | caught by | after |\n|---|---|---|--:|")
     survivors = 0
     for planted in chosen:
-        caught, seconds = catch(planted)
+        caught, seconds = catch_by_vectors(planted) if options.by_vectors else catch(planted)
         survivors += not caught
         print(f"| {planted.name} | `{planted.path}` | {caught or 'SURVIVES'} | {seconds:.0f} s |", flush=True)
     return int(survivors > 0)
