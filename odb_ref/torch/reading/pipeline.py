@@ -86,7 +86,7 @@ class ReadPipeline:
             self._workers.close()
         if self.is_inline:  # a thread of an epoch before may still be at work with these
             self._workers = _make_collators(self._spec, is_inline=True)
-        self._collator = self._collator.renew(plan.seed, listener.on_doubt)
+        self._collator = self._collator.renew(plan.seed, listener.on_warning)
         read_ahead = 0 if self.is_inline else read_ahead
         most = self._spec.window_bytes
         self._draws = DrawFeed() if plan.is_drawn else None
@@ -116,13 +116,13 @@ class ReadPipeline:
                 room = Room(nbytes=self._spec.window_bytes - self._collator.count_bytes(held), is_empty=not held)
             self._epoch.read(count, room, end)
 
-    def draw(self, items: Sequence[tuple[int, object]], *, is_last: bool) -> None:
-        """Asks for the samples of an order that is drawn as an epoch goes: places and keys. They may be the last of it."""
+    def draw(self, items: Sequence[tuple[int, object]], count: int, *, is_last: bool) -> None:
+        """Asks for samples of an order that is drawn as an epoch goes: see `SampleService.draw`."""
         if self._epoch is not None and self._draws is not None:
-            self._draws.add(items)
+            self._draws.add(items, count)
             if is_last:
                 self._draws.close()
-            self._epoch.read(len(items))
+            self._epoch.read(count)
 
     def collate(self, requests: tuple[BatchRequest, ...]) -> None:
         """Asks for batches; does not wait."""
@@ -277,8 +277,8 @@ class _Maker:
         self._collating = self._workers.oldest
 
     def _put(self, number: int, made: Made) -> None:
-        for doubt in made.doubts:
-            self._collator.warn_once(doubt)
+        for text in made.warnings:
+            self._collator.warn_once(text)
         self.listener.on_batch(number, self._finish(made))
 
 

@@ -39,9 +39,10 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """Answer with `SamplesMeasured`: of these places and keys."""
+    """Read these places and keys; answer with `SamplesMeasured`, of the first ``count`` that were not asked for before."""
 
     items: Sequence[tuple[int, object]]
+    count: int
     is_last: bool
 
 
@@ -114,7 +115,7 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class WarningText:
     """Something about the data or a function is probably not what the user means."""
 
     text: str
@@ -128,7 +129,7 @@ class Failed:
     traceback: str
 
 
-Notice = SamplesMeasured | BatchMade | SetAside | Doubt | Failed
+Notice = SamplesMeasured | BatchMade | SetAside | WarningText | Failed
 
 
 @dataclass(frozen=True, slots=True)
