@@ -29,7 +29,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
 from odb_ref.integrations.progress import Progress
-from odb_ref.torch import Batching, JobState, Loss, ODBDataLoader, Protocol, gather_objects
+from odb_ref.torch import Batching, JobState, Loss, ODBDataLoader, gather_objects
 
 VOCABULARY = 128
 SHARDS = (40, 11)
@@ -202,7 +202,7 @@ def main() -> None:
         loss=Loss(
             accumulation_steps=ACCUMULATION_STEPS, reduction="sum"
         ),  # as torchtitan's; defined for a batch without a supervised token, too
-        protocol=Protocol(process_group=mesh.get_group()),
+        mesh=mesh,
     )
     with loader:
         progress = Progress(loader.estimate_steps() / ACCUMULATION_STEPS)

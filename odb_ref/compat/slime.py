@@ -1,7 +1,9 @@
 """slime's schedule of optimizer steps, planned by `odb_ref.plan`: ``build_dp_schedule`` of ``slime.utils.dp_schedule``.
 
-Change the import, and the budget is kept, micro-batches are balanced by what attention costs, and there are few of them. What
-differs on purpose: ``balance_data`` is always on, and a sample longer than the budget is refused unless ``oversize="alone"``.
+As THUDM/slime has it at 04e6743, with miles' partial last step. Change the import, and the budget is kept, micro-batches are
+balanced by what attention costs, and there are few of them. What differs on purpose: ``balance_data`` and
+``balance_by_flops`` are always on, and a sample longer than the budget is refused unless ``oversize="alone"``. Steps of so
+many tokens (``global_batch_tokens``) and batches that keep images apart (``multimodal_aware_packing``) are refused.
 """
 
 from __future__ import annotations
@@ -30,24 +32,31 @@ def build_dp_schedule(
     *,
     global_batch_size: int,
     rollout_indices: Sequence[int],
+    sample_is_multimodal: Sequence[bool] | None = None,
     cost: CostOfLength | None = None,
     oversize: Oversize | str = Oversize.REFUSE,
 ) -> tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]:
     """Returns the samples of each rank; for each rank its micro-batches, as places in these; how many of them each optimizer
     step has; and how many rollouts each step has.
 
-    ``cost`` is what is balanced, of the tokens (default: `odb_ref.plan.attention` of a hidden size of 4,096). Trailing rollouts
-    that fill no step are left out, unless ``args.allow_partial_train_step``.
+    ``cost`` is what is balanced, of the tokens (default: `odb_ref.plan.attention` of ``args.hidden_size``, or of 4,096).
+    Trailing rollouts that fill no step are left out, unless ``args.allow_partial_train_step`` and there is a sample for each
+    rank.
 
-    Raises: UsageError when the terms cannot be met.
+    Raises: UsageError when the terms cannot be met, or ask for what is not served.
     """
+    if getattr(args, "global_batch_tokens", None) is not None:
+        raise UsageError("global_batch_tokens is not served: give global_batch_size")
+    if any(sample_is_multimodal or ()) and getattr(args, "multimodal_aware_packing", "off") != "off":
+        raise UsageError("multimodal_aware_packing is not served: samples with images share micro-batches with others")
     ranks = train_parallel_config["dp_size"]
     stages = train_parallel_config["microbatch_group_size_per_vp_stage"]
     is_interleaved = (train_parallel_config["vpp_size"] or 1) > 1
     rollouts: dict[int, list[int]] = {}
     for index, rollout in enumerate(rollout_indices):
         rollouts.setdefault(rollout, []).append(index)
-    steps = _cut([*rollouts.values()], global_batch_size, has_last=getattr(args, "allow_partial_train_step", False))
+    has_last = bool(getattr(args, "allow_partial_train_step", False) and args.use_dynamic_batch_size)
+    steps = _cut([*rollouts.values()], global_batch_size, least=ranks if has_last else len(total_lengths) + 1)
     partitions: list[list[int]] = [[] for _ in range(ranks)]
     micro_batches: list[list[list[int]]] = [[] for _ in range(ranks)]
     counts = []
@@ -60,7 +69,7 @@ def build_dp_schedule(
             ranks=ranks,
             budget=budget,
             limits=limits,
-            cost=attention(hidden_size=4_096) if cost is None else cost,
+            cost=attention(hidden_size=getattr(args, "hidden_size", 4_096)) if cost is None else cost,
             multiple_of=stages if is_interleaved else 1,
             oversize=oversize,
             short="refuse",
@@ -74,12 +83,12 @@ def build_dp_schedule(
     return partitions, micro_batches, counts, [len(step) for step in steps]
 
 
-def _cut(rollouts: list[list[int]], size: int, *, has_last: bool) -> list[list[list[int]]]:
-    """Returns the rollouts of each optimizer step."""
+def _cut(rollouts: list[list[int]], size: int, *, least: int) -> list[list[list[int]]]:
+    """Returns the rollouts of each optimizer step; of a last one that is not full only if it has so many samples."""
     if len(rollouts) < size:
         raise UsageError(f"{len(rollouts)} rollouts do not fill a step of {size}")
     steps = [rollouts[first : first + size] for first in range(0, len(rollouts), size)]
-    return steps if has_last or len(steps[-1]) == size else steps[:-1]
+    return steps if len(steps[-1]) == size or sum(map(len, steps[-1])) >= least else steps[:-1]
 
 
 def _find_bounds(args: Arguments, context_parallel: int, lengths: Sequence[int]) -> tuple[int, dict[str, int]]:
@@ -87,5 +96,6 @@ def _find_bounds(args: Arguments, context_parallel: int, lengths: Sequence[int])
     if args.use_dynamic_batch_size:
         if args.max_tokens_per_gpu is None:
             raise UsageError("use_dynamic_batch_size needs max_tokens_per_gpu")
-        return args.max_tokens_per_gpu * context_parallel, {}
+        margin: float = getattr(args, "packing_safety_margin", 1.0)
+        return max(1, int(args.max_tokens_per_gpu * context_parallel * margin)), {}
     return max(sum(lengths), 1), {"samples": args.micro_batch_size or 1}

@@ -1,8 +1,9 @@
 """verl's micro-batches, planned by `odb_ref.plan`: functions of ``verl.utils.seqlen_balancing``, which other projects have too.
 
-Change the import, and what hung or exceeded the budget no longer does. What differs on purpose: a rank with fewer samples
-than micro-batches repeats its shortest, with an empty loss mask, and where one rank cannot plan all raise the same error.
-Neither verl nor tensordict is imported.
+As verl 0.9.1 has them; older ones, and copies in other projects, take the first of these arguments. Change the import, and what
+hung or exceeded the budget no longer does. What differs on purpose: a rank with fewer samples than micro-batches repeats its
+shortest, with an empty loss mask, or where there is no such column all ranks refuse; and where one rank cannot plan all
+raise the same error. Neither verl nor tensordict is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from odb_ref.plan import plan_rank
 from odb_ref.torch.gathering import gather_integers
 
 LOSS_MASKS: Final = ("loss_mask", "response_mask")
-"""What is zero in a micro-batch that repeats a sample."""
+"""What is zero in a micro-batch that repeats a sample: one of them must be there."""
 
 
 class TensorRows(Protocol):
@@ -68,8 +69,9 @@ def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
 
     ``use_dynamic_bsz_balance=False`` has the costliest first. Samples are counted as they are, without padding.
 
-    Raises: UsageError on every rank when one cannot plan. Spec: R13.11.
+    Raises: UsageError on every rank when one cannot plan, or would have to repeat a sample that it cannot mask. Spec: R13.11.
     """
+    has_mask = any(key in LOSS_MASKS for key, _ in batch.items())
     is_shared = distributed.is_initialized() and same_micro_num_in_dp and dp_group is not None
     plan = plan_rank(
         _iterate_lengths(batch),
@@ -79,9 +81,11 @@ def rearrange_micro_batches(  # noqa: PLR0917 (as the original has them)
         cost=_compute_workload,
         multiple_of=1 if num_batches_divided_by is None else num_batches_divided_by,
         at_least=1 if min_num_micro_batch is None else min_num_micro_batch,
+        short="idle" if has_mask else "refuse",
         order="smallest_at_ends" if use_dynamic_bsz_balance else "costliest_first",
     )
-    spare = [] if plan.spare is None else [plan.spare]
+    first = 0 if plan.spare is None else plan.spare - plan.spare % force_group_size
+    spare = [] if plan.spare is None else [*range(first, first + force_group_size)]
     indices = [[*own] or spare for own in plan.micro_batches]
     return [_select(batch, own, is_idle=is_idle) for own, is_idle in zip(indices, plan.is_idle, strict=True)], indices
 
@@ -153,12 +157,18 @@ def _select(batch: Rows, indices: list[int], *, is_idle: bool) -> Rows:
     for key, value in batch.items():
         columns[key] = _take(value, indices) if len(value.shape) else value  # else it is of the batch, not of a sample
         if is_idle and key in LOSS_MASKS:
-            columns[key] = columns[key] * 0
+            columns[key] = torch.zeros_like(columns[key])
     return type(batch)(columns, len(indices))
 
 
 def _take(value: torch.Tensor, indices: list[int]) -> torch.Tensor:
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        rows = value.unbind()
-        return torch.nested.as_nested_tensor([rows[index] for index in indices], layout=torch.jagged)
-    return value[torch.tensor(indices, dtype=torch.long)]
+    if not isinstance(value, torch.Tensor) or not value.is_nested:
+        return value[torch.tensor(indices, dtype=torch.long)]
+    every = value.unbind()
+    rows = [every[index] for index in indices]
+    if value.layout != torch.jagged:
+        return torch.nested.as_nested_tensor(rows)
+    # Of its tensors verl says the ragged dimension by this attribute of torch's, and not in their shape.
+    ragged: int = getattr(value, "_ragged_idx", 1)
+    ends = torch.tensor([0] + [row.shape[ragged - 1] for row in rows], device=value.device).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(rows, ragged - 1), ends, jagged_dim=ragged)

@@ -1,9 +1,10 @@
-"""A conformance kit for planners of known lengths, of any project and in any language. Spec: R13.
+"""A conformance kit for planners of known lengths and for the online protocol, of any project and in any language. Spec: R13.
 
     python -m odb_ref.conformance run --planner package.module:function
     python -m odb_ref.conformance run -- COMMAND
 
-runs a planner on the cases of ``spec/vectors/v1`` and says which properties it keeps. `judge` says what is wrong with a plan,
-by the problem and the indices alone; `vectors` reads the cases; `planners` asks a planner, in one place or on ranks that
-exchange in a virtual world; `running` draws the verdicts.
+puts the cases of ``spec/vectors/v1`` to an implementation and says which properties it keeps. `vectors` reads the cases;
+`asking` puts one to a function or a program, in one place or on ranks that exchange in a virtual world, and never waits for
+ever; `judge` says what is wrong with an answer, by the problem alone; `running` draws the verdicts, and `reports` writes
+them down. `ours` is the first implementation that is judged so.
 """

@@ -1,78 +1,45 @@
-"""What is wrong with a plan, by the property it breaks: from R13's words, not from any planner's code. Spec: R13."""
+"""What is wrong with a plan, by the property it breaks: from the rules' words, not from any planner's code. Spec: R13."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final
 
-from odb_ref.core.batching.layouts import Layout
-from odb_ref.plan.terms import SAMPLES, Options, Oversize, Within
-
-Plans: TypeAlias = Sequence[Sequence[Sequence[int]]]
-"""For each rank and micro-batch the indices: of the rank's samples, or of all where they are dealt out."""
+from odb_ref.conformance.answers import Planned, Plans, Weight
+from odb_ref.conformance.vectors import Problem, Record, pick
+from odb_ref.core.batching.cost import choose_cost
+from odb_ref.plan.outcome import Mean
+from odb_ref.plan.quality import compute_wait
+from odb_ref.plan.terms import BatchOrder, Oversize, Within
 
 RULES: Final = {
     "COVER": "R13.1: every sample is in a micro-batch",
     "ONCE": "R13.1: no sample is in two",
     "HOME": "R13.1: of a rank that may have it",
     "EQUAL": "R13.1: every rank has as many micro-batches",
+    "RESTORE": "R13.1: outputs come back in the order of the samples",
+    "DETERMINISM": "R13.1: the same again, and in another process with another hash seed",
     "BUDGET": "R13.2: each within the budget and all limits; R13.3: but a unit that travels alone",
+    "EXPECT": "R13.3, R13.4: there is a plan, or a refusal, as the case says",
     "MULTIPLE": "R13.4: as many as multiple_of, at_least and at_most say",
     "NONEMPTY": "R13.4: none is empty while its rank has units for it",
     "TOGETHER": "R13.7: samples of one key are where `within` says",
-    "DETERMINISM": "R13.1: the same again, and in another process with another hash seed",
-    "AGREE": "R13.11: all ranks plan, or all refuse",
-    "TERMINATION": "R13.11: no rank is left in the exchange",
-    "EXPECT": "the case says whether there is a plan",
+    "ORDER": "R13.8: they are run in the order that was asked for",
+    "WEIGHT": "R13.9: the weights make the mean that was asked for",
+    "REPORT": "R13.10: what is said of the plan is so",
+    "AGREE": "R13.11: all ranks plan, or all refuse with the same words",
+    "TERMINATION": "R13.11: no rank is left in the exchange, and an answer comes in time",
+    "ANSWER": "an answer is a plan or a refusal, and nobody ends on the way",
+    "EXACT": "the answer is the model's",
 }
-"""What a planner is judged by, and where it stands."""
+"""What an implementation is judged by, and where it stands."""
 
-
-@dataclass(slots=True, kw_only=True)
-class Problem:
-    """What is to be planned: columns by rank. Where samples are dealt out, indices go on from rank to rank."""
-
-    lengths: list[list[int]]
-    is_dealt: bool = False
-    supervised: list[list[int]] | None = None
-    together: list[list[int]] | None = None
-    uses: dict[str, list[list[int]]] = field(default_factory=dict)
-    terms: Options
-
-    def get_lengths(self, rank: int | None) -> list[int]:
-        """Returns the lengths of a rank's samples; with None of all."""
-        return pick(self.lengths, rank)
-
-    def measure(self, rank: int | None, batch: Sequence[int]) -> dict[str, int]:
-        """Returns what a micro-batch takes of all that is bounded, by name. Spec: R13.2."""
-        lengths, whole = self.get_lengths(rank), self.terms.get("pad_to", 1)
-        rows = [-(-lengths[index] // whole) * whole for index in batch]
-        is_padded = self.terms.get("layout", Layout.PACKED) == Layout.PADDED
-        found = {"budget": len(rows) * max(rows, default=0) if is_padded else sum(rows)}
-        for name in self.terms.get("limits", {}):
-            if name in self.uses:
-                found[name] = sum(pick(self.uses[name], rank)[index] for index in batch)
-            elif name == SAMPLES:
-                found[name] = len(rows)
-        return found
-
-    def list_units(self, rank: int | None) -> list[list[int]]:
-        """Returns the indices that share a micro-batch. Spec: R13.7."""
-        number = len(self.get_lengths(rank))
-        if self.together is None or self.terms.get("within", Within.MICRO_BATCH) != Within.MICRO_BATCH:
-            return [[index] for index in range(number)]
-        found: dict[int, list[int]] = {}
-        for index, key in enumerate(pick(self.together, rank)):
-            found.setdefault(key, []).append(index)
-        return [*found.values()]
-
-
-def pick(column: Sequence[Sequence[int]], rank: int | None) -> list[int]:
-    """Returns the part of one rank, or with None all of it."""
-    return [*chain.from_iterable(column)] if rank is None else [*column[rank]]
+_NEAR: Final = 1e-9
+"""How far a float may be from the fraction that it stands for."""
 
 
 def find_faults(problem: Problem, plans: Plans) -> set[str]:
@@ -80,14 +47,33 @@ def find_faults(problem: Problem, plans: Plans) -> set[str]:
     faults = _check_samples(problem, plans)
     if "HOME" in faults:
         return faults
-    return faults | _check_counts(problem, plans) | _check_batches(problem, plans) | _check_empty(problem, plans)
+    faults |= _check_counts(problem, plans) | _check_batches(problem, plans) | _check_order(problem, plans)
+    return faults if problem.is_online else faults | _check_empty(problem, plans)
+
+
+def find_false_words(problem: Problem, found: Planned, exact: Record) -> tuple[set[str], set[str]]:
+    """Returns which properties of what a planner says of its plan were judged, and those that it breaks."""
+    judged, faults = set(), set()
+    if problem.mean is not None and (found.weights is not None or found.scales is not None):
+        judged.add("WEIGHT")
+        if not _has_weights(problem, found):
+            faults.add("WEIGHT")
+    if found.restored is not None:
+        judged.add("RESTORE")
+        if [[*own] for own in found.restored] != [sorted(_list_held([own])) for own in found.plans]:
+            faults.add("RESTORE")
+    if found.report:
+        judged.add("REPORT")
+        if not _is_reported(problem, found, exact):
+            faults.add("REPORT")
+    return judged, faults
 
 
 def compute_least(problem: Problem) -> int:
     """Returns a count that every plan has at least. Spec: R13.10."""
     terms, least = problem.terms, 0
     bounds = {"budget": terms["budget"], **terms.get("limits", {})}
-    for rank in [None] if problem.is_dealt else range(len(problem.lengths)):
+    for rank in _list_homes(problem):
         taken = [problem.measure(rank, unit) for unit in problem.list_units(rank)]
         others = [one for one in taken if all(value <= bounds[name] for name, value in one.items())]
         shares = [-(-sum(one[name] for one in others) // bound) for name, bound in bounds.items()]
@@ -98,11 +84,33 @@ def compute_least(problem: Problem) -> int:
     return -(-max(least, terms.get("at_least", 1)) // multiple) * multiple
 
 
+def compute_costs(problem: Problem, plans: Plans) -> list[list[int]]:
+    """Returns what each micro-batch of each rank costs. Spec: R13.2."""
+    cost = choose_cost(problem.terms.get("cost") or "tokens").of_tokens
+    found = []
+    for rank, own in enumerate(plans):
+        rows = [
+            [cost(tokens) for tokens in problem.list_tokens(None if problem.is_dealt else rank, batch)] for batch in own
+        ]
+        found.append([len(batch) * max(batch, default=0) if problem.is_padded() else sum(batch) for batch in rows])
+    return found
+
+
+def compute_wait_of(problem: Problem, plans: Plans) -> float:
+    """Returns the wait of a plan. Spec: R13.10."""
+    return compute_wait(compute_costs(problem, plans))
+
+
+def _list_homes(problem: Problem) -> Sequence[int | None]:
+    """Returns the ranks whose samples are their own; None stands for all of them together."""
+    return [None] if problem.is_dealt else range(len(problem.lengths))
+
+
 def _check_samples(problem: Problem, plans: Plans) -> set[str]:
     if len(plans) != len(problem.lengths):
         return {"HOME"}
     faults = set()
-    for rank in [None] if problem.is_dealt else range(len(plans)):
+    for rank in _list_homes(problem):
         held = _list_held(plans if rank is None else [plans[rank]])
         whole = set(range(len(problem.get_lengths(rank))))
         if set(held) - whole:
@@ -122,7 +130,7 @@ def _check_counts(problem: Problem, plans: Plans) -> set[str]:
     at_most = terms.get("at_most")
     for count in counts:
         is_between = terms.get("at_least", 1) <= count and (at_most is None or count <= at_most)
-        if count % terms.get("multiple_of", 1) or not is_between:
+        if not problem.is_online and (count % terms.get("multiple_of", 1) or not is_between):
             faults.add("MULTIPLE")
     return faults
 
@@ -142,19 +150,33 @@ def _check_batches(problem: Problem, plans: Plans) -> set[str]:
                 faults.add("BUDGET")
             if any(not set(units[number]) <= set(batch) for number in inside):
                 faults.add("TOGETHER")
-    if problem.is_dealt and problem.together is not None and terms.get("within") == Within.RANK:
-        keys = pick(problem.together, None)
+    if problem.has_homes():
+        keys = pick(problem.together or [], None)
         homes = chain.from_iterable({keys[index] for index in _list_held([own])} for own in plans)
         if max(Counter(homes).values(), default=0) > 1:
             faults.add("TOGETHER")
     return faults
 
 
+def _check_order(problem: Problem, plans: Plans) -> set[str]:
+    """Returns ORDER where the order is asked for, and micro-batches are in another."""
+    for costs in compute_costs(problem, plans):
+        falling = sorted(costs, reverse=True)
+        match problem.terms.get("order"):
+            case BatchOrder.COSTLIEST_FIRST:
+                wanted = falling
+            case BatchOrder.SMALLEST_AT_ENDS:
+                wanted = falling[::2][::-1] + falling[1::2]
+            case _:
+                wanted = costs
+        if costs != wanted:
+            return {"ORDER"}
+    return set()
+
+
 def _check_empty(problem: Problem, plans: Plans) -> set[str]:
     """Returns NONEMPTY where a rank is idle although it has units enough; where samples are dealt out, all ranks together."""
-    groups = [[own] for own in plans]
-    if problem.is_dealt and not (problem.together is not None and problem.terms.get("within") == Within.RANK):
-        groups = [[*plans]]
+    groups = [[*plans]] if problem.is_dealt and not problem.has_homes() else [[own] for own in plans]
     for rank, group in enumerate(groups):
         held = set(_list_held(group))
         units = problem.list_units(None if problem.is_dealt else rank)
@@ -163,6 +185,81 @@ def _check_empty(problem: Problem, plans: Plans) -> set[str]:
         if sum(map(bool, batches)) < min(len(batches), number):
             return {"NONEMPTY"}
     return set()
+
+
+def compute_weights(problem: Problem) -> list[list[Fraction]]:
+    """Returns what each supervised token of each sample weighs, by rank, or all in one where they are dealt out. Spec:
+    R13.9.
+    """
+    homes = _list_homes(problem)
+    supervised = [pick(problem.supervised or problem.lengths, rank) for rank in homes]
+    alone = [[(rank, index) for index in range(len(own))] for rank, own in zip(homes, supervised, strict=True)]
+    keys: list[list[tuple[int | None, int]]] = alone
+    if problem.together is not None:
+        is_shared = problem.terms.get("within") == Within.STEP
+        keys = [[(None if is_shared else rank, key) for key in pick(problem.together, rank)] for rank in homes]
+    sums: Counter[tuple[int | None, int]] = Counter()
+    for group, tokens in zip(chain.from_iterable(keys), chain.from_iterable(supervised), strict=True):
+        sums[group] += tokens
+    sequences = sum(tokens > 0 for tokens in chain.from_iterable(supervised))
+    groups = sum(tokens > 0 for tokens in sums.values())
+
+    def weigh(tokens: int, key: tuple[int | None, int]) -> Fraction:
+        match problem.mean:
+            case _ if not tokens:
+                return Fraction(0)
+            case Mean.TOKEN:
+                return Fraction(1, sums.total())
+            case Mean.SEQUENCE:
+                return Fraction(1, sequences)
+            case Mean.SEQUENCE_TOKEN:
+                return Fraction(1, sequences * tokens)
+            case _:
+                return Fraction(1, groups * sums[key])
+
+    return [[*map(weigh, own, group)] for own, group in zip(supervised, keys, strict=True)]
+
+
+def _has_weights(problem: Problem, found: Planned) -> bool:
+    wanted, ranks = compute_weights(problem), len(problem.lengths)
+    for rank, own in enumerate(found.plans):
+        weights = wanted[0 if problem.is_dealt else rank]
+        tokens = pick(problem.supervised or problem.lengths, None if problem.is_dealt else rank)
+        for place, batch in enumerate(own):
+            expected = [weights[index] for index in batch]
+            if found.weights is not None:
+                said = found.weights[rank][place]
+                if len(said) != len(batch) or not all(map(_is_near, said, expected)):
+                    return False
+            if found.scales is not None:
+                share = sum((weights[index] * tokens[index] for index in batch), Fraction(0))
+                if not _is_near(found.scales[rank][place], share * ranks):
+                    return False
+    return True
+
+
+def _is_near(said: Weight, expected: Fraction) -> bool:
+    if isinstance(said, Fraction):
+        return said == expected
+    return math.isclose(said, float(expected), rel_tol=_NEAR, abs_tol=_NEAR**2)
+
+
+def _is_reported(problem: Problem, found: Planned, exact: Record) -> bool:
+    report = found.report
+    wait = compute_wait_of(problem, found.plans)
+    count = len(found.plans[0])
+    best, least_wait = exact.get("count", count), exact.get("wait", wait)
+    tokens = sum(map(sum, problem.lengths))
+    fill = tokens / (problem.terms["budget"] * max(1, count) * len(found.plans))
+    return all(
+        (
+            report.get("count", count) == count,
+            isinstance(best, int) and report.get("least", 0) <= best,
+            math.isclose(report.get("wait", wait), wait, rel_tol=_NEAR),
+            isinstance(least_wait, float | int) and report.get("least_wait", 0) <= least_wait + _NEAR,
+            math.isclose(report.get("fill", fill), fill, rel_tol=_NEAR),
+        )
+    )
 
 
 def _list_held(plans: Iterable[Sequence[Sequence[int]]]) -> list[int]:

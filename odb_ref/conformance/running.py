@@ -1,17 +1,23 @@
-"""Putting all cases to a planner, and the verdicts: kept, broken, or not claimed. Spec: R13."""
+"""Putting all cases to an implementation, and the verdicts: kept, broken, or not asked. Spec: R13."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from xml.sax import saxutils
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from odb_ref.conformance.judge import RULES, compute_least, find_faults
-from odb_ref.conformance.planners import Answer, Ask
-from odb_ref.conformance.vectors import Case
-from odb_ref.core.batching.cost import choose_cost
-from odb_ref.plan.outcome import compute_wait
+from odb_ref.conformance.answers import Answer, AnswerError, read_plan
+from odb_ref.conformance.asking import Ask
+from odb_ref.conformance.judge import compute_least, compute_wait_of, find_false_words, find_faults
+from odb_ref.conformance.vectors import PLANNED, Case, encode
+from odb_ref.plan.terms import Oversize
+
+_OF_PLANS = frozenset({"COVER", "ONCE", "HOME", "EQUAL", "BUDGET"})
+_OF_KNOWN_LENGTHS = frozenset({"MULTIPLE", "NONEMPTY", "TOGETHER"})
+_IS_NOT_THE_BEST = "not-the-best"
+"""A flag: the plan that the rules describe is not the best one, which is known."""
+_PATIENCE = 3
+"""How many answers may fail to come in time: then no more is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,123 +25,176 @@ class CaseVerdict:
     """What became of a case."""
 
     case: Case
+    judged: frozenset[str] = frozenset()
+    """The properties that it was judged by; none, when it was not asked."""
     faults: tuple[str, ...] = ()
-    """The properties that the planner broke."""
+    """Those that were broken."""
     says: str = ""
-    is_claimed: bool = True
-    """False where the planner does not know a term of the case: then it was not asked."""
     excess: float | None = None
-    """Its count over the least that any plan has."""
+    """Its count over the least that is known to do, or that any plan has."""
     wait: float | None = None
-    """What its steps cost over the mean rank's sum."""
+    """Its wait over the least that is known to do, or 1."""
 
     @property
     def is_broken(self) -> bool:
         """True when a property was broken."""
         return bool(self.faults)
 
-
-def run_cases(
-    cases: Iterable[Case], ask: Ask, ask_elsewhere: Sequence[Ask] = (), unclaimed: frozenset[str] = frozenset()
-) -> list[CaseVerdict]:
-    """Returns the verdict of each case. ``ask_elsewhere`` asks the same planner in processes with other hash seeds."""
-    return [
-        CaseVerdict(case=case, is_claimed=False) if case.terms & unclaimed else judge(case, ask, ask_elsewhere)
-        for case in cases
-    ]
+    @property
+    def is_asked(self) -> bool:
+        """True when the case was judged: not where a term of it is not claimed."""
+        return bool(self.judged)
 
 
-def judge(case: Case, ask: Ask, ask_elsewhere: Sequence[Ask] = ()) -> CaseVerdict:
-    """Returns the verdict of a case that the planner claims."""
-    answer = ask(case.problem)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How an implementation is asked and judged."""
+
+    ask: Ask
+    elsewhere: Sequence[Ask] = ()
+    """The same one in other processes, with other hash seeds."""
+    unclaimed: frozenset[str] = frozenset()
+    """Kinds, terms and cases that it does not know."""
+    has_ranks: bool = False
+    """True when ranks plan alone, and exchange."""
+    is_exact: bool = False
+    """True when an answer must be the model's, where that is known."""
+
+
+def run_cases(cases: Iterable[Case], judging: Judging) -> list[CaseVerdict]:
+    """Returns the verdict of each case; with ranks also of what becomes of it when one of them fails."""
+    verdicts = []
+    late = 0
+    for case in cases:
+        if (case.terms | {case.id}) & judging.unclaimed or not _can_be_asked(case, judging):
+            verdicts.append(CaseVerdict(case=case))
+            continue
+        for asked in [case, *_list_failing(case)] if judging.has_ranks else [case]:
+            if late >= _PATIENCE:
+                verdicts.append(CaseVerdict(case=asked, says="not asked: too many answers did not come in time"))
+                continue
+            verdicts.append(judge(asked, judging))
+            late += "in time" in verdicts[-1].says or "no answer in" in verdicts[-1].says
+    return _doubt_who_always_refuses(verdicts)
+
+
+def _can_be_asked(case: Case, judging: Judging) -> bool:
+    if judging.has_ranks:
+        return case.kind == "plan_ranks"
+    return case.kind not in PLANNED or case.problem.changes is None
+
+
+def _list_failing(case: Case) -> list[Case]:
+    """Returns the case once for each rank, in which that rank has a sample that is too long. Spec: R13.11."""
+    problem = case.problem
+    if case.expect != "plan" or problem.terms.get("oversize") == Oversize.ALONE or len(problem.lengths) < 2:
+        return []
+    found = []
+    for culprit in range(min(len(problem.lengths), 4)):
+        lengths = [
+            [*own, problem.terms["budget"] + 1] if rank == culprit else own for rank, own in enumerate(problem.lengths)
+        ]
+        failing = replace(
+            problem,
+            lengths=lengths,
+            supervised=problem.supervised and _extend(problem.supervised, culprit, 0),
+            together=problem.together and _extend(problem.together, culprit, -1),
+            uses={name: _extend(column, culprit, 0) for name, column in problem.uses.items()},
+        )
+        record = {name: value for name, value in encode(failing).items() if name != "kind"}
+        comment = f"{case.comment} Here rank {culprit} has a sample that is too long."
+        found.append(
+            replace(case, id=f"{case.id}-failing-{culprit}", comment=comment, record=record, expect="refuse", exact={})
+        )
+    return found
+
+
+def _extend(column: list[list[int]], culprit: int, value: int) -> list[list[int]]:
+    return [[*own, value] if rank == culprit else own for rank, own in enumerate(column)]
+
+
+def _doubt_who_always_refuses(verdicts: Sequence[CaseVerdict]) -> list[CaseVerdict]:
+    """Returns the verdicts, those apart which a planner gets right that refuses the same without the reason too."""
+    broken = {verdict.case.id for verdict in verdicts if "EXPECT" in verdict.faults or "ANSWER" in verdict.faults}
+    found = []
+    for verdict in verdicts:
+        twin = verdict.case.twin or verdict.case.id.partition("-failing-")[0]
+        if verdict.case.expect == "refuse" and twin != verdict.case.id and twin in broken and not verdict.is_broken:
+            verdict = CaseVerdict(case=verdict.case, says=f"says nothing: {twin} is refused too")  # noqa: PLW2901
+        found.append(verdict)
+    return found
+
+
+def judge(case: Case, judging: Judging) -> CaseVerdict:
+    """Returns the verdict of a case that is claimed."""
+    answer = judging.ask(case)
+    judged = {"EXPECT", "ANSWER", "TERMINATION"} | ({"AGREE"} if judging.has_ranks else set())
     faults = set()
     if answer.is_stuck:
         faults.add("TERMINATION")
     if answer.is_divided:
         faults.add("AGREE")
-    if case.expect != "either" and answer.is_plan != (case.expect == "plan"):
+    if answer.problem:
+        faults.add("ANSWER")
+    if not faults and case.expect != "either" and answer.is_plan != (case.expect == "plan"):
         faults.add("EXPECT")
+    says = "; ".join(filter(None, (*dict.fromkeys(answer.refusals), answer.problem)))
     if not answer.is_plan:
-        return CaseVerdict(case=case, faults=tuple(sorted(faults)), says="; ".join(dict.fromkeys(answer.refusals)))
-    faults |= find_faults(case.problem, answer.plans)
-    again = [other(case.problem) for other in (ask, *ask_elsewhere)]
-    if any(_freeze(other) != _freeze(answer) for other in again):
-        faults.add("DETERMINISM")
-    excess, wait = (
-        (None, None)
-        if faults
-        else (
-            len(answer.plans[0]) / compute_least(case.problem),
-            _compute_wait(case, answer),
-        )
-    )
-    return CaseVerdict(case=case, faults=tuple(sorted(faults)), excess=excess, wait=wait)
+        return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says)
+    if judging.elsewhere:
+        judged.add("DETERMINISM")
+        if any(_freeze(other(case)) != _freeze(answer) for other in judging.elsewhere):
+            faults.add("DETERMINISM")
+    if case.kind not in PLANNED:
+        judged.add("EXACT")
+        if _freeze(answer) != _freeze(Answer(said=case.exact)):
+            faults.add("EXACT")
+        return CaseVerdict(case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=_clip(answer))
+    return _judge_plan(case, answer, judged, faults, is_exact=judging.is_exact)
 
 
-def _freeze(answer: Answer) -> list[list[list[int]]]:
-    return [[[*batch] for batch in own] for own in answer.plans]
-
-
-def _compute_wait(case: Case, answer: Answer) -> float:
+def _judge_plan(case: Case, answer: Answer, judged: set[str], faults: set[str], *, is_exact: bool) -> CaseVerdict:
     problem = case.problem
-    cost = choose_cost(problem.terms.get("cost") or "tokens").of_tokens
-    is_padded = problem.terms.get("layout") == "padded"
-    costs = []
-    for rank, own in enumerate(answer.plans):
-        lengths = problem.get_lengths(None if problem.is_dealt else rank)
-        batches = [[cost(lengths[index]) for index in batch] for batch in own]
-        costs.append([len(batch) * max(batch, default=0) if is_padded else sum(batch) for batch in batches])
-    return compute_wait(costs)
-
-
-def describe(verdicts: Sequence[CaseVerdict]) -> str:
-    """Returns what a person reads: the cases that were broken, then a line for each property."""
-    lines = [
-        f"{verdict.case.id}: {', '.join(verdict.faults)}: {verdict.case.comment} {verdict.says}".rstrip()
-        for verdict in verdicts
-        if verdict.is_broken
-    ]
-    asked = [verdict for verdict in verdicts if verdict.is_claimed]
-    for name, rule in RULES.items():
-        broken = sum(name in verdict.faults for verdict in asked)
-        lines.append(f"{name:12} {f'broken in {broken}' if broken else 'kept':14} {rule}")
-    kept = [verdict for verdict in asked if verdict.excess is not None]
-    if kept:
-        excess = sum(verdict.excess or 0 for verdict in kept) / len(kept)
-        wait = sum(verdict.wait or 0 for verdict in kept) / len(kept)
-        lines.append(f"count over the least {excess:.3f}, wait {wait:.3f}, both at best 1, over {len(kept)} plans")
-    broken = sum(verdict.is_broken for verdict in asked)
-    lines.append(f"{len(asked) - broken} of {len(asked)} cases right, {len(verdicts) - len(asked)} not claimed")
-    return "\n".join(lines)
-
-
-def write_junit(verdicts: Sequence[CaseVerdict]) -> str:
-    """Returns the verdicts as JUnit has them."""
-
-    def render(verdict: CaseVerdict) -> str:
-        name = saxutils.quoteattr(verdict.case.id)
-        text = saxutils.escape(f"{', '.join(verdict.faults)}: {verdict.case.comment} {verdict.says}".strip())
-        if not verdict.is_claimed:
-            return f"<testcase name={name}><skipped/></testcase>"
-        if verdict.is_broken:
-            return f"<testcase name={name}><failure>{text}</failure></testcase>"
-        return f"<testcase name={name}/>"
-
-    broken = sum(verdict.is_broken for verdict in verdicts)
-    body = "\n".join(map(render, verdicts))
-    return f'<testsuite name="odb-ref conformance" tests="{len(verdicts)}" failures="{broken}">\n{body}\n</testsuite>\n'
-
-
-def write_html(verdicts: Sequence[CaseVerdict], title: str) -> str:
-    """Returns the verdicts as a page: red what was broken, grey what is not claimed."""
-    colours: Callable[[CaseVerdict], str] = lambda verdict: (  # noqa: E731
-        "#ddd" if not verdict.is_claimed else "#fbb" if verdict.is_broken else "#bfb"
+    try:
+        found = read_plan(answer.said)
+    except AnswerError as error:
+        return CaseVerdict(case=case, judged=frozenset(judged), faults=("ANSWER",), says=str(error))
+    judged |= _OF_PLANS if problem.is_online else _OF_PLANS | _OF_KNOWN_LENGTHS
+    if "order" in problem.terms:
+        judged.add("ORDER")
+    faults |= find_faults(problem, found.plans)
+    says, excess, wait = "", None, None
+    if not faults & {"HOME", "COVER", "ONCE", "EQUAL"}:
+        also_judged, also_broken = find_false_words(problem, found, case.exact)
+        judged |= also_judged
+        faults |= also_broken
+        count, costs = len(found.plans[0]), compute_wait_of(problem, found.plans)
+        known = {"plan": found.plans, "count": count, "wait": costs}
+        differs = [name for name, value in case.exact.items() if not _is_same(value, known.get(name))]
+        if is_exact and case.exact and _IS_NOT_THE_BEST not in case.flags:
+            judged.add("EXACT")
+            if differs:
+                faults.add("EXACT")
+                says = ", ".join(f"{name} {known.get(name)}, not {case.exact[name]}" for name in differs)
+        best_count, best_wait = case.exact.get("count"), case.exact.get("wait")
+        if not faults - {"EXACT"}:
+            excess = count / (best_count if isinstance(best_count, int) else compute_least(problem))
+            wait = costs / (best_wait if isinstance(best_wait, float | int) else 1)
+    return CaseVerdict(
+        case=case, judged=frozenset(judged), faults=tuple(sorted(faults)), says=says, excess=excess, wait=wait
     )
-    rows = "\n".join(
-        f'<tr style="background:{colours(verdict)}"><td>{html.escape(verdict.case.id)}</td>'
-        f"<td>{', '.join(verdict.faults)}</td><td>{html.escape(verdict.case.comment)}</td>"
-        f"<td>{html.escape(verdict.says)}</td></tr>"
-        for verdict in verdicts
-    )
-    head = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><h1>{html.escape(title)}</h1>"
-    return f"{head}\n<table>\n<tr><th>case<th>broken<th>what it asks<th>what was said\n{rows}\n</table>\n"
+
+
+def _is_same(expected: object, found: object) -> bool:
+    if isinstance(expected, float) and isinstance(found, float):
+        return abs(expected - found) < 1e-9
+    return expected == found
+
+
+def _freeze(answer: Answer) -> str:
+    said = answer.said if answer.is_plan else [answer.refusals, answer.problem, answer.is_stuck]
+    return json.dumps(said, sort_keys=True, default=str)
+
+
+def _clip(answer: Answer) -> str:
+    return json.dumps(answer.said)[:120]

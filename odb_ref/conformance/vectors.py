@@ -1,105 +1,214 @@
-"""The cases: read from JSON, one file a subject. Spec: R13.
+"""The cases: read from JSON, one file a property. Spec: R13.
 
-A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``. ``kind`` is ``"plan_all"`` or ``"plan_ranks"``;
-``expect`` is ``"plan"``, ``"refuse"`` (on every rank), or ``"either"`` (``flags`` say why); ``schema.json`` says the rest.
+A case is ``{"id", "comment", "from", "kind", "problem", "flags", "expect"}``, and where it is known ``"exact"``;
+``schema.json`` beside the cases says the rest. A problem of a plan is a `Problem`; of the online protocol it is JSON that
+the implementation reads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Final, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias
 
-from odb_ref.conformance.judge import Problem
-from odb_ref.plan import Options
+from odb_ref.core.batching.layouts import Layout
+from odb_ref.core.errors import UsageError
+from odb_ref.plan.terms import SAMPLES, Options, Within
 
-VECTORS: Final = Path(__file__).parents[2] / "spec" / "vectors" / "v1"
-"""Where the cases are, in a checkout."""
+_CHECKOUT: Final = Path(__file__).parents[2] / "spec" / "vectors" / "v1"
+VECTORS: Final = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).parent / "cases"
+"""Where the cases are: in a checkout, or in what was installed."""
 
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Record: TypeAlias = Mapping[str, Json]
 Expect: TypeAlias = Literal["plan", "refuse", "either"]
+Column: TypeAlias = list[list[int]]
+"""For each rank, for each of its samples."""
+
+PLANNED: Final = ("plan_all", "plan_ranks", "epoch")
+"""The kinds whose answer is a plan: of known lengths, or of an epoch in which lengths become known."""
+COLUMNS: Final = ("supervised", "together")
 
 
-class ProblemRecord(TypedDict):
-    """A problem in JSON: see `Problem`."""
+@dataclass(slots=True, kw_only=True)
+class Problem:
+    """What is to be planned: columns by rank. Where samples are dealt out, indices go on from rank to rank."""
 
-    lengths: list[list[int]]
-    supervised: NotRequired[list[list[int]]]
-    together: NotRequired[list[list[int]]]
-    uses: NotRequired[dict[str, list[list[int]]]]
+    lengths: Column
+    is_dealt: bool = False
+    is_online: bool = False
+    supervised: Column | None = None
+    together: Column | None = None
+    uses: dict[str, Column] = field(default_factory=dict)
+    mean: str | None = None
+    """Of what the weights are asked for."""
+    changes: list[Mapping[str, object]] | None = None
+    """By rank, in what its terms differ from the others'."""
     terms: Options
-    kind: NotRequired[str]
+
+    def get_lengths(self, rank: int | None) -> list[int]:
+        """Returns the lengths of a rank's samples; with None of all."""
+        return pick(self.lengths, rank)
+
+    def list_tokens(self, rank: int | None, batch: Sequence[int]) -> list[int]:
+        """Returns the length of each of its samples, rounded up. Spec: R13.2."""
+        lengths, whole = self.get_lengths(rank), self.terms.get("pad_to", 1)
+        return [-(-lengths[index] // whole) * whole for index in batch]
+
+    def is_padded(self) -> bool:
+        """Returns True when a micro-batch takes its samples times the longest."""
+        return self.terms.get("layout", Layout.PACKED) == Layout.PADDED
+
+    def measure(self, rank: int | None, batch: Sequence[int]) -> dict[str, int]:
+        """Returns what a micro-batch takes of all that is bounded, by name. Spec: R13.2."""
+        rows = self.list_tokens(rank, batch)
+        found = {"budget": len(rows) * max(rows, default=0) if self.is_padded() else sum(rows)}
+        for name in self.terms.get("limits", {}):
+            if name in self.uses:
+                found[name] = sum(pick(self.uses[name], rank)[index] for index in batch)
+            elif name == SAMPLES:
+                found[name] = len(rows)
+        return found
+
+    def list_units(self, rank: int | None) -> list[list[int]]:
+        """Returns the indices that share a micro-batch. Spec: R13.7."""
+        number = len(self.get_lengths(rank))
+        if self.together is None or self.terms.get("within", Within.MICRO_BATCH) != Within.MICRO_BATCH:
+            return [[index] for index in range(number)]
+        found: dict[int, list[int]] = {}
+        for index, key in enumerate(pick(self.together, rank)):
+            found.setdefault(key, []).append(index)
+        return [*found.values()]
+
+    def has_homes(self) -> bool:
+        """Returns True when samples are dealt out, and those of a key must share a rank."""
+        return self.is_dealt and self.together is not None and self.terms.get("within") == Within.RANK
 
 
-class CaseRecord(TypedDict):
-    """A case in JSON."""
-
-    id: str
-    comment: str
-    kind: str
-    problem: ProblemRecord
-    flags: list[str]
-    expect: Expect
+def pick(column: Sequence[Sequence[int]], rank: int | None) -> list[int]:
+    """Returns the part of one rank, or with None all of it."""
+    return [*chain.from_iterable(column)] if rank is None else [*column[rank]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A question for a planner."""
+    """A question for an implementation."""
 
     id: str
     comment: str
-    problem: Problem
+    origin: str
+    kind: str
+    record: Record
+    """What it is asked, as JSON."""
     flags: tuple[str, ...]
     expect: Expect
+    exact: Record
+    """What the model answers, or what is best by an exhaustive search, as far as it is known."""
+    twin: str | None
+    """Of a case that is refused: one that differs in the reason alone, and is planned."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of a plan.
+
+        Raises: UsageError when the case is of another kind.
+        """
+        if self.kind not in PLANNED:
+            raise UsageError(f"case {self.id} is not a problem of a plan")
+        return decode(self.record, self.kind)
 
     @property
     def terms(self) -> frozenset[str]:
-        """What a planner must know to be asked this."""
+        """What must be claimed to be asked this."""
+        if self.kind not in PLANNED:
+            return frozenset({self.kind})
         problem = self.problem
-        wanted = {"plan_all" if problem.is_dealt else "plan_ranks", *problem.terms}
-        if problem.together is not None:
-            wanted.add("together")
-        return frozenset(wanted - {"budget"})
+        named = {name for name in ("together", "mean", "changes") if getattr(problem, name) is not None}
+        return frozenset({self.kind, *problem.terms, *named} - {"budget"})
 
 
-def decode(record: ProblemRecord, kind: str) -> Problem:
-    """Returns the problem of a record."""
-    return Problem(
-        lengths=record["lengths"],
-        is_dealt=kind == "plan_all",
-        supervised=record.get("supervised"),
-        together=record.get("together"),
-        uses=record.get("uses", {}),
-        terms=record["terms"],
-    )
+def decode(record: Record, kind: str) -> Problem:
+    """Returns the problem of a record that keeps the schema."""
+    fields = {name: value for name, value in record.items() if name != "kind"}
+    return Problem(is_dealt=kind == "plan_all", is_online=kind == "epoch", **fields)  # type: ignore[arg-type]
 
 
-def encode(problem: Problem) -> ProblemRecord:
-    """Returns the record of a problem, with its kind: what a program is asked."""
-    record: ProblemRecord = {
-        "kind": "plan_all" if problem.is_dealt else "plan_ranks",
-        "lengths": problem.lengths,
-        "terms": problem.terms,
-    }
-    if problem.supervised is not None:
-        record["supervised"] = problem.supervised
-    if problem.together is not None:
-        record["together"] = problem.together
+def encode(problem: Problem) -> dict[str, Json]:
+    """Returns the problem as JSON, with its kind: what is asked where one place knows all."""
+    kind = "plan_all" if problem.is_dealt else "epoch" if problem.is_online else "plan_ranks"
+    record: dict[str, Json] = {"kind": kind, "lengths": problem.lengths, "terms": _encode_terms(problem.terms)}
+    for name in (*COLUMNS, "mean"):
+        if getattr(problem, name) is not None:
+            record[name] = getattr(problem, name)
+    if problem.changes is not None:
+        record["changes"] = [*map(_encode_terms, problem.changes)]
     if problem.uses:
         record["uses"] = problem.uses
     return record
 
 
+def encode_rank(problem: Problem, rank: int) -> dict[str, Json]:
+    """Returns what one rank is asked, as JSON: what it has, and no more."""
+    changes = {} if problem.changes is None else _encode_terms(problem.changes[rank])
+    record: dict[str, Json] = {
+        "kind": "plan_rank",
+        "rank": rank,
+        "ranks": len(problem.lengths),
+        "lengths": problem.lengths[rank],
+        "terms": {**_encode_terms(problem.terms), **changes},
+    }
+    for name in COLUMNS:
+        column: Column | None = getattr(problem, name)
+        if column is not None:
+            record[name] = column[rank]
+    if problem.mean is not None:
+        record["mean"] = problem.mean
+    if problem.uses:
+        record["uses"] = {name: column[rank] for name, column in problem.uses.items() if column[rank]}
+    if problem.together is not None and problem.terms.get("within") == Within.STEP:
+        record["group_supervised"] = [[key, tokens] for key, tokens in sum_groups(problem).items()]
+    return record
+
+
+def _encode_terms(terms: Mapping[str, object]) -> dict[str, Json]:
+    """Returns terms that were read from JSON, as JSON."""
+    return {**terms}  # type: ignore[dict-item]
+
+
+def sum_groups(problem: Problem) -> dict[int, int]:
+    """Returns the supervised tokens of each key of ``together``, over all ranks."""
+    sums: dict[int, int] = {}
+    for keys, own in zip(problem.together or (), problem.supervised or problem.lengths, strict=True):
+        for key, tokens in zip(keys, own, strict=True):
+            sums[key] = sums.get(key, 0) + tokens
+    return sums
+
+
+def make_case(question: Record) -> Case:
+    """Returns a case of a question alone, as a program is asked it."""
+    record = {name: value for name, value in question.items() if name != "kind"}
+    kind = str(question["kind"])
+    return Case(
+        id=kind, comment="", origin="", kind=kind, record=record, flags=(), expect="either", exact={}, twin=None
+    )
+
+
 def read_cases(folder: Path = VECTORS) -> Iterator[Case]:
     """Reads the cases of all files of a folder, by name."""
-    for path in sorted(folder.glob("plan*.json")):
-        records: list[CaseRecord] = json.loads(path.read_text())
-        for record in records:
-            yield Case(
-                id=record["id"],
-                comment=record["comment"],
-                problem=decode(record["problem"], record["kind"]),
-                flags=tuple(record["flags"]),
-                expect=record["expect"],
-            )
+    for path in sorted(folder.glob("*.json")):
+        if path.name != "schema.json":
+            for record in json.loads(path.read_text(encoding="utf-8")):
+                yield Case(
+                    id=record["id"],
+                    comment=record["comment"],
+                    origin=record["from"],
+                    kind=record["kind"],
+                    record=record["problem"],
+                    flags=tuple(record["flags"]),
+                    expect=record["expect"],
+                    exact=record.get("exact", {}),
+                    twin=record.get("twin"),
+                )

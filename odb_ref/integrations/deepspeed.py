@@ -57,7 +57,7 @@ def backward(engine: Engine, loss: Tensor, info: StepInfo, logits: Tensor | None
     if engine.dp_world_size != info.world_size:
         raise UsageError(
             f"DeepSpeed averages gradients over {engine.dp_world_size} ranks, and the loader's weights are for "
-            f"{info.world_size}: pass Protocol(process_group=...), the engine's data-parallel group"
+            f"{info.world_size}: pass no process_group, or mesh= where the engine spreads a model over several processes"
         )
     divisor = wanted if info.weighting.is_divided_by_steps else 1
     engine.set_gradient_accumulation_boundary(info.is_update_end)

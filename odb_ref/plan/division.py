@@ -5,25 +5,15 @@ Spec: R13.4, R13.5, R13.6.
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final
 
 from odb_ref.core.batching.layouts import Layout
-from odb_ref.plan.packing import Batch, Bound, find_fewest, pack, sort_longest_first, spread
+from odb_ref.plan.packing import Batch, Bound, list_starts, pack_either_way, spread
 from odb_ref.plan.padding import PaddedRuns
+from odb_ref.plan.settling import EXCHANGED, FAR, Settling
 from odb_ref.plan.terms import BatchOrder, Oversize, PlanTerms
 from odb_ref.plan.units import Units, is_oversize
-
-_SOUGHT: Final = 4096
-"""Among how many units an even division is sought further: more are even by their number."""
-_NEAR: Final = 64
-"""Seeking ends where the costliest costs less than this part more than it must."""
-_CHEAPEST: Final = 32
-"""Among how many micro-batches one is sought that a unit may move to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +24,7 @@ class Division:
     terms: PlanTerms
     alone: tuple[int, ...]
     """The units that exceed the budget, or a limit."""
+    others: Sequence[int]
     fewest: tuple[Batch, ...]
     """The fewest micro-batches found for the others."""
     least: int
@@ -44,31 +35,34 @@ class Division:
         """How many micro-batches there must be for `divide`."""
         return len(self.alone) + len(self.fewest)
 
-    def divide(self, count: int) -> list[Batch]:
+    def divide(self, count: int, ranks: int = 1) -> list[Batch]:
         """Returns ``count`` micro-batches, at least `need`, the costliest first; none is empty while units are left.
 
-        Spec: R13.5, R13.6.
+        With ``ranks`` each so many that follow one another are to be a step of theirs. Spec: R13.5, R13.6.
         """
-        others = [unit for batch in self.fewest for unit in batch]
         left = count - len(self.alone)
         bounds = list_bounds(self.units, self.terms)
         if self.terms.layout is Layout.PADDED:
-            batches = PaddedRuns(self.units, others, self.terms.budget, bounds).divide(left)
+            batches = PaddedRuns(self.units, self.others, self.terms.budget, bounds).divide(left)
         else:
-            batches = self._divide_packed(others, left, bounds)
+            batches = self._divide_packed(left, bounds, ranks)
         batches += [[unit] for unit in self.alone]
         batches.sort(key=lambda batch: (-compute_cost(self.units, batch, self.terms.layout), min(batch, default=0)))
         return batches + [[] for _ in range(count - len(batches))]
 
-    def _divide_packed(self, others: Sequence[int], count: int, bounds: Sequence[Bound]) -> list[Batch]:
-        units, budget = self.units, self.terms.budget
-        found = spread(units, others, count, budget, bounds)
+    def _divide_packed(self, count: int, bounds: Sequence[Bound], ranks: int) -> list[Batch]:
+        units, others, budget = self.units, self.others, self.terms.budget
+        starts = list_starts([units.costs[unit] for unit in others], count, ranks) if ranks > 1 else []
+        found = spread(units, others, count, budget, bounds, starts=starts) if any(starts) else None
+        if found is None or not all(found):
+            starts = []
+            found = spread(units, others, count, budget, bounds)
+        if found is None and count > len(self.fewest):
+            found = even_out(units, others, count, budget, bounds)
         if found is None:
             found = [[*batch] for batch in self.fewest] + [[] for _ in range(count - len(self.fewest))]
-        settle(units, found, budget, bounds)
-        found.sort(key=lambda batch: sum_up(units.costs, batch), reverse=True)
-        apart = count_apart([sum_up(units.costs, batch) for batch in found], [len(batch) for batch in found])
-        return found[:apart] + _seek(units, found[apart:], budget, bounds)
+        Settling(units.costs, found, [(units.tokens, budget), *bounds], starts).run()
+        return found
 
 
 def make_division(units: Units, terms: PlanTerms, ranks: int = 1) -> Division:
@@ -89,13 +83,51 @@ def make_division(units: Units, terms: PlanTerms, ranks: int = 1) -> Division:
         least = len(fewest) if is_exact else _compute_least(units, others, terms.budget, bounds)
     else:
         least = _compute_least(units, others, terms.budget, bounds)
-        aim = terms.round_up(-(-(least + len(alone)) // ranks)) * ranks - len(alone)
-        fewest = find_fewest(units, others, terms.budget, bounds, aim)
-        if len(fewest) > aim:
-            fewest = spread(units, others, aim, terms.budget, bounds) or fewest
+        fewest = _find_fewest(units, others, terms, (least, len(alone), ranks))
     return Division(
-        units=units, terms=terms, alone=tuple(alone), fewest=tuple(filter(None, fewest)), least=least + len(alone)
+        units=units,
+        terms=terms,
+        alone=tuple(alone),
+        others=others,
+        fewest=tuple(filter(None, fewest)),
+        least=least + len(alone),
     )
+
+
+def _find_fewest(units: Units, numbers: Sequence[int], terms: PlanTerms, how_many: tuple[int, int, int]) -> list[Batch]:
+    """Returns as few micro-batches as are found, at ``least`` and with so many ``alone`` beside them: no fewer than
+    ``ranks`` need to have as many each.
+    """
+    least, alone, ranks = how_many
+    bounds, whole = list_bounds(units, terms), terms.multiple_of * ranks
+
+    def count(steps: int) -> int:
+        return steps * whole - alone
+
+    low = -(-max(least + alone, terms.at_least * ranks) // whole)
+    fewest = pack_either_way(units, numbers, terms.budget, bounds)
+    high, middle = max(low, -(-(len(fewest) + alone) // whole)), low
+    while low < high:
+        found = spread(units, numbers, count(middle), terms.budget, bounds)
+        found = found or even_out(units, numbers, count(middle), terms.budget, bounds)
+        if found is None:
+            low = middle + 1
+        else:
+            fewest, high = found, middle
+        middle = (low + high) // 2
+    return fewest
+
+
+def even_out(
+    units: Units, numbers: Sequence[int], count: int, budget: int, bounds: Sequence[Bound]
+) -> list[Batch] | None:
+    """Returns ``count`` micro-batches that settling by tokens brings below the budget, or None where it does not, where
+    there is a limit, or where there are too many units for an exchange. Spec: R13.4.
+    """
+    if bounds or len(numbers) > EXCHANGED:
+        return None
+    found = spread(units, numbers, count, sum_up(units.tokens, numbers), (), costs=units.tokens)
+    return found if found is not None and Settling(units.tokens, found, near=FAR).run(budget) else None
 
 
 def list_bounds(units: Units, terms: PlanTerms) -> list[Bound]:
@@ -103,7 +135,7 @@ def list_bounds(units: Units, terms: PlanTerms) -> list[Bound]:
     return [(column, limit) for column, (_, limit) in zip(units.uses, terms.limits, strict=True)]
 
 
-def sum_up(column: Sequence[int], batch: Batch) -> int:
+def sum_up(column: Sequence[int], batch: Sequence[int]) -> int:
     """Returns what the units of a micro-batch have in sum."""
     return sum(map(column.__getitem__, batch))
 
@@ -128,88 +160,10 @@ def _compute_least(units: Units, numbers: Sequence[int], budget: int, bounds: Se
     return max([*shares, *halves])
 
 
-def count_apart(costs: Sequence[int], sizes: Sequence[int]) -> int:
-    """Returns how many micro-batches, by falling cost, are single units that cost at least what they and all cheaper ones do on
-    average: no division can make those cheaper.
-
-    Spec: R13.6.
-    """
-    left, rest = sum(costs), len(costs)
-    for apart, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
-        if size != 1 or cost * rest < left:
-            return apart
-        left, rest = left - cost, rest - 1
-    return len(costs)
-
-
-def settle(units: Units, batches: list[Batch], budget: int, bounds: Sequence[Bound]) -> None:
-    """Moves units until none can go where both micro-batches then cost less than the one it left did.
-
-    So it is by tokens, with nothing limited: a unit looks among the cheapest only, and there the cheapest has room. Every
-    move makes the costs, falling, less in the order of dictionaries, so there is an end. Spec: R13.6.
-    """
-    costs, tokens = units.costs, units.tokens
-    loads = [sum_up(costs, batch) for batch in batches]
-    columns = [(tokens, budget), *bounds]
-    totals = [[sum_up(column, batch) for column, _ in columns] for batch in batches]
-    cheapest = sorted((load, batch) for batch, load in enumerate(loads))
-    pending = [(-load, batch) for batch, load in enumerate(loads)]
-    heapq.heapify(pending)
-    while pending:
-        load, source = heapq.heappop(pending)
-        if -load != loads[source] or len(batches[source]) < 2:
-            continue
-        unit = min(batches[source], key=lambda unit: (costs[unit], unit))
-        for lower, target in islice(cheapest, _CHEAPEST):
-            if lower + costs[unit] >= loads[source]:
-                break
-            if all(
-                total + column[unit] <= bound for total, (column, bound) in zip(totals[target], columns, strict=True)
-            ):
-                batches[source].remove(unit)
-                batches[target].append(unit)
-                for batch, sign in ((source, -1), (target, 1)):
-                    del cheapest[bisect_left(cheapest, (loads[batch], batch))]
-                    loads[batch] += sign * costs[unit]
-                    insort(cheapest, (loads[batch], batch))
-                    totals[batch] = [
-                        total + sign * column[unit] for total, (column, _) in zip(totals[batch], columns, strict=True)
-                    ]
-                    heapq.heappush(pending, (-loads[batch], batch))
-                break
-
-
-def _seek(units: Units, batches: list[Batch], budget: int, bounds: Sequence[Bound]) -> list[Batch]:
-    """Returns as many micro-batches of the same units, whose costliest is as cheap as a bisection with `pack` finds.
-
-    Spec: R13.5.
-    """
-    numbers = sort_longest_first(units, [unit for batch in batches for unit in batch])
-    costs = units.costs
-    if not numbers or len(numbers) > _SOUGHT:
-        return batches
-    low = max(*(costs[unit] for unit in numbers), -(-sum_up(costs, numbers) // len(batches)))
-    high = max(sum_up(costs, batch) for batch in batches)
-    while (high - low) * _NEAR > low:
-        middle = (low + high) // 2
-        if costs == units.tokens:
-            found = pack(units, numbers, min(budget, middle), bounds)
-        else:
-            found = pack(units, numbers, budget, [*bounds, (costs, middle)])
-        if len(found) > len(batches):
-            low = middle + 1
-            continue
-        found += [[] for _ in range(len(batches) - len(found))]
-        settle(units, found, budget, bounds)
-        batches, high = found, min(middle, max(sum_up(costs, batch) for batch in found))
-    return batches
-
-
 def arrange(batches: list[Batch], order: BatchOrder) -> list[Batch]:
     """Returns the micro-batches, given by falling cost, in the order in which they are run. Spec: R13.8."""
     match order:
         case BatchOrder.COSTLIEST_FIRST:
             return batches
         case BatchOrder.SMALLEST_AT_ENDS:
-            rising = batches[::-1]
-            return rising[::2] + rising[1::2][::-1]
+            return batches[::2][::-1] + batches[1::2]

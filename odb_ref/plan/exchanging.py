@@ -8,13 +8,14 @@ left waiting.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, SupportsIndex, TypeAlias, Unpack
 
 from odb_ref.core.errors import PeerError, UsageError
 from odb_ref.plan.division import Division, make_division
 from odb_ref.plan.outcome import RankPlan, Totals, compute_totals, sum_totals
 from odb_ref.plan.planning import list_indices, make_rank_plan
+from odb_ref.plan.quality import compute_least_wait_of_ranks, make_report, sum_costs
 from odb_ref.plan.terms import SETTINGS, Options, PlanTerms, Reason, Refusal, Within, make_terms, word_setting
 from odb_ref.plan.units import Key, Samples, Units, make_samples, make_units
 
@@ -24,8 +25,9 @@ Exchange: TypeAlias = Callable[[list[int]], Sequence[Sequence[int]]]
 _FORMAT: Final = 1
 """What the message looks like: ranks with different releases must not misread each other."""
 _REASONS: Final = (None, *Reason)
-_HEAD: Final = 8
-"""The format, the reason with its three values, the need, the least, and the number of units."""
+_HEAD: Final = 10
+"""The format, the reason with its three values, the need, the least, the number of units, what they cost, and the tokens of all
+keys."""
 MESSAGE_SIZE: Final = _HEAD + 6 + len(SETTINGS)
 """Integers of a message: always as many."""
 _LARGEST: Final = 2**63 - 1
@@ -39,9 +41,16 @@ class _Own:
     samples: Samples
     division: Division
     totals: Totals
+    sums: Mapping[Key, int]
+    """The supervised tokens of each key: of all ranks, where keys go beyond this one."""
+    is_shared: bool
+    """True where they do."""
 
     def to_message(self) -> list[int]:
-        head = [_FORMAT, 0, 0, 0, 0, self.division.need, self.division.least, len(self.division.units)]
+        division = self.division
+        cost = sum_costs(division.units, self.terms)
+        tokens = sum(self.sums.values()) if self.is_shared else -1
+        head = [_FORMAT, 0, 0, 0, 0, division.need, division.least, len(division.units), cost, tokens]
         return [*head, *self.totals.to_row(), *self.terms.to_row()]
 
 
@@ -51,13 +60,16 @@ def plan_rank(
     exchange: Exchange | None = None,
     supervised: Iterable[SupportsIndex] | None = None,
     together: Iterable[Key] | None = None,
+    group_supervised: Mapping[Key, int] | None = None,
     uses: Mapping[str, Iterable[SupportsIndex]] | None = None,
     **terms: Unpack[Options],
 ) -> RankPlan:
     """Returns this rank's micro-batches, as many as every other rank has; all ranks must call it.
 
     ``exchange`` is called once, with `MESSAGE_SIZE` integers, and returns those of all ranks, by rank; without it this
-    rank is the only one. The other arguments are those of `plan_ranks`, of this rank alone, and so is what comes back.
+    rank is the only one. The other arguments are those of `plan_ranks`, of this rank alone, and so is what comes back. Where
+    keys of ``together`` are on several ranks (``within="step"``), ``group_supervised`` says of every key of the step how
+    many tokens carry loss on all ranks, and is the same on all.
 
     Raises: on every rank, and with the same message, UsageError when one rank's values make no sense, two ranks' terms
     differ, or they cannot be met: PeerError when the exchange answers anything but messages. Spec: R13.11.
@@ -66,7 +78,7 @@ def plan_rank(
     error: Exception | None = None
     message = [_FORMAT, 1, *[0] * (MESSAGE_SIZE - 2)]
     try:
-        own = _prepare(lengths, supervised, together, uses, terms)
+        own = _prepare(lengths, (supervised, together, uses), group_supervised, terms)
         found = own.to_message()
         if max(map(abs, found)) > _LARGEST:
             raise UsageError("a number of this plan exceeds 64 bits")
@@ -86,28 +98,42 @@ def plan_rank(
     _check_terms(messages)
     count = own.terms.round_up(max(row[5] for row in messages))
     own.terms.check_count(count, [row[7] for row in messages])
+    totals = sum_totals(Totals.from_row(row[_HEAD : _HEAD + 6]) for row in messages)
+    if any(row[9] >= 0 for row in messages):
+        totals = replace(totals, groups=messages[0][_HEAD + 5])
+        _check_groups(messages, totals)
+    least = own.terms.round_up(max(row[6] for row in messages))
+    least_wait = compute_least_wait_of_ranks([row[8] for row in messages])
     return make_rank_plan(
         own.samples,
         list_indices(own.division.units, own.division.divide(count), own.terms.order),
-        sum_totals(Totals.from_row(row[_HEAD : _HEAD + 6]) for row in messages),
-        own.terms.round_up(max(row[6] for row in messages)),
-        own.samples.sum_by_key(),
+        totals,
+        make_report(own.terms, totals, (count, least), (None, least_wait)),
+        own.sums,
     )
 
 
 def _prepare(
     lengths: Iterable[SupportsIndex],
-    supervised: Iterable[SupportsIndex] | None,
-    together: Iterable[Key] | None,
-    uses: Mapping[str, Iterable[SupportsIndex]] | None,
+    columns: tuple[Iterable[SupportsIndex] | None, Iterable[Key] | None, Mapping[str, Iterable[SupportsIndex]] | None],
+    group_supervised: Mapping[Key, int] | None,
     options: Options,
 ) -> _Own:
     terms = make_terms(options)
-    if together is not None and terms.within is Within.STEP:
-        raise UsageError("within='step' needs one place that knows all keys: plan_all or plan_ranks")
-    samples = make_samples(lengths, supervised, together, uses, terms)
+    samples = make_samples(lengths, *columns, terms)
+    sums: Mapping[Key, int] = samples.sum_by_key()
+    totals = compute_totals(samples)
+    is_shared = samples.keys is not None and terms.within is Within.STEP
+    if is_shared != (group_supervised is not None):
+        raise UsageError("group_supervised and within='step' need each other: it says what the keys have on all ranks")
+    if group_supervised is not None:
+        for key, tokens in sums.items():
+            if not tokens <= group_supervised.get(key, -1):
+                raise UsageError(f"key {key!r} has {tokens} supervised tokens here, more than group_supervised says")
+        sums = group_supervised
+        totals = replace(totals, groups=sum(map(bool, sums.values())))
     units: Units = make_units(samples, range(len(samples.lengths)), terms)
-    return _Own(terms, samples, make_division(units, terms), compute_totals(samples))
+    return _Own(terms, samples, make_division(units, terms), totals, sums, is_shared)
 
 
 def _check_messages(messages: Sequence[Sequence[int]], own: Sequence[int]) -> None:
@@ -119,6 +145,16 @@ def _check_messages(messages: Sequence[Sequence[int]], own: Sequence[int]) -> No
         if len(row) != MESSAGE_SIZE or row[0] != _FORMAT:
             raise PeerError(
                 f"rank {rank} sent no message of a plan of this format ({_FORMAT}): one release on all ranks"
+            )
+
+
+def _check_groups(messages: Sequence[Sequence[int]], totals: Totals) -> None:
+    """Refuses what ranks say of the keys of the whole step, where it is not so."""
+    for rank, row in enumerate(messages):
+        if (row[9], row[_HEAD + 5]) != (totals.supervised, totals.groups):
+            raise UsageError(
+                f"group_supervised of rank {rank} has {row[9]} tokens of {row[_HEAD + 5]} keys, rank 0 has "
+                f"{totals.groups} keys, and the samples of all ranks {totals.supervised} supervised tokens"
             )
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
-from itertools import chain
+from typing import TypeVar
 
-from odb_ref.core.errors import choose
+from odb_ref.core.errors import UsageError, choose
 from odb_ref.plan.units import Indices, Key, Samples
+
+Output = TypeVar("Output")
 
 
 class Mean(StrEnum):
@@ -89,6 +91,23 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """How good a plan is. Spec: R13.10."""
+
+    count: int
+    """Micro-batches of each rank."""
+    least: int
+    """No plan under these terms has fewer."""
+    fill: float
+    """The samples' tokens, over the budgets of all micro-batches."""
+    wait: float | None
+    """What the steps cost, each as much as its costliest rank, over the mean rank's sum: at 1 nobody waits. None of
+    `plan_rank`, which does not know what the micro-batches of other ranks cost."""
+    least_wait: float
+    """No plan with so many micro-batches waits less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """The micro-batches of one rank."""
 
@@ -97,8 +116,7 @@ class RankPlan:
     totals: Totals
     spare: int | None
     """The shortest sample at hand, for an idle micro-batch to run again with weight 0; none, where there is no sample."""
-    least: int
-    """No plan under these terms has fewer micro-batches a rank."""
+    report: PlanReport
     samples: Samples
     """What ``micro_batches`` has indices of."""
     group_supervised: Mapping[Key, int]
@@ -114,13 +132,23 @@ class RankPlan:
         """Which of the micro-batches have no sample."""
         return tuple(not batch for batch in self.micro_batches)
 
-    def restore(self) -> tuple[int, ...]:
-        """Returns the places of the samples, in order, in the outputs of the micro-batches laid end to end.
+    def restore(self, outputs: Iterable[Sequence[Output]]) -> list[Output]:
+        """Returns, in the order of its samples, what the micro-batches gave: a sequence from each, such as the rows of a
+        tensor.
 
-        ``[outputs[place] for place in restore()]`` is back in order.
+        What an idle one gave is left out: it ran the spare again.
+
+        Raises: UsageError when one has not given an output for each of its samples.
         """
-        flat = [*chain.from_iterable(self.micro_batches)]
-        return tuple(sorted(range(len(flat)), key=flat.__getitem__))
+        given = [*outputs]
+        if len(given) != self.count:
+            raise UsageError(f"{self.count} micro-batches, but outputs of {len(given)}")
+        found: dict[int, Output] = {}
+        for place, (batch, own) in enumerate(zip(self.micro_batches, given, strict=True)):
+            if batch and len(own) != len(batch):
+                raise UsageError(f"micro-batch {place} has {len(batch)} samples, but {len(own)} outputs")
+            found.update(zip(batch, own, strict=False))
+        return [found[index] for index in sorted(found)]
 
     def weights(self, mean: Mean | str = Mean.TOKEN) -> Weights:
         """Returns the weights of the micro-batches for this mean over the whole optimizer step.
@@ -154,33 +182,17 @@ class RankPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """How good a plan is. Spec: R13.10."""
-
-    count: int
-    """Micro-batches of each rank."""
-    least: int
-    """No plan under these terms has fewer."""
-    fill: float
-    """The samples' tokens, over the budgets of all micro-batches."""
-    wait: float
-    """What the steps cost, each as much as its costliest rank, over the mean rank's sum: at 1 nobody waits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The micro-batches of all ranks."""
 
     ranks: tuple[RankPlan, ...]
-    report: PlanReport
+
+    @property
+    def report(self) -> PlanReport:
+        """How good it is."""
+        return self.ranks[0].report
 
     @property
     def count(self) -> int:
         """How many micro-batches each rank has."""
         return self.report.count
-
-
-def compute_wait(costs: Sequence[Sequence[int]]) -> float:
-    """Returns what ``wait`` says of the costs of each rank's micro-batches; 1 where there are none. Spec: R13.10."""
-    whole = sum(map(sum, costs))
-    return len(costs) * sum(map(max, zip(*costs, strict=True))) / whole if whole else 1.0

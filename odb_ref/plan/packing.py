@@ -67,14 +67,12 @@ class _Uses:
         return self._used.get(batch, self._nothing)
 
 
-def find_fewest(
-    units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound], aim: int = 0
-) -> list[Batch]:
-    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, where these are more than the ``aim``, by
-    falling need of what is bounded.
+def pack_either_way(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bound]) -> list[Batch]:
+    """Returns the fewer micro-batches of two ways to `pack`: by falling tokens and, where something is limited, by falling
+    need of what is bounded.
     """
     found = pack(units, sort_longest_first(units, numbers), budget, bounds)
-    if bounds and aim < len(found) and len(numbers) <= _TRIED:
+    if bounds and len(numbers) <= _TRIED:
         other = pack(units, sort_neediest_first(units, numbers, budget, bounds), budget, bounds)
         found = min(found, other, key=len)
     return found
@@ -121,24 +119,34 @@ def pack(units: Units, numbers: Sequence[int], budget: int, bounds: Sequence[Bou
 
 
 def spread(
-    units: Units, numbers: Sequence[int], count: int, budget: int, bounds: Sequence[Bound] = ()
+    units: Units,
+    numbers: Sequence[int],
+    count: int,
+    budget: int,
+    bounds: Sequence[Bound] = (),
+    *,
+    starts: Sequence[int] = (),
+    costs: Sequence[int] | None = None,
 ) -> list[Batch] | None:
     """Returns ``count`` micro-batches of at most ``budget`` tokens within all ``bounds``, or None where a unit finds no room:
-    each goes to the one that costs least.
+    each goes to the one that costs least, by ``costs``; ``starts`` are what they cost before they hold anything.
 
     Those without room for the unit at hand wait, the roomiest first, until a shorter one comes: units come by falling tokens.
     """
-    active = [(0, batch) for batch in range(count)]  # by cost
+    unit_costs = units.costs if costs is None else costs
+    loads = [*starts] or [0] * count
+    active = [(load, batch) for batch, load in enumerate(loads)]  # by cost
+    heapq.heapify(active)
     waiting: list[tuple[int, int]] = []  # by what is left of the budget, the most first
     batches: list[Batch] = [[] for _ in range(count)]
-    rooms, costs = [budget] * count, [0] * count
+    rooms = [budget] * count
     uses = _Uses(numbers, bounds)
-    tokens, unit_costs = units.tokens, units.costs
+    tokens = units.tokens
     for unit in sort_longest_first(units, numbers):
         size = tokens[unit]
         while waiting and -waiting[0][0] >= size:
             batch = heapq.heappop(waiting)[1]
-            heapq.heappush(active, (costs[batch], batch))
+            heapq.heappush(active, (loads[batch], batch))
         passed: Batch = []  # full of something else than tokens, of which the next unit may need less
         while active:
             batch = active[0][1]
@@ -153,11 +161,27 @@ def spread(
             return None
         batches[batch].append(unit)
         rooms[batch] -= size
-        costs[batch] += unit_costs[unit]
+        loads[batch] += unit_costs[unit]
         if bounds and not uses.add(batch, unit):
             heapq.heappop(active)
         else:
-            heapq.heapreplace(active, (costs[batch], batch))
+            heapq.heapreplace(active, (loads[batch], batch))
         for other in passed:
-            heapq.heappush(active, (costs[other], other))
+            heapq.heappush(active, (loads[other], other))
     return batches
+
+
+def list_starts(costs: Sequence[int], count: int, ranks: int) -> list[int]:
+    """Returns what each of ``count`` micro-batches costs before it holds anything, so that those of a step come out alike.
+
+    Where one unit costs more than the mean of a step, its step cannot cost less: so the other ranks may have as much to do
+    in it, and less in the next ones. Spec: R13.5.
+    """
+    falling = sorted(costs, reverse=True)[::ranks]
+    left, steps = sum(costs), count // ranks
+    levels: list[int] = []
+    while len(levels) < min(steps, len(falling)) and (steps - len(levels)) * ranks * falling[len(levels)] > left:
+        levels.append(falling[len(levels)])
+        left = max(0, left - ranks * levels[-1])
+    levels += [-(-left // (ranks * max(1, steps - len(levels))))] * (steps - len(levels))
+    return [levels[0] - level for level in levels for _ in range(ranks)]

@@ -10,8 +10,9 @@ from typing import SupportsIndex, TypeAlias, Unpack
 
 from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.plan.division import arrange, compute_cost, make_division
-from odb_ref.plan.outcome import Plan, PlanReport, RankPlan, Totals, compute_totals, compute_wait, sum_totals
+from odb_ref.plan.outcome import Plan, PlanReport, RankPlan, Totals, compute_totals, sum_totals
 from odb_ref.plan.packing import Batch
+from odb_ref.plan.quality import compute_least_wait, compute_least_wait_of_ranks, compute_wait, make_report, sum_costs
 from odb_ref.plan.terms import BatchOrder, Options, PlanTerms, Within, make_terms
 from odb_ref.plan.units import Indices, Key, Samples, Units, make_samples, make_units
 
@@ -51,19 +52,25 @@ def plan_all(
     else:
         rows, least = _deal(units, size, own)
         shares = [units] * size
-    shortest = min(range(len(samples.lengths)), key=samples.lengths.__getitem__, default=None)
     own.check_count(len(rows[0]), [sum(map(len, row)) for row in rows])
     totals, sums = compute_totals(samples, size), samples.sum_by_key()
+    report = _make_report(shares, rows, own, (totals, least, compute_least_wait(units, own, len(rows[0]), size)))
+    shortest = find_shortest(samples, range(len(samples.lengths)))
     plans = []
     for share, row in zip(shares, rows, strict=True):
         batches = list_indices(share, row, own.order)
-        held = min(chain.from_iterable(batches), key=samples.lengths.__getitem__, default=shortest)
+        spare = find_shortest(samples, chain.from_iterable(batches))
         plans.append(
             RankPlan(
-                micro_batches=batches, totals=totals, spare=held, least=least, samples=samples, group_supervised=sums
+                micro_batches=batches,
+                totals=totals,
+                spare=shortest if spare is None else spare,
+                report=report,
+                samples=samples,
+                group_supervised=sums,
             )
         )
-    return _make_plan(plans, shares, rows, own)
+    return Plan(ranks=tuple(plans))
 
 
 def plan_ranks(
@@ -114,25 +121,32 @@ def plan_ranks(
     else:
         totals = sum_totals(compute_totals(samples) for samples, _ in found)
         sums = [samples.sum_by_key() for samples, _ in found]
+    least_wait = compute_least_wait_of_ranks([sum_costs(units, own) for units in shares])
+    report = _make_report(shares, rows, own, (totals, least, least_wait))
     plans = [
-        make_rank_plan(samples, list_indices(units, row, own.order), totals, least, by_key)
+        make_rank_plan(samples, list_indices(units, row, own.order), totals, report, by_key)
         for (samples, units), row, by_key in zip(found, rows, sums, strict=True)
     ]
-    return _make_plan(plans, shares, rows, own)
+    return Plan(ranks=tuple(plans))
 
 
 def make_rank_plan(
-    samples: Samples, micro_batches: tuple[Indices, ...], totals: Totals, least: int, sums: Mapping[Key, int]
+    samples: Samples, micro_batches: tuple[Indices, ...], totals: Totals, report: PlanReport, sums: Mapping[Key, int]
 ) -> RankPlan:
     """Returns the plan of a rank that has ``samples`` of its own."""
     return RankPlan(
         micro_batches=micro_batches,
         totals=totals,
-        spare=min(range(len(samples.lengths)), key=samples.lengths.__getitem__, default=None),
-        least=least,
+        spare=find_shortest(samples, range(len(samples.lengths))),
+        report=report,
         samples=samples,
         group_supervised=sums,
     )
+
+
+def find_shortest(samples: Samples, indices: Iterable[int]) -> int | None:
+    """Returns the first of the shortest, None where there are none."""
+    return min(indices, key=samples.lengths.__getitem__, default=None)
 
 
 def list_indices(units: Units, row: Sequence[Batch], order: BatchOrder) -> tuple[Indices, ...]:
@@ -146,7 +160,7 @@ def _deal(units: Units, ranks: int, terms: PlanTerms) -> tuple[Rows, int]:
     """Returns the micro-batches of all ranks, those of one step next to each other in cost, and the least count."""
     division = make_division(units, terms, ranks)
     count = terms.round_up(-(-division.need // ranks))
-    batches = division.divide(count * ranks)
+    batches = division.divide(count * ranks, ranks)
     rows: Rows = [[] for _ in range(ranks)]
     sums = [0] * ranks
     for step in range(count):
@@ -191,15 +205,10 @@ def _join(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def _make_plan(plans: Sequence[RankPlan], shares: Sequence[Units], rows: Rows, terms: PlanTerms) -> Plan:
+def _make_report(shares: Sequence[Units], rows: Rows, terms: PlanTerms, known: tuple[Totals, int, float]) -> PlanReport:
+    """Returns how good a plan is, of whose step the totals, the least count and the least wait are ``known``."""
+    totals, least, least_wait = known
     costs = [
         [compute_cost(units, batch, terms.layout) for batch in row] for units, row in zip(shares, rows, strict=True)
     ]
-    count = len(rows[0])
-    report = PlanReport(
-        count=count,
-        least=plans[0].least,
-        fill=plans[0].totals.tokens / (terms.budget * count * len(plans)),
-        wait=compute_wait(costs),
-    )
-    return Plan(ranks=tuple(plans), report=report)
+    return make_report(terms, totals, (len(rows[0]), least), (compute_wait(costs), least_wait))

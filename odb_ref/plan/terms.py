@@ -170,6 +170,8 @@ def make_terms(options: Options) -> PlanTerms:
         raise UsageError(f"no such term: {', '.join(unknown)}" if unknown else "a plan needs a budget")
     cost, at_most = options.get("cost"), options.get("at_most")
     limits = options.get("limits", {})
+    if not isinstance(limits, Mapping) or not all(isinstance(name, str) for name in limits):
+        raise UsageError(f"limits must be a mapping of names to numbers, got {limits!r}")
     terms = PlanTerms(
         budget=check_integer(options["budget"], "budget", 1),
         layout=choose(Layout, options.get("layout", Layout.PACKED), "layout"),

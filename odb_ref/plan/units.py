@@ -83,6 +83,11 @@ def make_samples(
     keys = None if together is None else tuple(together)
     if keys is not None and len(keys) != number:
         raise UsageError(f"{number} lengths, but {len(keys)} keys of together")
+    for key in keys or ():
+        try:
+            hash(key)
+        except TypeError as error:
+            raise UsageError(f"keys of together must be hashable: {error}") from None
     given = dict(uses or {})
     columns = []
     for name, _ in terms.limits:

@@ -60,6 +60,16 @@ def check_max_bad(value: object) -> float:
     return float(value) if number is None else number
 
 
+def check_name(value: object) -> str:
+    """Returns the value.
+
+    Raises: UsageError when it is not a text.
+    """
+    if isinstance(value, str) and value:
+        return value
+    raise UsageError(f"name must be a text, got {value!r}")
+
+
 def check_functions(**functions: object) -> None:
     """Checks that each can be called, or is None.
 

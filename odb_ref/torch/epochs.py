@@ -24,7 +24,7 @@ from odb_ref.torch.epoch.driver import EpochDriver
 from odb_ref.torch.epoch.session import LOADED, REPLACED, Session
 from odb_ref.torch.estimate import estimate_steps
 from odb_ref.torch.exchange.exchange_thread import Exchange
-from odb_ref.torch.exchange.identity import LoaderIdentity, note_origin
+from odb_ref.torch.exchange.identity import LoaderIdentity, LoaderOrigin
 from odb_ref.torch.exchange.rendezvous import make_transport
 from odb_ref.torch.exchange.roster import Ranks, Roster
 from odb_ref.torch.gathering import gather_objects
@@ -74,6 +74,7 @@ class Epochs(Generic[Batch]):
     _timeout_s: float
     _log_wait_s: float
     _trace: str | Path | None
+    _name: str | None
     _counting: Counting
     _shared: SharedSettings
     _options: LoaderOptions
@@ -81,7 +82,7 @@ class Epochs(Generic[Batch]):
     _budget_schedule: BudgetSchedule | None
 
     def _start_session(self) -> None:
-        self._origin = note_origin()
+        self._origin = LoaderOrigin(self._name, self.dataset)
         self._delivery: Delivery | None = None
         self._accepted_tokens: int | None = None
         self._steps_before = 0
@@ -245,12 +246,15 @@ class Epochs(Generic[Batch]):
         is_rest = beginning.start.checkpoint is not None or beginning.emitted_before > 0
         taken = self._count_steps() if is_rest else 0
         path, epoch = self._trace, beginning.start.epoch
-        trace = None if path is None else compute_trace_path(path, rank, world_size, epoch, taken, peer=roster.peer)
+        # By its number in the job: groups beside each other must not write the same files.
+        number = rank if roster.peers > 1 else roster.processes[rank]
+        size = max(world_size, number + 1)
+        trace = None if path is None else compute_trace_path(path, number, size, epoch, taken, peer=roster.peer)
         # A round that is formed again was counted before.
         self._steps_before, self._is_loaded = self._count_steps() - beginning.start.progress.steps, False
         start = replace(
             beginning.start,
-            tag=self._shared.make_tag(beginning, identity.name),
+            tag=self._shared.make_tag(beginning, identity.label),
             trace=trace,
             run=run,
             workers=self.num_workers,
@@ -270,6 +274,7 @@ class Epochs(Generic[Batch]):
     def close(self) -> None:
         """Leaves the epoch under way, if any, and gives back processes, threads and connections."""
         self._session.close()
+        self._origin.retire()
         release_traces(self)
         self._finalizer.detach()
 
@@ -346,13 +351,21 @@ class Epochs(Generic[Batch]):
 
     def _make_exchange(self) -> Exchange:
         roster = self._ranks.make_roster()
-        data = self.dataset if self._order.is_auto else None
-        identity = self._origin.identify(data, roster.group_name, self.token_budget)
+        identity = self._origin.begin(
+            roster.group_name,
+            self.token_budget,
+            is_common=self._order.is_auto,
+            is_alone=len(roster.processes) == 1,
+        )
         transport = make_transport(roster, identity, self._transport, self._timeout_s, self._log_wait_s)
         return Exchange(transport, identity, self._timeout_s)
 
     def gather(self, own: Value) -> list[Value]:
-        """Returns what each data-parallel rank has, by rank, the same on all; a collective of the trainer's."""
+        """Returns what each data-parallel rank has, by rank, the same on all; a collective of the trainer's.
+
+        Raises: UsageError when this process is not one of them.
+        """
+        self._ranks.find_rank_and_size()
         found = [own]
         for group in reversed(self._ranks.groups):
             found = [item for part in gather_objects(found, group) for item in part]

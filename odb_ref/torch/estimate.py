@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.config import Config
-from odb_ref.core.errors import UsageError
+from odb_ref.core.errors import UsageError, check_integer
 from odb_ref.core.types import Sample
 from odb_ref.torch.plan.order import Order
 from odb_ref.torch.reading.measure import Measured
@@ -74,8 +74,9 @@ def estimate_steps(
 ) -> int:
     """Returns about how many steps an epoch takes, the same on every rank; a collective of all ranks.
 
-    Raises: UsageError as `measure_some`, and when no sample could be measured.
+    Raises: UsageError as `measure_some`, when ``count`` is not a number of samples, and when none could be measured.
     """
+    count = check_integer(count, "samples", 1)
     own = measure_some(order, measure, config.rank, config.world_size, count)
     readings = gather(own)
     steps = compute_steps(readings, config, is_shared=order.is_auto)

@@ -46,12 +46,13 @@ def apply(dataloader: DataLoader[object], *, token_budget: int, **options: objec
 def adopt_options(dataloader: DataLoader[object], options: Mapping[str, object]) -> dict[str, object]:
     """Returns what `apply` tells the `ODBDataLoader` that it makes: ``options``, and what they leave to ``dataloader``.
 
-    Raises: UsageError when the DataLoader has no samples to batch.
+    Raises: UsageError when the DataLoader has no samples to batch, or a batch sampler of the user's own.
     """
     found = dict(options)
     if dataloader.batch_sampler is None and "collate_fn" not in options:
         raise UsageError("apply: a DataLoader with batch_size=None has no collate_fn for several samples: pass one")
-    if dataloader.drop_last and "drop_last" not in options:
+    # Where the user makes the batch sampler, the DataLoader itself says False.
+    if getattr(dataloader.batch_sampler, "drop_last", False) and "drop_last" not in options:
         if options.get("update_samples") is None:
             what = "apply: drop_last=True means nothing here: ranks end together, and each sample is read"
             warnings.warn(what, RuntimeWarning, stacklevel=3)

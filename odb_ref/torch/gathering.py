@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
-from odb_ref.torch.exchange.roster import get_rank_and_size
+from odb_ref.torch.exchange.roster import Roster, get_rank_and_size
 from odb_ref.torch.info import StepInfo
 
 Output = TypeVar("Output")
@@ -21,6 +21,12 @@ Value = TypeVar("Value")
 
 _SIZE: Final = struct.Struct("!Q")
 _RELEASE_S: Final = 1.0
+
+
+def name_rank(rank: int, group: dist.ProcessGroup | None) -> str:
+    """Returns how a message names a rank of a process group."""
+    is_part = group is not None and dist.is_initialized()
+    return Roster(processes=tuple(dist.get_process_group_ranks(group))).name(rank) if is_part else f"rank {rank}"
 
 
 def gather_objects(own: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
@@ -51,14 +57,23 @@ def gather_integers(own: Sequence[int], group: dist.ProcessGroup | None = None) 
     """
     if not dist.is_available() or not dist.is_initialized():
         return [[*own]]
-    backends = dict(item.split(":") for item in dist.get_backend_config(group).split(","))
-    device = "cpu" if "cpu" in backends else next(iter(backends))
+    device, backend = choose_device(dist.get_backend_config(group))
     sent = torch.tensor(own, dtype=torch.int64, device=device)
     received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
     dist.all_gather(received, sent, group=group)
-    if backends[device] == "gloo":
+    if backend == "gloo":
         _wait_for_release([sent, *received])
     return [tensor.tolist() for tensor in received]
+
+
+def choose_device(config: str) -> tuple[str, str]:
+    """Returns a device that a process group serves, and by which backend: the CPU, where it is one of them.
+
+    ``config`` is torch's ``"cpu:gloo,cuda:nccl"``, or ``"npu:hccl"`` of a back end that torch does not know itself.
+    """
+    backends = dict(item.split(":") for item in config.split(","))
+    device = "cpu" if "cpu" in backends else next(iter(backends))
+    return device, backends[device]
 
 
 def _gather_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
@@ -123,7 +138,8 @@ def gather_samples(outputs: Iterable[Output], info: StepInfo, group: dist.Proces
     parts = gather_objects((info.local_samples, own), group)
     for rank, (samples, part) in enumerate(parts):
         if len(part) != samples:
+            name = name_rank(rank, group)
             raise UsageError(
-                f"gather_samples: rank {rank} has {len(part)} outputs for the {samples} samples of its batch, step {info.step}"
+                f"gather_samples: {name} has {len(part)} outputs for the {samples} samples of its batch, step {info.step}"
             )
     return [output for _, part in parts for output in part]

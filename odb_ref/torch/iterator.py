@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, Self, cast
+from typing import Generic, NoReturn, Self, SupportsIndex, cast
 
 from odb_ref.core.errors import UsageError
 from odb_ref.torch.batches import Batch
@@ -25,7 +25,17 @@ class LastStep:
     info: StepInfo | None = None
 
 
-class EpochIterator(Generic[Batch]):
+class _Unique:
+    """What is not copied: dropping the copy would leave the epoch."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise UsageError(
+            "the iterator over an epoch cannot be copied or pickled: each step is handed out once. state_dict of its loader "
+            "carries its place over"
+        )
+
+
+class EpochIterator(_Unique, Generic[Batch]):
     """The batches of one epoch of one rank. Dropping it before its end leaves the epoch, on all ranks.
 
     It keeps its loader alive. When that is closed, or begins another epoch, the next batch is a UsageError that says so.
@@ -174,7 +184,7 @@ class EpochIterator(Generic[Batch]):
             CLEANUP.submit(lambda: _leave(delivery))
 
 
-class StepIterator(Iterator[tuple[Batch, StepInfo]]):
+class StepIterator(_Unique, Iterator[tuple[Batch, StepInfo]]):
     """The steps of one epoch of one rank: each a batch, and what belongs to it. Dropping it before its end leaves the epoch."""
 
     def __init__(self, epoch: EpochIterator[Batch]) -> None:

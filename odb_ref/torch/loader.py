@@ -23,6 +23,7 @@ from odb_ref.torch.arguments import (
     check_flag,
     check_functions,
     check_max_bad,
+    check_name,
     check_seconds,
     check_transport,
     make_loader_options,
@@ -48,6 +49,7 @@ from odb_ref.torch.reading.measure import LengthFn
 from odb_ref.torch.reading.quarantine import OnBadSample
 from odb_ref.torch.settings import (
     GROUP_OF,
+    RENAMED,
     Batching,
     Faults,
     LayoutName,
@@ -55,6 +57,7 @@ from odb_ref.torch.settings import (
     Protocol,
     ShardName,
     check_groups,
+    describe_new_spelling,
     refuse_old_spelling,
 )
 
@@ -219,12 +222,15 @@ class ODBDataLoader(Epochs[Batch]):
         if self._order.is_shared and batching.window_bytes is not None:
             raise UsageError("window_bytes needs shards of one's own: with shard='shared' what is drawn is read")
         self._bound = check_len_bound(batching.len_bound, self._order)
-        self._ranks = choose_ranks(protocol.process_group, mesh, protocol.mesh_dims)
+        self._ranks = choose_ranks(
+            protocol.process_group, mesh, protocol.mesh_dims, is_apart=check_flag(protocol.is_apart, "is_apart")
+        )
         self.process_group = self._ranks.groups[-1]
         self._transport = check_transport(protocol.transport)
         self._timeout_s = check_seconds(faults.timeout_s, "timeout_s", is_zero_allowed=False)
         self._log_wait_s = self._timeout_s / 2
         self._trace = trace
+        self._name = None if protocol.name is None else check_name(protocol.name)
         self._counting = make_counting(
             cast(LengthFn | None, batching.length_fn),
             cast(LengthFn | None, loss.supervised_fn),
@@ -254,10 +260,21 @@ class ODBDataLoader(Epochs[Batch]):
 
         Raises: UsageError.
         """
+        self._check_change(name, "assigned")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuses what would change nothing, as for an assignment.
+
+        Raises: UsageError.
+        """
+        self._check_change(name, "deleted")
+        super().__delattr__(name)
+
+    def _check_change(self, name: str, what: str) -> None:
         if "_session" in self.__dict__ and name in _READ_ONCE:
             instead = _INSTEAD.get(name, "make another loader with it")
-            raise UsageError(f"{name} cannot be assigned: the loader has read its arguments; {instead}")
-        super().__setattr__(name, value)
+            raise UsageError(f"{name} cannot be {what}: the loader has read its arguments; {instead}")
 
     def __bool__(self) -> bool:
         """Returns True, as for any loader: its length does not matter."""
@@ -276,6 +293,9 @@ _INSTEAD: Final = {
     "token_budget": "call accept_budget for a smaller one, or make another loader",
     "batch_size": _FORMED,
     "batch_sampler": _FORMED,
+    "in_order": "its batches are always in order",
+    "pin_memory_device": "make another loader with pin_memory",
+    **{name: f"make another loader with {describe_new_spelling(name)}" for name in RENAMED},
 }
 _READ_ONCE: Final = frozenset(signature(ODBDataLoader).parameters) | GROUP_OF.keys() | _INSTEAD.keys()
 """Names of arguments, of what a DataLoader would be told, and of what is the loader's to say."""

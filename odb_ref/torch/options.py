@@ -154,9 +154,9 @@ def compute_trace_path(
 ) -> Path:
     """Returns where a rank writes the trace of an epoch: ``{rank}`` and ``{epoch}`` in the name are replaced.
 
-    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on; for the
-    further processes of a rank ``-peer1`` in any case. The rest of an
-    epoch that was saved after so many steps does not overwrite its beginning: ``-step36`` is added.
+    Without them ``-rank0`` is added where there are several ranks, and ``-epoch1`` from the second epoch on; for the further
+    processes of a rank ``-peer1`` in any case. A rank of a group has its number in the job. The rest of an epoch that was saved
+    after so many steps does not overwrite its beginning: ``-step36`` is added.
     """
     path = Path(path)
     name = path.name

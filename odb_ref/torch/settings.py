@@ -120,7 +120,11 @@ class Protocol:
         idle_sample: What a rank replays that never has a sample. Default: none.
         transport: ``"reduce"`` (default) or ``"gather"``, the paper's exchange.
         process_group: The ranks, where there is no ``mesh``. Default: all.
+        is_apart: Whether no rank outside of ``process_group`` is a model-parallel peer of one inside. Default: False, so a
+            group that leaves out ranks of the job is refused.
         mesh_dims: The dimensions of ``mesh`` along which ranks lie. Default: those named dp, dp_replicate, dp_shard or batch.
+        name: Which loader this is, the same on all of its ranks, where a line of the script makes several (R18). Default: the
+            line that makes it, and what it reads.
     """
 
     policy: Literal["odb", "paper"] | TargetRule = "odb"
@@ -132,7 +136,9 @@ class Protocol:
     idle_sample: object = None
     transport: Literal["reduce", "gather"] = "reduce"
     process_group: dist.ProcessGroup | None = None
+    is_apart: bool = False
     mesh_dims: str | Sequence[str] | None = None
+    name: str | None = None
 
 
 Group: TypeAlias = Batching | Loss | Faults | Protocol

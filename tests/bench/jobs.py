@@ -239,11 +239,11 @@ def exchange(spec: Spec, rank: int, ranks: int) -> Spec:
     """The cost of one round of the exchange: an agreement, and a sum over the counts of ``spec["steps"]`` steps."""
     from odb_ref.core.peers import POST_SIZE
     from odb_ref.torch.exchange.collectives import ReduceTransport
-    from odb_ref.torch.exchange.identity import note_origin
+    from odb_ref.torch.exchange.identity import LoaderOrigin
     from odb_ref.torch.exchange.rendezvous import make_transport
     from odb_ref.torch.exchange.roster import Ranks
 
-    identity = note_origin().identify(None, "", 1)
+    identity = LoaderOrigin(None, None).begin("", 1, is_common=False, is_alone=False)
     transport = make_transport(Ranks().make_roster(), identity, spec["transport"], 60.0)
     if not isinstance(transport, ReduceTransport):
         raise TypeError("the cost of an exchange is that of several ranks")

@@ -90,7 +90,7 @@ def test_verl_batches_are_whole_within_the_budget_and_small_at_the_ends(
         used += [] if is_idle else own
     assert sorted(used) == list(range(len(lengths)))
     falling = sorted(costs, reverse=True)
-    assert costs == ([*falling[::-1][::2], *falling[::-1][1::2][::-1]] if is_balanced else falling)
+    assert costs == ([*falling[::2][::-1], *falling[1::2]] if is_balanced else falling)
 
 
 @given(LENGTHS, st.booleans(), st.integers(1, 6))
@@ -114,6 +114,43 @@ def test_verl_groups_stay_together() -> None:
     assert sorted(map(tuple, indices)) == [(0, 1), (2, 3), (4, 5)]
     with pytest.raises(UsageError, match="its own error"):
         verl.rearrange_micro_batches(make_batch([30, 20, 10]), 60, force_group_size=2)
+
+
+def test_verl_repeats_whole_groups_and_masks_them_in_their_own_type() -> None:
+    batch = make_batch([9, 9, 9, 9])
+    batch["loss_mask"] = torch.ones(4, 3, dtype=torch.bool)
+    batch["response_mask"] = torch.full((4, 3), torch.nan)
+    parts, indices = verl.rearrange_micro_batches(batch, 60, force_group_size=2, min_num_micro_batch=3)
+    assert sorted(indices) == [[0, 1], [0, 1], [2, 3]]
+    (idle,) = [part for part in parts if not part["loss_mask"].any()]
+    assert idle["loss_mask"].dtype == torch.bool
+    assert torch.equal(idle["response_mask"], torch.zeros(2, 3))
+
+
+def test_verl_repeats_nothing_that_it_cannot_mask() -> None:
+    batch = make_batch([9, 9])
+    del batch["loss_mask"]
+    assert len(verl.rearrange_micro_batches(batch, 60)[0]) == 1
+    with pytest.raises(UsageError, match="rank 0 has 2 to divide into 3 micro-batches"):
+        verl.rearrange_micro_batches(batch, 60, min_num_micro_batch=3)
+
+
+def make_nested(rows: list[Any], dim: int) -> Any:
+    ends = torch.tensor([0] + [row.shape[dim - 1] for row in rows]).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(rows, dim - 1), ends, jagged_dim=dim)
+
+
+@pytest.mark.parametrize("lengths", [[30, 20, 10, 50], [30, 30], [9]])
+def test_verl_nested_columns_stay_ragged_along_their_tokens(lengths: list[int]) -> None:
+    """Positions of several axes are [axes, tokens] for each sample: one row alone does not say which of the two is ragged."""
+    batch = make_batch(lengths, is_nested=True)
+    rows = [torch.arange(3 * length).view(3, length) for length in lengths]
+    batch["position_ids"] = make_nested(rows, 2)
+    parts, indices = verl.rearrange_micro_batches(batch, 60)
+    for part, own in zip(parts, indices, strict=True):
+        found, expected = part["position_ids"], make_nested([rows[index] for index in own], 2)
+        assert torch.equal(found.values(), expected.values())
+        assert torch.equal(found.offsets(), expected.offsets())
 
 
 def test_verl_data_keeps_its_other_columns() -> None:
@@ -161,6 +198,20 @@ def test_verl_ranks_with_few_samples_or_one_too_long_do_not_hang() -> None:
     assert len(first[2][0]) == len(second[2][0]) == 1
 
 
+OLDER = {
+    "0.2, 0.3, and copies in TinyZero and EasyR1": "batch max_token_len dp_group",
+    "0.4": "batch max_token_len dp_group num_batches_divided_by same_micro_num_in_dp min_num_micro_batch",
+    "0.5, 0.6": "batch max_token_len dp_group num_batches_divided_by same_micro_num_in_dp min_num_micro_batch"
+    " use_dynamic_bsz_balance",
+}
+"""What `rearrange_micro_batches` took in older releases of verl, from which other projects have copied it."""
+
+
+@pytest.mark.parametrize("names", OLDER.values(), ids=[*OLDER])
+def test_verl_calls_of_older_releases_mean_the_same(names: str) -> None:
+    assert [*inspect.signature(verl.rearrange_micro_batches).parameters][: len(names.split())] == names.split()
+
+
 @pytest.mark.parametrize("name", ["rearrange_micro_batches", "prepare_dynamic_batch", "restore_dynamic_batch"])
 def test_verl_signatures_are_the_originals(name: str) -> None:
     original = pytest.importorskip("verl.utils.seqlen_balancing")
@@ -168,6 +219,19 @@ def test_verl_signatures_are_the_originals(name: str) -> None:
     ours = inspect.signature(getattr(verl, name)).parameters
     assert [*ours] == [*theirs]
     assert [item.default for item in ours.values()] == [item.default for item in theirs.values()]
+
+
+def test_verl_positions_of_several_axes_are_selected_as_the_original_does() -> None:
+    utils = pytest.importorskip("verl.utils.tensordict_utils")
+    kind = pytest.importorskip("tensordict").TensorDict
+    batch = make_batch([30, 20, 10, 50], is_nested=True, kind=kind)
+    rows = [torch.arange(3 * length).view(3, length) for length in (30, 20, 10, 50)]
+    batch["position_ids"] = utils.nested_tensor_from_tensor_list(rows, ragged_idx=2)
+    for part, own in zip(*verl.rearrange_micro_batches(batch, 60), strict=True):
+        theirs = utils.index_select_tensor_dict(batch, own)["position_ids"]
+        assert part["position_ids"]._ragged_idx == theirs._ragged_idx
+        assert torch.equal(part["position_ids"].values(), theirs.values())
+        assert torch.equal(part["position_ids"].offsets(), theirs.offsets())
 
 
 @given(LENGTHS, st.booleans())
@@ -218,7 +282,8 @@ def test_slime_schedules_place_each_sample_once_within_the_budget(
         assert "to divide into" in str(error)
         return
     kept = sum(sizes)
-    assert sizes == [size] * (number // size) + ([number % size] if has_last and number % size else [])
+    left_over = sum(rollout >= number - number % size for rollout in rollouts)
+    assert sizes == [size] * (number // size) + ([number % size] if has_last and left_over >= 2 else [])
     assert sorted(chain.from_iterable(partitions)) == [
         index for index, rollout in enumerate(rollouts) if rollout < kept
     ]
@@ -229,6 +294,28 @@ def test_slime_schedules_place_each_sample_once_within_the_budget(
         assert all(0 < sum(lengths[own[place]] for place in batch) <= 60 for batch in batches)
         step_of = [rollouts[own[batch[0]]] // size for batch in batches]
         assert step_of == [step for step, count in enumerate(counts) for _ in range(count)]
+
+
+def schedule(arguments: SimpleNamespace, lengths: list[int], size: int, **more: Any) -> Any:
+    config = {"dp_size": 4, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": None}
+    return slime.build_dp_schedule(
+        arguments, config, lengths, global_batch_size=size, rollout_indices=[*range(len(lengths))], **more
+    )
+
+
+def test_slime_serves_what_it_says_and_refuses_the_rest() -> None:
+    arguments = make_arguments(allow_partial_train_step=True)
+    assert schedule(arguments, [9] * 9, 8)[3] == [8]  # a rank would have nothing to do in the step of the last
+    assert schedule(arguments, [9] * 12, 8, sample_is_multimodal=[True] * 12)[3] == [8, 4]
+    arguments.packing_safety_margin = 0.5
+    assert max(map(len, schedule(arguments, [5] * 32, 32)[1][0])) == 3
+    arguments.multimodal_aware_packing = "separate"
+    assert schedule(arguments, [5] * 8, 8)[3] == [8]
+    with pytest.raises(UsageError, match="multimodal_aware_packing is not served"):
+        schedule(arguments, [5] * 8, 8, sample_is_multimodal=[True] * 8)
+    arguments.global_batch_tokens = 100
+    with pytest.raises(UsageError, match="global_batch_tokens is not served"):
+        schedule(arguments, [5] * 8, 8)
 
 
 def test_slime_batches_of_a_fixed_size() -> None:

@@ -1,178 +1,243 @@
-"""Planners with one defect each, made of ours: what a judge must find, and nothing else."""
+"""Planners with one defect each, made of ours: what a judge must find, and nothing else.
+
+None of them asks the judge: where a change would break more than it should, the case is left as it is by a rule of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from odb_ref.conformance.judge import Problem, find_faults
-from odb_ref.conformance.planners import Exchange, plan_here, plan_there
+from odb_ref.conformance.asking import Exchange
+from odb_ref.conformance.ours import plan_here, plan_there
 from odb_ref.plan import plan_rank
 
-Batches = list[list[list[int]]]
+Question = Mapping[str, Any]
+Said = dict[str, Any]
+Plan = list[list[list[int]]]
 
 
-def thaw(plans: Any) -> Batches:
-    return [[[*batch] for batch in own] for own in plans]
+def plan(question: Question) -> Plan:
+    said: Any = plan_here(question)
+    return [[[*batch] for batch in own] for own in said["plan"]]
 
 
-def change(problem: Problem, **columns: Any) -> Problem:
-    """The problem with other columns or terms."""
-    terms = {**problem.terms, **columns.pop("terms", {})}
-    fields = {name: getattr(problem, name) for name in Problem.__slots__} | columns
-    return Problem(**fields | {"terms": terms})
+def change(question: Question, **terms: Any) -> Question:
+    """The question with other terms."""
+    return {**question, "terms": {**question["terms"], **terms}}
 
 
-def take_first(problem: Problem, plan: Batches, tries: Callable[[Batches], list[Batches]], wanted: str) -> Batches:
-    """The first of the plans tried that breaks what is wanted, and that only; the plan as it is where none does."""
-    for other in tries(plan):
-        if find_faults(problem, other) == {wanted}:
-            return other
-    return plan
+def is_plain(question: Question) -> bool:
+    """True where a micro-batch takes the sum of its lengths, and nothing else matters."""
+    return set(question["terms"]) <= {"budget", "at_least"} and "together" not in question
 
 
-def exceed_the_budget(problem: Problem) -> Batches:
-    plan_here(problem)
-    return thaw(plan_here(change(problem, terms={"budget": problem.terms["budget"] + 1})))
+def measure(question: Question, rank: int, batch: list[int]) -> int:
+    own = question["lengths"][rank]
+    if question["kind"] == "plan_all":
+        own = [length for lengths in question["lengths"] for length in lengths]
+    return sum(own[index] for index in batch)
 
 
-def list_without_one(plan: Batches) -> list[Batches]:
-    found = []
-    for rank, own in enumerate(plan):
-        for place, batch in enumerate(own):
-            other = thaw(plan)
-            other[rank][place] = batch[:-1]
-            found.append(other)
+def exceed_the_budget(question: Question) -> Plan:
+    plan(question)
+    return plan(change(question, budget=question["terms"]["budget"] + 1))
+
+
+def drop_a_sample(question: Question) -> Plan:
+    found = plan(question)
+    longer = [batch for own in found for batch in own if len(batch) > 1]
+    if is_plain(question) and longer:
+        longer[-1].pop()
     return found
 
 
-def drop_a_sample(problem: Problem) -> Batches:
-    return take_first(problem, thaw(plan_here(problem)), list_without_one, "COVER")
-
-
-def list_with_one_twice(plan: Batches) -> list[Batches]:
-    found = []
-    for rank, own in enumerate(plan):
-        for index in [index for batch in own for index in batch]:
-            for place in range(len(own)):
-                other = thaw(plan)
-                other[rank][place].append(index)
-                found.append(other)
+def repeat_a_sample(question: Question) -> Plan:
+    found = plan(question)
+    if is_plain(question):
+        for rank, own in enumerate(found):
+            for batch in own:
+                if batch and measure(question, rank, [*batch, batch[0]]) <= question["terms"]["budget"]:
+                    batch.append(batch[0])
+                    return found
     return found
 
 
-def repeat_a_sample(problem: Problem) -> Batches:
-    return take_first(problem, thaw(plan_here(problem)), list_with_one_twice, "ONCE")
-
-
-def take_anothers(problem: Problem) -> Batches:
+def take_anothers(question: Question) -> Plan:
     """A rank has a sample that it does not hold."""
-
-    def list_with_foreign(plan: Batches) -> list[Batches]:
-        other = thaw(plan)
-        other[0][0].append(sum(map(len, problem.lengths)))
-        return [other]
-
-    return take_first(problem, thaw(plan_here(problem)), list_with_foreign, "HOME")
+    found = plan(question)
+    found[0][0].append(sum(map(len, question["lengths"])))
+    return found
 
 
-def forget_to_synchronise(problem: Problem) -> Batches:
-    """One rank has a micro-batch more, an empty one."""
-
-    def list_longer(plan: Batches) -> list[Batches]:
-        found = []
-        for rank in range(len(plan)):
-            other = thaw(plan)
-            other[rank].append([])
-            found.append(other)
-        return found
-
-    return take_first(problem, thaw(plan_here(problem)), list_longer, "EQUAL")
+def forget_to_synchronise(question: Question) -> Plan:
+    """One rank has a micro-batch more, an empty one, for which it has no sample."""
+    found = plan(question)
+    if is_plain(question) and question["kind"] == "plan_ranks":
+        for own in found:
+            if all(len(batch) <= 1 for batch in own):
+                own.append([])
+                return found
+    return found
 
 
-def forget_the_multiple(problem: Problem) -> Batches:
-    plan_here(problem)
-    return thaw(plan_here(change(problem, terms={"multiple_of": 1, "at_least": 1})))
+def forget_the_multiple(question: Question) -> Plan:
+    plan(question)
+    return plan(change(question, multiple_of=1, at_least=1))
 
 
-def list_merged(plan: Batches) -> list[Batches]:
-    found = []
-    for rank, own in enumerate(plan):
+def leave_one_empty(question: Question) -> Plan:
+    found = plan(question)
+    for rank, own in enumerate(found):
         for first in range(len(own)):
             for second in range(first):
-                if own[first] and own[second]:
-                    other = thaw(plan)
-                    other[rank][second] += other[rank][first]
-                    other[rank][first] = []
-                    found.append(other)
+                if (
+                    is_plain(question)
+                    and own[first]
+                    and own[second]
+                    and (measure(question, rank, own[first] + own[second]) <= question["terms"]["budget"])
+                ):
+                    own[second] += own[first]
+                    own[first] = []
+                    return found
     return found
 
 
-def leave_one_empty(problem: Problem) -> Batches:
-    return take_first(problem, thaw(plan_here(problem)), list_merged, "NONEMPTY")
+def part_what_belongs_together(question: Question) -> Plan:
+    plan(question)
+    return plan({name: value for name, value in question.items() if name != "together"})
 
 
-def part_what_belongs_together(problem: Problem) -> Batches:
-    plan = thaw(plan_here(problem))
-    if problem.together is None:
-        return plan
-    return take_first(problem, plan, lambda _: [thaw(plan_here(change(problem, together=None)))], "TOGETHER")
+def order_backwards(question: Question) -> Plan:
+    found = plan(question)
+    return [own[::-1] for own in found] if "order" in question["terms"] else found
 
 
-def order_by_hash(problem: Problem) -> Batches:
-    plan = thaw(plan_here(problem))
-    for own in plan:
-        own.sort(key=lambda batch: (not batch, hash(str(batch))))
-    return plan
+def order_by_hash(question: Question) -> Plan:
+    found = plan(question)
+    if "order" not in question["terms"]:
+        for own in found:
+            own.sort(key=lambda batch: hash(str(batch)))
+    return found
 
 
-def refuse_who_is_short(problem: Problem) -> Batches:
-    plan = thaw(plan_here(problem))
-    if any(not batch for own in plan for batch in own):
+def refuse_who_is_short(question: Question) -> Plan:
+    found = plan(question)
+    if any(not batch for own in found for batch in own):
         raise ValueError("too few samples")
-    return plan
+    return found
+
+
+def restore_as_run(question: Question) -> Said:
+    found = plan(question)
+    return {"plan": found, "restored": [[index for batch in own for index in batch] for own in found]}
+
+
+def weigh_for_one_rank(question: Question) -> Said:
+    said: Any = plan_here(question)
+    if "scales" in said:
+        said["scales"] = [[scale / len(said["plan"]) for scale in own] for own in said["scales"]]
+    return {name: value for name, value in said.items() if name != "report"}
+
+
+def weigh_alike(question: Question) -> Said:
+    """Each token weighs alike, whatever mean is asked for."""
+    said: Any = plan_here({**question, "mean": "token-mean"} if "mean" in question else question)
+    return {name: value for name, value in said.items() if name != "report"}
+
+
+def promise_too_much(question: Question) -> Said:
+    """One micro-batch more is the least there can be."""
+    said: Any = plan_here(question)
+    return {"plan": said["plan"], "report": {"least": said["report"]["least"] + 1}}
+
+
+def say_nothing_when_short(question: Question) -> Plan | None:
+    found = plan(question)
+    return None if any(not batch for own in found for batch in own) else found
+
+
+def take_one_more(question: Question) -> Plan:
+    """A micro-batch more than is needed."""
+    found = plan(question)
+    if is_plain(question) and sum(map(len, question["lengths"])):
+        return plan(change(question, at_least=len(found[0]) + 1))
+    return found
 
 
 IN_ONE_PLACE = {
-    "BUDGET": exceed_the_budget,
-    "COVER": drop_a_sample,
-    "ONCE": repeat_a_sample,
-    "HOME": take_anothers,
-    "EQUAL": forget_to_synchronise,
-    "MULTIPLE": forget_the_multiple,
-    "NONEMPTY": leave_one_empty,
-    "TOGETHER": part_what_belongs_together,
-    "DETERMINISM": order_by_hash,
-    "EXPECT": refuse_who_is_short,
+    "BUDGET": [exceed_the_budget],
+    "COVER": [drop_a_sample],
+    "ONCE": [repeat_a_sample],
+    "HOME": [take_anothers],
+    "EQUAL": [forget_to_synchronise],
+    "MULTIPLE": [forget_the_multiple],
+    "NONEMPTY": [leave_one_empty],
+    "TOGETHER": [part_what_belongs_together],
+    "ORDER": [order_backwards],
+    "DETERMINISM": [order_by_hash],
+    "EXPECT": [refuse_who_is_short],
+    "RESTORE": [restore_as_run],
+    "WEIGHT": [weigh_for_one_rank, weigh_alike],
+    "REPORT": [promise_too_much],
+    "ANSWER": [say_nothing_when_short],
+    "EXACT": [take_one_more],
 }
 
 
-def raise_before_the_exchange(problem: Problem, rank: int, exchange: Exchange) -> Sequence[Sequence[int]]:
-    if max(problem.lengths[rank], default=0) > problem.terms["budget"] and problem.terms.get("oversize") != "alone":
+def raise_before_the_exchange(question: Question, exchange: Exchange) -> Any:
+    if max(question["lengths"], default=0) > question["terms"]["budget"] and "oversize" not in question["terms"]:
         raise ValueError("too long")
-    return plan_there(problem, rank, exchange)
+    return plan_there(question, exchange)
 
 
-def refuse_alone(problem: Problem, rank: int, exchange: Exchange) -> Sequence[Sequence[int]]:
+def refuse_alone(question: Question, exchange: Exchange) -> Any:
     """The exchange takes place, but only the rank that has the long sample refuses."""
     try:
-        return plan_there(problem, rank, exchange)
+        return plan_there(question, exchange)
     except ValueError as error:
-        if ": sample" in str(error) and f"rank {rank}:" not in str(error):
-            return []
+        if ": sample" in str(error) and f"rank {question['rank']}:" not in str(error):
+            return {"plan": []}
         raise
 
 
-def count_alone(problem: Problem, rank: int, exchange: Exchange) -> Sequence[Sequence[int]]:
+def refuse_in_words_of_its_own(question: Question, exchange: Exchange) -> Any:
+    try:
+        return plan_there(question, exchange)
+    except ValueError as error:
+        raise ValueError(f"on rank {question['rank']}: {error}") from error
+
+
+def count_alone(question: Question, exchange: Exchange) -> Any:
     """All agree, and then each goes by its own count."""
-    agreed = plan_there(problem, rank, exchange)
-    alone = plan_rank(
-        problem.lengths[rank],
-        together=None if problem.together is None else problem.together[rank],
-        uses={name: column[rank] for name, column in problem.uses.items()},
-        **{**problem.terms, "short": "idle"},
-    ).micro_batches
-    return alone if len(alone) < len(agreed) else agreed
+    said: Any = plan_there(question, exchange)
+    if "group_supervised" in question:
+        return said["plan"]
+    given = {name: question[name] for name in ("supervised", "together", "uses") if name in question}
+    alone = plan_rank(question["lengths"], **given, **{**question["terms"], "short": "idle"}).micro_batches
+    return alone if len(alone) < len(said["plan"]) else said["plan"]
 
 
-ON_RANKS = {"TERMINATION": raise_before_the_exchange, "AGREE": refuse_alone, "EQUAL": count_alone}
+def leave_early(question: Question, exchange: Exchange) -> Any:
+    """A rank without samples thinks that it is not needed."""
+    return plan_there(question, exchange) if question["lengths"] else {"plan": [[]]}
+
+
+ON_RANKS = {
+    "TERMINATION": [raise_before_the_exchange, leave_early],
+    "AGREE": [refuse_alone, refuse_in_words_of_its_own],
+    "EQUAL": [count_alone],
+}
+
+
+def say_something_else(question: Question) -> Any:
+    """No planner at all."""
+    return {"plan": 5} if question["lengths"] else 5
+
+
+def end_the_process(question: Question) -> Any:
+    raise SystemExit(0)
+
+
+def refuse_all(question: Question) -> Any:
+    raise ValueError("no")

@@ -152,7 +152,7 @@ def read_in_subgroup(rank: int) -> int:
     group = dist.new_group([0, 2])
     if rank == 1:
         return 0
-    with ODBDataLoader(Numbers(0, 30 + rank), **nested(process_group=group, **SETTINGS)) as loader:
+    with ODBDataLoader(Numbers(0, 30 + rank), **nested(process_group=group, is_apart=True, **SETTINGS)) as loader:
         return sum(1 for _ in loader)
 
 

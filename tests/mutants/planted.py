@@ -402,7 +402,7 @@ PLANTED = (
     _plan(
         "a limit is passed by what is passed over",
         "packing",
-        "            heapq.heappush(active, (costs[other], other))\n    return",
+        "            heapq.heappush(active, (loads[other], other))\n    return",
         "            break\n    return",
     ),
     _plan(
@@ -439,23 +439,62 @@ PLANTED = (
         "len(heap) < count - 1 and heap[0][0]",
     ),
     _plan(
-        "nothing settles",
+        "nothing is settled",
         "division",
-        "        if -load != loads[source] or len(batches[source]) < 2:",
-        "        if load:",
+        "[(units.tokens, budget), *bounds], starts).run()",
+        "[(units.tokens, budget), *bounds], starts)",
     ),
+    _plan("nothing is exchanged", "settling", "EXCHANGED: Final = 32_768", "EXCHANGED: Final = 0"),
+    _plan(
+        "an exchange exceeds what is bounded",
+        "settling",
+        "self._used[target][place] + more > bound or",
+        "self._used[target][place] + more > bound + 1 or",
+    ),
+    _plan(
+        "the source of an exchange exceeds what is bounded",
+        "settling",
+        "self._used[source][place] - more > bound",
+        "False",
+    ),
+    _plan("the last of a micro-batch is given away", "settling", "least = 0 if is_one else -1", "least = -1"),
+    _plan(
+        "the first exchange that helps is made",
+        "settling",
+        "                        worst, found = after, (target, unit, other)\n                        break\n",
+        "                        return target, unit, other\n",
+    ),
+    _plan("of two exchanges as good the lesser fall", "settling", "more + less <= gap):", "more + less < gap):"),
+    _plan(
+        "an exchange looks at the cheapest alone", "settling", "islice(self._rising, self._near)", "self._rising[:1]"
+    ),
+    _plan(
+        "a step has no level",
+        "packing",
+        "    return [levels[0] - level for level in levels for _ in range(ranks)]",
+        "    return [0 for level in levels for _ in range(ranks)]",
+    ),
+    _plan(
+        "what begins with a cost may stay empty",
+        "division",
+        "if found is None or not all(found):",
+        "if found is None:",
+    ),
+    _plan("nothing is evened out", "division", "    if bounds or len(numbers) > EXCHANGED:", "    if numbers:"),
     _plan(
         "one that is alone is counted among the others", "division", "left = count - len(self.alone)", "left = count"
     ),
-    _plan("nothing is sought further", "division", "if not numbers or len(numbers) > _SOUGHT:", "if numbers:"),
-    _plan("a division among ranks is that of one", "division", "if len(fewest) > aim:", "if len(fewest) > 10**9:"),
+    _plan(
+        "fewer are not sought than best fit finds", "division", "    while low < high:", "    while low < high - 10**9:"
+    ),
+    _plan("a division among ranks is that of one", "division", "terms.multiple_of * ranks\n", "terms.multiple_of\n"),
     _plan(
         "the least is more than it is",
         "division",
         "sum([2 * column[unit] > bound for",
         "sum([2 * column[unit] >= bound for",
     ),
-    _plan("small ones at one end", "division", "return rising[::2] + rising[1::2][::-1]", "return rising"),
+    _plan("small ones at one end", "division", "return batches[::2][::-1] + batches[1::2]", "return batches[::-1]"),
     _plan(
         "a count is rounded down",
         "terms",
@@ -490,8 +529,9 @@ PLANTED = (
         "sequences=len(samples.supervised)",
     ),
     _plan("weights are for two ranks", "outcome", "float(weight * self.totals.ranks)", "float(weight * 2)"),
-    _plan("outputs come back by length", "outcome", "key=flat.__getitem__", "key=lambda place: -flat[place]"),
-    _plan("the wait is that of the first rank", "outcome", "sum(map(max, zip(*costs, strict=True)))", "sum(costs[0])"),
+    _plan("outputs come back as they were run", "outcome", "for index in sorted(found)]", "for index in found]"),
+    _plan("outputs of what is idle come back", "outcome", "if batch and len(own)", "if len(own)"),
+    _plan("the wait is that of the first rank", "quality", "sum(map(max, zip(*costs, strict=True)))", "sum(costs[0])"),
     _plan(
         "the costliest goes to the rank with most",
         "planning",
@@ -516,6 +556,13 @@ PLANTED = (
         "own.terms.round_up(max(row[5] for row in messages))",
         "own.terms.round_up(own.division.need)",
     ),
+    _plan(
+        "what keys have on all ranks is believed",
+        "exchanging",
+        "        if (row[9], row[_HEAD + 5]) != (",
+        "        if not row and (row[9], row[_HEAD + 5]) != (",
+    ),
+    _plan("a wait could be less than it can", "quality", "(ranks - 1) * min(most, fullest)", "ranks * fullest"),
     _plan(
         "a rank that idles is refused where it is",
         "exchanging",

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from odb_ref.conformance.judge import Problem, find_faults, pick
+from odb_ref.conformance.judge import find_faults
+from odb_ref.conformance.vectors import Problem, pick
 from odb_ref.plan import Options
 
 __all__ = ["BUDGET", "Problem", "compute_cost", "find_faults", "get_columns", "problems"]

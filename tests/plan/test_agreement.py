@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,6 @@ from tests.plan.worlds import plan_in_world
 @given(problems(is_dealt=False))
 def test_ranks_plan_what_one_place_plans_and_refuse_in_its_words(problem: Problem) -> None:
     """Spec: R13.1, R13.11. One exchange, of as many integers as there always are."""
-    if problem.terms.get("within") == "step":
-        problem.together = None
     found = plan_in_world(problem)
     try:
         plans = plan_ranks(
@@ -37,7 +36,8 @@ def test_ranks_plan_what_one_place_plans_and_refuse_in_its_words(problem: Proble
         assert [str(item) for item in found] == [str(error)] * len(found)
         assert {type(item) for item in found} == {UsageError}
     else:
-        assert found == [*plans]
+        alone = replace(plans[0].report, wait=None)
+        assert found == [replace(plan, report=alone) for plan in plans]
 
 
 def break_cost(tokens: int) -> int:
@@ -59,6 +59,12 @@ CANNOT: list[tuple[dict[str, Any], str]] = [
         "rank {}: sample 0, with those together with it, has 80 tokens, more",
     ),
     ({"together": [1, 1, 2], "within": "step"}, "rank {}: its own error says why"),
+    ({"group_supervised": {}}, "rank {}: its own error says why"),
+    (
+        {"together": [1, 1, 2], "within": "step", "group_supervised": {1: 14, 2: 9}},
+        "rank {}: its own error says why",
+    ),
+    ({"together": [[1], 1, 2]}, "rank {}: its own error says why"),
     ({"cost": break_cost}, "rank {}: its own error says why"),
     ({"layout": "folded"}, "rank {}: its own error says why"),
     ({"budget": 2**70}, "rank {}: its own error says why"),
@@ -104,6 +110,19 @@ def test_a_term_that_differs_is_named_on_every_rank(change: dict[str, Any], mess
     assert {type(item) for item in found} == {UsageError}
     assert len({str(item) for item in found}) == 1
     assert str(found[0]).startswith(message)
+
+
+@pytest.mark.parametrize("change", [{1: 24, 2: 23}, {1: 23, 2: 24, 3: 1}, {1: 24, 2: 24, 3: 0, 4: 1}])
+def test_ranks_that_count_the_tokens_of_a_key_otherwise_are_told(change: dict[int, int]) -> None:
+    """Spec: R13.11. What is given must come to the supervised tokens of all ranks, in as many keys on each."""
+    problem = Problem(lengths=[[7, 8, 9]] * 2, together=[[1, 1, 2], [1, 2, 2]], terms={"budget": 60, "within": "step"})
+    for culprit in (0, 1):
+        found = plan_in_world(
+            problem, changes=[{"group_supervised": change} if rank == culprit else {} for rank in range(2)]
+        )
+        assert {type(item) for item in found} == {UsageError}
+        assert len({str(item) for item in found}) == 1
+    assert [type(item).__name__ for item in plan_in_world(problem)] == ["RankPlan"] * 2
 
 
 def test_a_rank_with_too_few_is_named_by_all() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def test_a_plan_breaks_no_property(problem: Problem) -> None:
     plan = try_plan(problem)
     assert find_faults(problem, [rank.micro_batches for rank in plan.ranks]) == set()
     assert plan.report.least <= plan.count
-    assert plan.report.wait >= 1 - 1e-9
+    assert plan.report.wait is not None
+    assert 1 <= plan.report.least_wait <= plan.report.wait + 1e-9
 
 
 @given(problems(), st.integers(1, 8))
@@ -74,8 +76,22 @@ def test_short_ranks_are_idle_or_refused(problem: Problem) -> None:
 def test_outputs_come_back_in_order(problem: Problem) -> None:
     """Spec: R13.1."""
     for rank in try_plan(problem).ranks:
-        outputs = [index for batch in rank.micro_batches for index in batch]
-        assert [outputs[place] for place in rank.restore()] == sorted(outputs)
+        outputs = [batch or (rank.spare,) for batch in rank.micro_batches]
+        assert rank.restore(outputs) == sorted(chain.from_iterable(rank.micro_batches))
+
+
+def test_outputs_of_idle_micro_batches_are_left_out_wherever_they_stand() -> None:
+    rank = plan_ranks([[5, 6], [60] * 3], budget=60, order="smallest_at_ends").ranks[0]
+    assert rank.micro_batches == ((), (1,), (0,))
+    assert (
+        rank.restore([["again"], ["second"], ["first"]])
+        == rank.restore([[], ["second"], ["first"]])
+        == ["first", "second"]
+    )
+    with pytest.raises(UsageError, match="micro-batch 1 has 1 samples, but 2 outputs"):
+        rank.restore([[], ["second", "first"], ["first"]])
+    with pytest.raises(UsageError, match="3 micro-batches, but outputs of 2"):
+        rank.restore([["second"], ["first"]])
 
 
 @given(problems())
@@ -115,6 +131,10 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([[5]], {"supervised": [[1, 2]]}, "rank 0: 1 lengths, but 2 values of supervised"),
     ([[5]], {"supervised": []}, "1 ranks have lengths, but 0 supervised"),
     ([[5]], {"together": [[]]}, "rank 0: 1 lengths, but 0 keys of together"),
+    ([[5]], {"together": [[[1]]]}, "rank 0: keys of together must be hashable"),
+    ([[5]], {"limits": [("samples", 2)]}, "limits must be a mapping of names to numbers"),
+    ([[5]], {"limits": None}, "limits must be a mapping of names to numbers"),
+    ([[5]], {"limits": {1: 2}}, "limits must be a mapping of names to numbers"),
     ([[5]], {"cost": lambda tokens: 6 - min(tokens, 5) if tokens < 7 else 9}, "cost gives"),
     ([[7]], {"cost": lambda tokens: -1 if tokens == 7 else tokens}, r"rank 0: cost\(7\) is -1"),
     ([[7]], {"cost": lambda tokens: 0.5 if tokens == 7 else tokens}, r"rank 0: cost\(7\) must be an integer"),

@@ -101,12 +101,13 @@ def test_the_costliest_padded_micro_batch_is_as_cheap_as_can_be(
 def test_the_costliest_packed_micro_batch_is_near_the_cheapest(
     lengths: list[int], at_least: int, has_cost: bool
 ) -> None:
-    """Bin packing has no quick optimum: best fit under a bisected bound stays within 13/11 of it (MULTIFIT)."""
+    """Spec: R13.6. There is no quick optimum: Graham's bound is that of the greedy, and what is settled is nearer."""
     cost = compute_cost if has_cost else int
     batches = divide(lengths, budget=10**6, at_least=at_least, cost=compute_cost if has_cost else None)
     costliest = max(sum(map(cost, batch)) for batch in batches)
     best = compute_best(lengths, len(batches), lambda part: sum(map(cost, part)))
-    assert 11 * costliest <= 13 * best + 11
+    assert 3 * len(batches) * costliest <= (4 * len(batches) - 1) * best
+    assert 11 * costliest <= 13 * best
 
 
 @given(FEW)
@@ -118,7 +119,7 @@ def test_there_are_few_more_than_the_fewest(lengths: list[int]) -> None:
         for partition in list_partitions(lengths, len(lengths))
         if all(sum(part) <= BUDGET for part in partition)
     )
-    assert plan.least <= fewest <= plan.count
+    assert plan.report.least <= fewest <= plan.count
     assert 9 * plan.count <= 11 * fewest + 6
 
 
@@ -141,7 +142,7 @@ def test_small_ones_come_at_the_ends_on_all_ranks() -> None:
     """Spec: R13.8."""
     lengths = [60, 50, 40, 30, 20, 10]
     found = plan_all(lengths, ranks=1, budget=BUDGET, at_least=6, order="smallest_at_ends").ranks[0]
-    assert [lengths[batch[0]] for batch in found.micro_batches] == [10, 30, 50, 60, 40, 20]
+    assert [lengths[batch[0]] for batch in found.micro_batches] == [20, 40, 60, 50, 30, 10]
     found = plan_all(lengths, ranks=1, budget=BUDGET, at_least=6).ranks[0]
     assert [lengths[batch[0]] for batch in found.micro_batches] == lengths
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import chain
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from odb_ref.core.errors import UsageError
@@ -94,7 +94,6 @@ def test_the_gradient_is_that_of_the_mean_over_the_whole(problem: Problem, kind:
 @given(problems(is_dealt=False))
 def test_ranks_that_plan_alone_weigh_as_one_place_does(problem: Problem) -> None:
     """Spec: R13.9, R13.11."""
-    assume(problem.terms.get("within") != "step")
     plan = try_plan(problem)
     for mine, theirs in zip(plan_in_world(problem), plan.ranks, strict=True):
         for kind in Mean:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from odb_ref.conformance.planners import World
+from odb_ref.conformance.asking import World
+from odb_ref.conformance.vectors import sum_groups
 from odb_ref.plan import RankPlan, plan_rank
 from tests.plan.judge import Problem, get_columns
 
@@ -19,7 +20,10 @@ def plan_in_world(problem: Problem, planner: Planner = plan_rank, changes: Seque
     found: list[Any] = [None] * len(problem.lengths)
 
     def run(rank: int) -> None:
-        arguments = get_columns(problem, rank) | {**problem.terms} | (changes[rank] if changes else {})
+        arguments = get_columns(problem, rank) | {**problem.terms}
+        if problem.terms.get("within") == "step" and problem.together is not None:
+            arguments["group_supervised"] = sum_groups(problem)
+        arguments |= changes[rank] if changes else {}
         try:
             found[rank] = planner(arguments.pop("lengths"), exchange=world.make_exchange(rank), **arguments)
         except Exception as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import pickle
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,8 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch import ODBDataLoader, apply, pop_step_info  # noqa: E402
 from odb_ref.torch.info import KEPT_BATCHES  # noqa: E402
+from odb_ref.torch.settings import RENAMED  # noqa: E402
+from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate, read  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -101,6 +105,56 @@ def test_numbers_beyond_what_can_be_exchanged_are_refused(options: dict[str, Any
         make_loader(**options)
 
 
+def measure_much(sample: Any) -> int:
+    return 2**62
+
+
+def cost_much(sample: Any) -> list[int]:
+    return [2**70]
+
+
+MUCH: list[tuple[dict[str, Any], str]] = [
+    ({"length_fn": measure_much}, f"the length of a sample is {2**62}, expected one between 1 and {2**42}"),
+    ({"cost_fn": cost_much, "limits": [5]}, f"a cost that cost_fn gave is {2**70}, expected one between 0 and {2**42}"),
+]
+
+
+def read_much(rank: int, case: int, num_workers: int) -> None:
+    read_numbers(num_workers=num_workers, **MUCH[case][0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("case", range(len(MUCH)))
+def test_measures_beyond_what_can_be_exchanged_are_named(case: int, num_workers: int) -> None:
+    """The exchange broke, or the process between: int too big to convert."""
+    for result in run_ranks(2, read_much, case, num_workers):
+        assert (result.error, MUCH[case][1] in result.text) == ("JobError", True), result
+
+
+def read_longest(rank: int) -> list[int]:
+    return read_numbers(length_fn=lambda sample: 2**42, supervised_fn=lambda sample: 2**42, num_workers=rank)
+
+
+def test_the_longest_of_lengths_is_exchanged() -> None:
+    numbers = [number for result in run_ranks(3, read_longest) for number in result.value]
+    assert sorted(numbers) == list(range(20))
+
+
+def test_a_cost_function_that_overflows_is_named() -> None:
+    with pytest.raises(UsageError, match=r"cost must give integers for .* tokens: OverflowError"):
+        make_loader(cost=np.int16)
+
+
+@pytest.mark.parametrize(("samples", "is_right"), [(np.int64(20), True), (0, False), (-3, False), (1.5, False)])
+def test_the_samples_of_an_estimate_are_a_number(samples: Any, is_right: bool) -> None:
+    with make_loader() as loader:
+        if is_right:
+            assert loader.estimate_steps(samples) == loader.estimate_steps(20)
+        else:
+            with pytest.raises(UsageError, match="samples must be"):
+                loader.estimate_steps(samples)
+
+
 # Attributes, copies --------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +169,10 @@ def test_numbers_beyond_what_can_be_exchanged_are_refused(options: dict[str, Any
         ("drop_last", "make another loader"),
         ("token_budget", "call accept_budget"),
         ("epoch", "call set_epoch"),
+        ("in_order", "always in order"),
+        ("pin_memory_device", "with pin_memory"),
+        ("loss_scaling", r"with loss=Loss\(scaling=...\)"),
+        *((name, "make another loader with") for name in RENAMED),
     ],
 )
 def test_an_argument_cannot_be_assigned_later(name: str, message: str) -> None:
@@ -122,9 +180,29 @@ def test_an_argument_cannot_be_assigned_later(name: str, message: str) -> None:
         setattr(loader, name, 3)
 
 
+def test_an_argument_cannot_be_deleted() -> None:
+    with make_loader() as loader:
+        with pytest.raises(UsageError, match="collate_fn cannot be deleted"):
+            del loader.collate_fn
+        assert sorted(read_in_order(loader)) == list(range(20))
+
+
 def test_notes_of_ones_own_can_be_assigned() -> None:
     with make_loader() as loader:
         loader.note_of_mine = 3  # type: ignore[attr-defined]
+        del loader.note_of_mine  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_iterator_cannot_be_copied(attempt: Any) -> None:
+    """Dropping the copy left the epoch: no further batch came, without a word."""
+    with make_loader() as loader:
+        for begin in (lambda: iter(loader), loader.steps):
+            epoch = begin()
+            next(epoch)
+            with pytest.raises(UsageError, match="cannot be copied"):
+                attempt(epoch)
+            assert sum(1 for _ in epoch) > 2
 
 
 def test_a_loader_is_true_and_cannot_be_copied() -> None:
@@ -174,6 +252,82 @@ def test_a_sampler_set_before_its_first_loader_is_noticed() -> None:
     sampler.set_epoch(4)
     with make_loader(sampler=sampler) as loader, pytest.raises(UsageError, match="epoch 4"):
         iter(loader)
+
+
+class Private(Sampler[int]):
+    """Tells nobody its epoch, or only what follows from it."""
+
+    def __init__(self, base: int = 0) -> None:
+        self._base, self._seed = base, base
+
+    def set_epoch(self, epoch: int) -> None:
+        self._seed = self._base + epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.RandomState(self._seed).permutation(20).tolist())
+
+    def __len__(self) -> int:
+        return 20
+
+
+class Wrapped(Sampler[int]):
+    def __init__(self) -> None:
+        self.inner = Private()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.inner.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner)
+
+
+class Unset(Private):
+    """As many of torch's users write it: no epoch until one is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._epoch = epoch
+
+
+@pytest.mark.parametrize("make", [Private, lambda: Private(1000), Wrapped, Unset, make_sampler])
+def test_an_epoch_that_a_sampler_does_not_show_is_noticed(make: Any) -> None:
+    sampler, other = make(), make()
+    sampler.set_epoch(5)
+    other.set_epoch(5)
+    with make_loader(sampler=sampler, order="sampler") as loader:
+        with pytest.raises(UsageError, match=r"set to epoch 5, and the loader reads epoch 0: call set_epoch\(5\)"):
+            iter(loader)
+        loader.set_epoch(5)
+        assert read_in_order(loader) == list(other)
+        other.set_epoch(6)
+        assert read_in_order(loader) == list(other)
+
+
+@pytest.mark.parametrize("make", [Private, Wrapped, Unset, make_sampler])
+def test_a_sampler_set_back_to_the_epoch_before_is_noticed(make: Any) -> None:
+    """Whoever wants the same order in each epoch got another, without a word."""
+    sampler = make()
+    with make_loader(sampler=sampler, order="sampler") as loader:
+        sampler.set_epoch(0)
+        first = read_in_order(loader)
+        sampler.set_epoch(0)
+        with pytest.raises(UsageError, match=r"set to epoch 0, and the loader reads epoch 1: call set_epoch\(0\)"):
+            iter(loader)
+        loader.set_epoch(0)
+        assert read_in_order(loader) == first
+
+
+def test_an_epoch_that_makes_no_difference_may_be_set() -> None:
+    """As frameworks do for the loader of a validation."""
+    sampler = DistributedSampler(Numbers(0, 20), num_replicas=1, rank=0, shuffle=False)
+    with make_loader(sampler=sampler, order="sampler") as loader:
+        for _ in range(3):
+            sampler.set_epoch(0)
+            assert read_in_order(loader) == list(range(20))
 
 
 class Counting(Sampler[int]):
@@ -228,6 +382,16 @@ def test_drop_last_is_taken_over_by_updates_of_a_fixed_size() -> None:
         assert sorted(read_in_order(loader)) == list(range(18))
 
 
+def test_drop_last_of_a_batch_sampler_is_answered() -> None:
+    """The DataLoader itself says that it drops nothing."""
+    batches = BatchSampler(SequentialSampler(range(20)), 3, drop_last=True)
+    plain: DataLoader[Any] = DataLoader(Numbers(0, 20), batch_sampler=batches, collate_fn=collate)
+    with pytest.warns(RuntimeWarning, match="drop_last=True means nothing here"), apply(plain, token_budget=60):
+        pass
+    with apply(plain, token_budget=60, update_samples=6) as loader:
+        assert sorted(read_in_order(loader)) == list(range(18))
+
+
 def test_what_is_for_workers_is_left_out_without_them() -> None:
     plain: DataLoader[Any] = DataLoader(Numbers(0, 20), num_workers=2, timeout=9, collate_fn=collate)
     with apply(plain, token_budget=60, num_workers=0) as loader:
@@ -255,6 +419,22 @@ def test_two_loaders_do_not_write_one_trace(tmp_path: Path) -> None:
     del gone
     with make_loader(trace=path) as last:
         read(last)
+
+
+def trace_in_groups(rank: int, groups: list[list[int]], path: Path) -> None:
+    group, _ = dist.new_subgroups_by_enumeration(groups)
+    with make_loader(shard="given", process_group=group, is_apart=True, trace=path) as loader:
+        read(loader)
+
+
+@pytest.mark.parametrize("groups", [[[0, 2], [1, 3]], [[0], [1]]])
+def test_groups_beside_each_other_write_traces_of_their_own(groups: list[list[int]], tmp_path: Path) -> None:
+    """Those of one group were lost: each had ranks 0 and 1."""
+    results = run_ranks(sum(map(len, groups)), trace_in_groups, groups, tmp_path / "t.ndjson")
+    assert not any(result.error for result in results), results
+    assert len(list(tmp_path.iterdir())) == len(results)
+    verdict = check_traces([tmp_path])
+    assert (verdict.is_ok, len(verdict.jobs)) == (True, 2), verdict
 
 
 def test_another_loader_does_not_silence_a_reminder() -> None:
@@ -294,7 +474,7 @@ def test_a_bound_follows_the_data_set() -> None:
 def read_without_me(rank: int) -> Any:
     group = dist.new_group([0])
     try:
-        with make_loader(process_group=group) as loader:
+        with make_loader(process_group=group, is_apart=True) as loader:
             return len(read(loader))
     except UsageError as error:
         return str(error)
@@ -335,7 +515,9 @@ def read_in_the_second_half(rank: int, fault: str) -> Any:
         return None
     data = Numbers(0, 20, bad=7 if rank == 3 and fault == "raise" else None, fault=fault)
     window = 7 if rank == 3 and fault == "window" else 6
-    with make_loader(dataset=data, window=window, shard="given", process_group=group, timeout_s=8) as loader:
+    with make_loader(
+        dataset=data, window=window, shard="given", process_group=group, is_apart=True, timeout_s=8
+    ) as loader:
         return len(read(loader, 1 if rank == 3 and fault == "leave" else None))
 
 
@@ -354,3 +536,38 @@ def test_ranks_are_named_by_the_job_and_by_their_group(fault: str, message: str)
     found = run_ranks(4, read_in_the_second_half, fault)[2]
     assert re.search(message, found.text), found
     assert found.rank == 1
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def wait_in_the_second_half(rank: int) -> Any:
+    lines = Lines()
+    logging.getLogger("odb_ref").addHandler(lines)
+    group = dist.new_group([2, 3])
+    if rank < 2:
+        return []
+    with make_loader(shard="given", process_group=group, is_apart=True, timeout_s=4) as loader:
+        if rank == 3:
+            time.sleep(3)
+        epoch = iter(loader)
+        next(epoch)
+        if rank == 3:
+            time.sleep(3)
+        for _ in epoch:
+            pass
+    return lines.lines
+
+
+def test_a_rank_that_is_waited_for_is_named_by_the_job() -> None:
+    """Two ranks of four were told of ranks 0 and 1, which read nothing."""
+    found = run_ranks(4, wait_in_the_second_half)[2]
+    whom = r"rank 2 \(rank 0 of its group\) waits for rank 3 \(rank 1 of its group\), which "
+    assert [line for line in found.value if re.search(whom + "has not started its loader", line)], found
+    assert [line for line in found.value if re.search(whom + "is waiting for its trainer", line)], found

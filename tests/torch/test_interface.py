@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # noqa: E402
 
-from odb_ref import Batching, Faults  # noqa: E402
+from odb_ref import Batching, Faults, ODBDataLoader  # noqa: E402
 from odb_ref.core.errors import UsageError  # noqa: E402
 from odb_ref.torch.exchange import interface  # noqa: E402
 from odb_ref.torch.exchange.interface import choose_address, find_master, list_ports  # noqa: E402
@@ -84,10 +84,28 @@ def test_the_interface_that_gloo_is_told_of_goes_first(
     monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
 ) -> None:
     sources[interface._ELSEWHERE] = "192.168.1.7"
-    monkeypatch.setenv(interface.INTERFACE_VARIABLE, "none0,lo")
+    monkeypatch.setenv(interface.INTERFACE_VARIABLE, " lo")
     assert choose_address(HashStore()) == "127.0.0.1"
-    monkeypatch.setenv(interface.INTERFACE_VARIABLE, "none0")
-    assert choose_address(HashStore()) == "192.168.1.7"
+
+
+@pytest.mark.parametrize("names", ["none0", "none0,lo"])
+def test_an_interface_that_is_not_there_is_named(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gloo refuses it: it used to be passed over, and the loader to listen at another."""
+    monkeypatch.setenv(interface.INTERFACE_VARIABLE, names)
+    with pytest.raises(UsageError, match=r"GLOO_SOCKET_IFNAME names 'none0', and this host has .*\blo\b"):
+        choose_address(HashStore())
+
+
+def listen_at(rank: int, names: tuple[str, str]) -> None:
+    os.environ[interface.INTERFACE_VARIABLE] = names[rank]
+    options = {"token_budget": 60, "collate_fn": collate, "faults": Faults(timeout_s=3)}
+    next(iter(ODBDataLoader(Numbers(0, 9), **options)))  # type: ignore[arg-type]
+
+
+def test_a_rank_without_the_interface_says_so_and_the_others_name_it() -> None:
+    first, second = run_ranks(2, listen_at, ("lo", "none0"))
+    assert (second.error, "names 'none0'" in second.text) == ("UsageError", True), second
+    assert (first.error, "rank 1 has not" in first.text) == ("JobError", True), first
 
 
 @pytest.mark.parametrize(
@@ -129,8 +147,6 @@ def list_listening() -> set[tuple[str, int]]:
 
 
 def read_on_ports(rank: int, first: int) -> Any:
-    from odb_ref.torch import ODBDataLoader
-
     os.environ[interface.PORTS_VARIABLE] = f"{first}-{first + 1}"
     os.environ["MASTER_ADDR"] = "localhost"
     dataset = Numbers(0, 20)

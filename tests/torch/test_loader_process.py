@@ -30,6 +30,7 @@ from odb_ref.torch.exchange.collectives import LocalTransport  # noqa: E402
 from odb_ref.torch.exchange.exchange_thread import Exchange  # noqa: E402
 from odb_ref.torch.exchange.identity import LoaderIdentity  # noqa: E402
 from odb_ref.torch.exchange.process_table import find_children, look_at  # noqa: E402
+from odb_ref.torch.exchange.roster import Roster  # noqa: E402
 from odb_ref.torch.plan.start import EpochStart  # noqa: E402
 from odb_ref.torch.reading.collate_workers import Pipe  # noqa: E402
 from odb_ref.torch.reading.service import BatchRequest, ReadPlan, SampleListener  # noqa: E402
@@ -258,7 +259,10 @@ class Wire(Exchange):
     """An exchange without a thread, that keeps what is posted."""
 
     def __init__(self) -> None:
-        super().__init__(LocalTransport(), LoaderIdentity(made_at="train.py:20", ordinal=0, data=""))
+        super().__init__(
+            LocalTransport(Roster()),
+            LoaderIdentity(name="train.py:20", made_at="train.py:20", ordinal=0, data="", is_common=False),
+        )
         self.posts: list[Any] = []
 
     def open(self, submit: Any, describe: Any) -> PeerLost | None:

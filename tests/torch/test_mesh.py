@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
 from odb_ref.torch.checkpoint import JobState  # noqa: E402
 from odb_ref.trace.check import check_traces  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
-from tests.torch.data import Numbers, collate, make_sample  # noqa: E402
+from tests.torch.data import Numbers, Stream, collate, make_sample  # noqa: E402
 from tests.torch.ranks import Result, run_ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -159,7 +158,9 @@ def test_a_sample_that_only_one_peer_sets_aside_is_an_error_on_all_that_names_bo
     assert {result.error for result in results} == {"JobError"}, results
     for result in results:
         assert re.search(
-            r"rank [01] is configured differently: in round \d its peer 1 holds .* tokens.*, its peer 0 ", result.text
+            r"rank ([13]) \(rank [01] of its mesh\) is configured differently: in round \d its peer 1 \[rank \1\] holds "
+            r".* tokens.*, its peer 0 \[rank [02]\] ",
+            result.text,
         ), result.text
 
 
@@ -167,7 +168,9 @@ def test_a_failure_of_one_peer_ends_all_and_names_it() -> None:
     results = run_ranks(4, read_bad, (3, 1), {})
     assert {result.error for result in results} == {"JobError"}, results
     assert len({result.text for result in results}) == 1
-    assert re.search(r"rank [01] failed: .*no such file.*\(on its peer 1\)", results[0].text), results[0].text
+    assert re.search(
+        r"rank ([13]) \(rank [01] of its mesh\) failed: .*no such file.*\(on its peer 1 \[rank \1\]\)", results[0].text
+    ), results[0].text
 
 
 def leave_on(rank: int, told: int) -> Any:
@@ -182,7 +185,7 @@ def test_a_consumer_that_leaves_on_one_peer_ends_all() -> None:
     results = run_ranks(4, leave_on, 3)
     assert results[3].value == "left"
     assert {result.error for result in results[:3]} == {"JobError"}, results
-    assert all("rank 1 left the loop" in result.text for result in results[:3]), results
+    assert all("one of ranks 2, 3 (rank 1 of its mesh) left the loop" in result.text for result in results[:3]), results
 
 
 def die_on(rank: int, told: int) -> Any:
@@ -197,7 +200,9 @@ def test_a_process_that_dies_is_named_as_peer_and_by_its_rank_in_the_job() -> No
     assert results[3].is_gone
     for result in results[:3]:
         assert result.error == "JobError"
-        assert "rank 1 is lost: its process is gone (peer 1: rank 3 of the job)" in result.text, result.text
+        assert "rank 3 (rank 1 of its mesh) is lost: its process is gone (on its peer 1 [rank 3])" in result.text, (
+            result.text
+        )
 
 
 def resume(rank: int) -> Any:
@@ -229,7 +234,8 @@ def resume_from_another_step(rank: int) -> Any:
 def test_a_peer_that_resumes_elsewhere_is_named_on_all() -> None:
     results = run_ranks(4, resume_from_another_step)
     assert {result.error for result in results} == {"JobError"}, results
-    assert all("its peer 1 is in round" in result.text for result in results), results
+    what = r"rank 3 .* its peer 1 \[rank 3\] is in round 2, rank 0 \(rank 0 of its mesh\) is in 4"
+    assert all(re.search(what, result.text) for result in results), results
 
 
 def save_job(rank: int, names: Any, dims: Any) -> Any:
@@ -264,10 +270,14 @@ def make_badly(rank: int) -> list[str]:
     with pytest.raises(UsageError) as caught:
         ODBDataLoader(Numbers(0, 3), **nested(mesh_dims="dp", **SETTINGS))
     texts.append(str(caught.value))
+    with pytest.raises(UsageError, match="is_apart needs process_group"):
+        make_loader(mesh, mesh_dims="x", is_apart=True)
     alone = dist.new_group([0])
     if rank:
-        with pytest.raises(UsageError, match=f"rank {rank} is not a member of the loader's process_group"):
-            next(iter(ODBDataLoader(Numbers(0, 3), **nested(process_group=alone, **SETTINGS))))
+        loader = ODBDataLoader(Numbers(0, 3), **nested(process_group=alone, is_apart=True, **SETTINGS))
+        for use in (iter, ODBDataLoader.state_dict, ODBDataLoader.estimate_steps, lambda loader: loader.gather(0)):
+            with pytest.raises(UsageError, match=f"rank {rank} is not a member of the loader's process_group"):
+                use(loader)
     dist.barrier()
     return texts
 
@@ -284,39 +294,51 @@ def test_what_makes_no_sense_of_a_mesh_is_refused() -> None:
         assert "needs mesh" in without
 
 
-def read_apart(rank: int) -> Any:
+def read_apart(rank: int, kind: str) -> None:
     mesh = make_mesh()
-    with pytest.raises(UsageError, match="mesh has 2 of the job's 4 ranks: pass the whole mesh"):
+    options: dict[str, Any] = {
+        "stream": {"shuffle": False},
+        "sampler": {"shuffle": False, "sampler": range(COUNT)},
+    }.get(kind, {})
+    data = Stream(0, COUNT) if kind == "stream" else Numbers(0, COUNT)
+    with pytest.raises(UsageError, match=r"mesh has 2 of the job's 4 ranks: .*pass mesh=, the whole mesh"):
         make_loader(mesh["dp"])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with ODBDataLoader(Numbers(0, COUNT), **nested(process_group=mesh["dp"].get_group(), **SETTINGS)) as loader:
-            read(loader)
-        dist.barrier()
-    return [str(item.message) for item in caught if "model-parallel peers" in str(item.message)]
+    group = mesh["dp"].get_group()
+    dist.barrier()
+    with ODBDataLoader(data, **nested(process_group=group, **(SETTINGS | options))) as loader:
+        for step, _ in enumerate(loader):
+            if step == 1 and rank == 1:
+                loader.accept_budget(31)
 
 
-def test_data_parallel_groups_that_read_apart_are_warned_of_each_other() -> None:
-    results = run_ranks(4, read_apart)
+@pytest.mark.parametrize("kind", ["common", "stream", "sampler"])
+def test_data_parallel_groups_beside_each_other_are_refused_on_every_rank(kind: str) -> None:
+    """Peers diverged without a word once one of them accepted another budget. Spec: R17.1."""
+    for result in run_ranks(4, read_apart, kind):
+        assert result.error == "UsageError", result
+        assert "process_group has 2 of the job's 4 ranks: " in result.text
+        assert "pass mesh=" in result.text
+        assert "is_apart=True" in result.text
+
+
+def read_in_part(rank: int, groups: list[list[int]]) -> Any:
+    group, _ = dist.new_subgroups_by_enumeration(groups)
+    if not any(rank in ranks for ranks in groups):
+        with pytest.raises(UsageError, match="process_group has not this rank, 2 of the job"):
+            ODBDataLoader(Numbers(0, COUNT), **nested(process_group=dist.new_group([0, 1]), **SETTINGS))
+        return []
+    if len(groups) == 1:
+        dist.new_group([0, 1])
+    with ODBDataLoader(Numbers(0, COUNT), **nested(process_group=group, is_apart=True, **SETTINGS)) as loader:
+        return [number for batch, info in loader.steps() for number in batch["numbers"] if not info.is_idle]
+
+
+@pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [2, 3]]])
+def test_groups_that_are_said_to_be_apart_read_apart(groups: list[list[int]]) -> None:
+    results = run_ranks(3 if len(groups) == 1 else 4, read_in_part, groups)
     assert not any(result.error for result in results), results
-    (text,) = [text for result in results for text in result.value]
-    assert re.search("ranks (0, 2 .* ranks 1, 3|1, 3 .* ranks 0, 2)", text)
-    assert "test_mesh.py:" in text
-
-
-def read_in_part(rank: int) -> Any:
-    group = dist.new_group([0, 2])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*model-parallel peers")
-        if rank in (0, 2):
-            with ODBDataLoader(Numbers(0, COUNT), **nested(process_group=group, **SETTINGS)) as loader:
-                return len(list(loader))
-    return 0
-
-
-def test_a_group_whose_other_ranks_read_nothing_is_not_warned() -> None:
-    results = run_ranks(3, read_in_part)
-    assert not any(result.error for result in results), results
+    for ranks in groups:
+        assert sorted(number for rank in ranks for number in results[rank].value) == list(range(COUNT))
 
 
 def write_traces(rank: int, folder: Path, told: int, failing: tuple[int, ...]) -> Any:

@@ -269,11 +269,7 @@ def read_on_mesh(rank: int) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     options = SETTINGS | {"shard": "auto", "shuffle": True}
     with ODBDataLoader(Numbers(0, 31), **nested(device_mesh=mesh, **options)) as by_mesh:
-        first = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_mesh]
-    with ODBDataLoader(Numbers(0, 31), **nested(process_group=mesh["dp"].get_group(), **options)) as by_group:
-        second = [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_group]
-    assert first == second
-    return first
+        return [[] if pop_step_info(batch).is_idle else batch["numbers"] for batch in by_mesh]
 
 
 def test_peers_of_a_mesh_get_the_same_batches() -> None:

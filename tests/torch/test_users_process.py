@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -17,7 +19,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from odb_ref.torch import ODBDataLoader, UsageError  # noqa: E402
-from odb_ref.torch.reading.collator import TRIED_BATCHES, OwnMemory  # noqa: E402
+from odb_ref.torch.reading.collate_workers import Made  # noqa: E402
+from odb_ref.torch.reading.collator import OwnMemory  # noqa: E402
 from tests.helpers.options import nested  # noqa: E402
 from tests.torch.data import Numbers, collate  # noqa: E402
 from tests.torch.ranks import run_ranks  # noqa: E402
@@ -29,7 +32,16 @@ ARRAY = np.zeros(64, dtype=np.int64)
 TENSOR = torch.zeros(64, dtype=torch.int64)
 OBJECT: dict[str, Any] = {}
 RING = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
+VIEWS = list(torch.zeros(16, 64, dtype=torch.int64))
+BY_SIZE: dict[Any, Any] = {}
+BYTES = bytearray(512)
 TURN = iter(range(10**6))
+
+
+@dataclasses.dataclass(slots=True)
+class Holder:
+    numbers: Any
+    other: Any = None
 
 
 def fill(buffer: Any, samples: list[Any]) -> Any:
@@ -55,8 +67,28 @@ def into_a_ring(samples: list[Any]) -> Any:
     return [fill(RING[next(TURN) % 3], samples)]
 
 
+def into_views(samples: list[Any]) -> Any:
+    """Of memory that no name stands for."""
+    return fill(VIEWS[next(TURN) % len(VIEWS)], samples)
+
+
+def into_one_of_its_size(samples: list[Any]) -> Any:
+    key = len(samples), max(len(sample["input_ids"]) for sample in samples)
+    return fill(BY_SIZE.setdefault(key, torch.zeros(len(samples), dtype=torch.int64)), samples)
+
+
+def into_a_buffer_later(samples: list[Any]) -> Any:
+    return fill(TENSOR if next(TURN) % 100 > 20 else torch.zeros(64, dtype=torch.int64), samples)
+
+
+def into_lent_memory(samples: list[Any]) -> Any:
+    return Holder(np.frombuffer(BYTES, dtype=np.int64)[: len(fill(np.frombuffer(BYTES, dtype=np.int64), samples))])
+
+
 def get_numbers(batch: Any) -> list[int]:
     match batch:
+        case Holder():
+            return get_numbers(batch.numbers)
         case dict():
             return [int(number) for number in batch["numbers"]]
         case list():
@@ -65,7 +97,13 @@ def get_numbers(batch: Any) -> list[int]:
             return [int(number) for number in batch]
 
 
-@pytest.mark.parametrize("function", [into_a_tensor, into_an_array, into_an_object, into_a_ring])
+REUSES = [
+    *(into_a_tensor, into_an_array, into_an_object, into_a_ring),
+    *(into_views, into_one_of_its_size, into_a_buffer_later, into_lent_memory),
+]
+
+
+@pytest.mark.parametrize("function", REUSES)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], Any], num_workers: int) -> None:
     """It lost 37 of 120 samples and repeated 19, without a word."""
@@ -79,18 +117,60 @@ def test_a_collate_fn_may_use_its_buffer_again(function: Callable[[list[Any]], A
     assert steps == [(step, True) for step in range(len(steps))]
 
 
-def test_batches_of_their_own_are_not_copied_for_ever() -> None:
-    own, shared = OwnMemory(), OwnMemory()
-    buffer = torch.zeros(3)
-    for _ in range(TRIED_BATCHES):
-        batch = {"x": torch.zeros(3)}
-        assert own.keep(batch) is not batch
-    assert own.keep(batch) is batch
-    for _ in range(2 * TRIED_BATCHES):
-        batch = {"x": buffer}
-        assert shared.keep(batch) is not batch
-    unknown = {"lock": threading.Lock()}
-    assert OwnMemory().keep(unknown) is unknown
+def read_reused(rank: int, function: Callable[[list[Any]], Any]) -> None:
+    with ODBDataLoader(Numbers(0, 120), **nested(**(SETTINGS | {"collate_fn": function}))) as loader:
+        list(loader)
+
+
+def into_what_cannot_be_copied(samples: list[Any]) -> Any:
+    """One object for all batches, with a lock in it."""
+    LOCKED.numbers = [sample["number"] for sample in samples]
+    return LOCKED
+
+
+def into_an_alias(samples: list[Any]) -> Any:
+    """Nothing tells that this memory is another tensor's, until it comes a second time."""
+    fill(TENSOR, samples)
+    return TENSOR.data
+
+
+LOCKED = Holder(None, threading.Lock())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (into_what_cannot_be_copied, r"may use again and what cannot be copied \(TypeError: .*lock"),
+        (into_an_alias, "writes into the memory of an earlier batch"),
+    ],
+)
+def test_what_is_used_again_and_cannot_be_kept_is_refused_on_every_rank(function: Any, message: str) -> None:
+    """It lost most of an epoch's samples, and told steps what belongs to others."""
+    for result in run_ranks(2, read_reused, function):
+        assert result.error == "JobError", result
+        assert re.search(message, result.text), result
+
+
+def make_kinds() -> dict[str, Any]:
+    tensor = torch.zeros(3)
+    return {
+        "own": [{"x": torch.zeros(3), "texts": ["a"] * 9}, (np.zeros(4), [[1, 2], [3]]), Holder(torch.zeros(2))],
+        "copied": [{"x": TENSOR[:2]}, [torch.zeros(4)[1:]], Holder(ARRAY), torch.from_numpy(np.zeros(3)), [tensor] * 2],
+    }
+
+
+def test_what_nobody_else_holds_is_not_copied() -> None:
+    own, made = OwnMemory(), [Made(batch) for batch in make_kinds()["own"]]
+    assert all(own.keep(item) is item.batch for item in made)
+    for item in [Made(batch) for batch in make_kinds()["copied"]]:
+        assert own.keep(item) is not item.batch
+
+
+def test_a_copy_takes_what_is_shown_of_a_buffer_alone() -> None:
+    made: Any = Made({"x": torch.zeros(10**6)[:2], "y": [torch.zeros(5)]})
+    copied: Any = OwnMemory().keep(made)
+    assert copied["x"].untyped_storage().nbytes() == 8
+    assert copied["y"][0] is made.batch["y"][0]
 
 
 @pytest.fixture
@@ -107,21 +187,53 @@ def find_loader_process() -> int:
     return process.pid
 
 
-def test_handlers_of_signals_run_in_the_users_process_only(tmp_path: Path, signals: None) -> None:
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}], ids=str)
+def test_handlers_of_signals_run_in_the_users_process_only(
+    tmp_path: Path, signals: None, options: dict[str, Any]
+) -> None:
+    """What a scheduler sends to all processes of a job ended the loader process, and with it a job that handles it."""
+
     def note(number: int, frame: object) -> None:
         (tmp_path / f"{os.getpid()}-{number}").touch()
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, note)
+    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=1, **options, **SETTINGS)) as loader:
+        if options.get("persistent_workers"):
+            list(loader)  # the process is there before the handlers are
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, note)
+        batches = iter(loader)
+        seen = get_numbers(next(batches))
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+            os.kill(find_loader_process(), number)
+        for batch in batches:
+            seen += get_numbers(batch)
+    assert sorted(seen) == list(range(100))
+    names = [f"{os.getpid()}-{number:d}" for number in (signal.SIGUSR1, signal.SIGTERM)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def signal_all(rank: int) -> tuple[int, int]:
+    handled = []
+    signal.signal(signal.SIGUSR1, lambda *_: handled.append(os.getpid()))
+    with ODBDataLoader(Numbers(0, 100), **nested(num_workers=2, **SETTINGS)) as loader:
+        batches = iter(loader)
+        seen = len(get_numbers(next(batches)))
+        os.killpg(os.getpgrp(), signal.SIGUSR1)
+        return seen + sum(len(get_numbers(batch)) for batch in batches), len(handled)
+
+
+def test_a_signal_to_all_processes_that_the_user_handles_ends_none() -> None:
+    assert [result.value for result in run_ranks(1, signal_all)] == [(100, 1)]
+
+
+def test_a_signal_that_the_user_does_not_handle_ends_the_loader_process() -> None:
     with ODBDataLoader(Numbers(0, 2000), **nested(num_workers=1, **SETTINGS)) as loader:
         batches = iter(loader)
         next(batches)
-        pid = find_loader_process()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(pid, signal.SIGUSR1)  # its default: the process ends, and the job says so
+        os.kill(find_loader_process(), signal.SIGUSR1)
         with pytest.raises(Exception, match="the loader process exited unexpectedly"):
             list(batches)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{os.getpid()}-{signal.SIGUSR1:d}"]
 
 
 def read_with_ends_ignored(rank: int) -> list[str]:

@@ -70,7 +70,10 @@ def make_own_cost(function: CostOfLength) -> Cost:
 
     Raises: UsageError when a value makes no sense.
     """
-    answers = [function(tokens) for tokens in PROBES]
+    try:
+        answers = [function(tokens) for tokens in PROBES]
+    except Exception as error:
+        raise UsageError(f"cost must give integers for {PROBES} tokens: {type(error).__name__}: {error}") from error
     costs = [cost for answer in answers if (cost := read_integer(answer)) is not None]
     if len(costs) < len(PROBES) or costs[0] < 1 or any(more < less for less, more in pairwise(costs)):
         raise UsageError(f"cost gives {answers} for {PROBES} tokens: expected integers of at least 1 that do not fall")

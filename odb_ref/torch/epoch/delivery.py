@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ LOOK_S: Final = 0.2
 ABSENCE_S: Final = 2.0
 """An urged rank whose consumer does not ask for a step for so long reads and collates without it (A3): it may wait for one that
 has left."""
+
+
+_PEER: Final = re.compile(r"\bits peer (\d+)")
+"""How a cause names a process of the rank that an outcome names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,19 +220,12 @@ class Delivery:
 
     def _log_wait(self, waited_s: float) -> None:
         """Logs which rank is waited for, and what that rank is doing."""
-        exchange = self.driver.exchange
-        processes, place, awaited = exchange.roster.processes, exchange.roster.place, exchange.find_awaited()
-        rank = processes[place]
-        if awaited is None or awaited.rank == place:
-            logger.warning("rank %s waits for itself, which %s (for %.0f s)", rank, self.describe().text, waited_s)
-        else:
-            logger.warning(
-                "rank %s waits for rank %s, which %s (for %.0f s)",
-                rank,
-                processes[awaited.rank],
-                awaited.text,
-                waited_s,
-            )
+        roster, awaited = self.driver.exchange.roster, self.driver.exchange.find_awaited()
+        who, whom = roster.name_process(roster.place), "itself"
+        text = self.describe().text
+        if awaited is not None and awaited.rank != roster.place:
+            whom, text = roster.name_process(awaited.rank), awaited.text
+        logger.warning("%s waits for %s, which %s (for %.0f s)", who, whom, text, waited_s)
 
     def describe(self) -> RankStatus:
         """Returns what this rank is doing, and why it has failed, if it has. Does not wait."""
@@ -301,8 +299,13 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
     """Returns what a consumer is told of an epoch that is not complete: which rank, and why."""
     if outcome is None:
         return OdbError("the epoch has ended without an outcome")
-    who = "a rank that could not be named" if outcome.rank is None else roster.name(outcome.rank)
+    found = _PEER.search(outcome.cause) if roster.peers > 1 else None
+    peer = None if found is None else int(found[1])
+    who = "a rank that could not be named" if outcome.rank is None else roster.name(outcome.rank, peer)
     cause = outcome.cause
+    if found is not None and outcome.rank is not None:
+        first = outcome.rank * roster.peers
+        cause = _PEER.sub(lambda match: f"{match[0]} [rank {roster.processes[first + int(match[1])]}]", cause)
     match outcome.kind:
         case OutcomeKind.STOPPED:
             what = "left the loop before its end"
@@ -310,7 +313,7 @@ def make_error(outcome: Outcome | None, roster: Roster) -> Exception:
             what = "failed"
         case OutcomeKind.MISMATCH:
             what = "is configured differently"
-            cause = cause.replace("rank 0 ", f"{roster.name(0)} ")  # whom it is compared with
+            cause = cause.replace("rank 0 ", f"{roster.name(0, 0)} ")  # whom it is compared with
         case _:
             what = "is lost"
     return JobError(f"{who} {what}: {cause}", rank=outcome.rank, cause=outcome.cause)

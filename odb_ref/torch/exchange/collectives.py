@@ -80,9 +80,8 @@ class Transport(Protocol):
 class LocalTransport:
     """Of a process alone."""
 
-    roster = Roster()
-
-    def __init__(self) -> None:
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
         self.run = secrets.randbits(RUN_BITS)
 
     def reduce_max(self, values: Sequence[int]) -> list[int]:

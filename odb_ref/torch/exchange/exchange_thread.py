@@ -163,8 +163,9 @@ class Exchange:
         self._crossed_s = self._crossed_s or now_s
         # Where threads begin loaders in no fixed order, one may be on its way.
         if now_s - self._crossed_s > self._timeout_s / 2:
-            other = self.roster.processes[activity.rank]
-            end_all(other, describe_crossed(own, self.identity, other, activity.loader))
+            names = map(self.roster.name_process, (self.roster.place, activity.rank))
+            cause = describe_crossed(next(names), self.identity, next(names), activity.loader)
+            end_all(self.roster.processes[activity.rank], cause)
 
     def _end_crossed(self, rank: int, cause: str) -> None:
         place = self.roster.processes.index(rank) if rank in self.roster.processes else None
@@ -209,10 +210,7 @@ class Exchange:
         """Returns the loss of a process as that of its rank."""
         if loss.rank is None or self.roster.peers == 1:
             return loss
-        cause = (
-            f"{loss.cause} (peer {loss.rank % self.roster.peers}: rank {self.roster.processes[loss.rank]} of the job)"
-        )
-        return PeerLost(loss.rank // self.roster.peers, cause)
+        return PeerLost(loss.rank // self.roster.peers, f"{loss.cause} (on its peer {loss.rank % self.roster.peers})")
 
     def _end_all(self, end: End) -> None:
         transport = self._transport

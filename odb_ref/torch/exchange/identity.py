@@ -2,57 +2,80 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sized
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import torch.distributed as dist
 
 from odb_ref.core.errors import UsageError
+from odb_ref.torch.exchange.facts import describe_data, list_facts
 
 _OURS: Final = ("odb_ref", "typing")
 """Packages whose code may stand between the user's line and the constructor."""
 
+_NAME_IT: Final = "pass Protocol(name=...), the same on all ranks"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderIdentity:
-    """What the ranks of a loader compare, and what their errors name. Spec: R18, R18.1."""
+    """Which loader this is: equal on all of its ranks, and of no other loader. Spec: R18, R18.1."""
 
-    made_at: str
-    """File and line, without the folder, which may differ between hosts."""
+    name: str
+    """What the user calls it; else the line that made it, without the folder, which may differ between hosts."""
     ordinal: int
-    """How many loaders this process had made there before, in the generation."""
+    """How many loaders with all else in common the process has begun before, in the generation."""
     data: str
-    """Of a data set that all ranks have in common; empty where each is given its own."""
+    """The type of its data set, and how many samples it has where all ranks have the same; empty where the user names it."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what its data set holds, where all ranks have the same, or where another loader of the line waits to begin."""
+    is_common: bool
+    """True where all ranks have the same data set."""
     group: str = ""
-    budget_tokens: int = 0
+    made_at: str = field(compare=False)
+    budget_tokens: int = field(default=0, compare=False)
+    """Compared later, with all settings (R7.3)."""
 
     def is_of(self, other: LoaderIdentity) -> bool:
-        """Returns True when ``other`` may be the same loader on another rank; settings are compared later (R7.3)."""
-        is_same = (self.name, self.group) == (other.name, other.group)
-        return is_same and (self.data == other.data or not (self.data and other.data))
+        """Returns True when ``other`` is the same loader on another rank, by all that is compared.
+
+        Where one of the two says that all ranks have one data set, the settings tell (R7.3).
+        """
+        if self.is_common == other.is_common:
+            return self == other
+        return (self.name, self.group) == (other.name, other.group)
 
     @property
-    def name(self) -> str:
-        """What tells it from others of the process."""
-        return f"{self.made_at}#{self.ordinal}"
+    def label(self) -> str:
+        """What tells it from others of the process, in few words."""
+        return f"{self.name}#{self.ordinal}"
 
     def __str__(self) -> str:
-        number = "" if not self.ordinal else f", number {self.ordinal + 1} of this line"
+        name = "" if self.name == self.made_at else f" {self.name!r}"
+        number = "" if not self.ordinal else f", number {self.ordinal + 1} of these"
         group = f", group {self.group}" if self.group else ""
         data = f", {self.data}" if self.data else ""
-        return f"the loader made at {self.made_at} (token_budget={self.budget_tokens}{data}{group}{number})"
+        return f"the loader{name} made at {self.made_at} (token_budget={self.budget_tokens}{data}{group}{number})"
+
+    def describe_difference(self, other: LoaderIdentity) -> str:
+        """Returns in what the data sets of two loaders differ whose names do not; empty where the names say it."""
+        names = [
+            name for name in sorted({**self.facts, **other.facts}) if self.facts.get(name) != other.facts.get(name)
+        ]
+        if not names or (self.name, self.data) != (other.name, other.data):
+            return ""
+        return f": their data sets differ in {', '.join(names)}. If it is one loader, {_NAME_IT}"
 
 
-def describe_crossed(rank: int, ours: object, other: int, theirs: object) -> str:
+def describe_crossed(rank: str, ours: object, other: str, theirs: object) -> str:
     """Returns the cause of an end: two ranks of the job are in different loaders."""
-    return f"the ranks iterate over different loaders: rank {rank} over {ours}, rank {other} over {theirs}"
+    return f"the ranks iterate over different loaders: {rank} over {ours}, {other} over {theirs}"
 
 
 class _Generation:
@@ -60,8 +83,10 @@ class _Generation:
 
     def __init__(self, world: dist.ProcessGroup | None) -> None:
         self.world = None if world is None else weakref.ref(world)
-        self.made: Counter[str] = Counter()
-        """How many loaders were made at each line."""
+        self.waiting: weakref.WeakSet[LoaderOrigin] = weakref.WeakSet()
+        """Loaders that were made and have not begun."""
+        self.begun: Counter[str] = Counter()
+        """How many loaders have begun with all else in common that ranks compare."""
         self.met: Counter[tuple[int, ...]] = Counter()
         """How many exchanges these processes have had: it says which key of the store the next one meets at."""
 
@@ -84,51 +109,79 @@ def get_generation() -> _Generation:
         return _present[0]
 
 
-@dataclass(frozen=True, slots=True)
 class LoaderOrigin:
-    """Where and when a loader was made."""
+    """Where and when a loader was made, and over what. Its owner is the loader."""
 
-    made_at: str
-    ordinal: int
-    generation: _Generation
+    def __init__(self, name: str | None, data: object) -> None:
+        self.made_at = _find_line()
+        self.name = name or self.made_at
+        self._is_named = name is not None
+        self._data = data
+        self._has_begun = False
+        self._generation = get_generation()
+        self._generation.waiting.add(self)
 
     def check(self) -> None:
-        """Checks that the process group is still the one that the loader was made under; one made before any may be used.
+        """Checks that the process group is the one that the loader was begun under, or made under if it has not begun.
 
-        Spec: R18.3.
+        One that was made before there was any may be begun under the first. Spec: R18.3.
         Raises: UsageError.
         """
-        if self.generation.world is not None and self.generation is not get_generation():
-            raise UsageError(
-                f"the loader made at {self.made_at} is of an old generation: torch.distributed was shut down or started "
-                "again since, and its ranks may not be those of now; make a new loader"
-            )
+        if self._generation is get_generation() or not (self._has_begun or self._generation.world is not None):
+            return
+        raise UsageError(
+            f"the loader made at {self.made_at} is of an old generation: torch.distributed was started or shut down since, and "
+            "its ranks may not be those of now; make a new loader"
+        )
 
-    def identify(self, data: object, group: str, budget_tokens: int) -> LoaderIdentity:
-        """Returns what the ranks compare. ``data`` is the data set where all ranks have the same one, else None."""
+    def begin(self, group: str, budget_tokens: int, *, is_common: bool, is_alone: bool) -> LoaderIdentity:
+        """Returns what the ranks compare, now that the loader begins; binds it to the present generation.
+
+        ``is_common`` where all ranks have the same data set; ``is_alone`` where there is no other rank.
+
+        Raises: UsageError when nothing tells it from another loader that waits to begin: other ranks may begin that one now.
+        """
+        self._generation, self._has_begun = (generation := get_generation()), True
+        others = [] if is_alone else [other for other in generation.waiting if self._is_like(other)]
+        generation.waiting.discard(self)
+        is_told = not (self._is_named or is_alone) and (is_common or bool(others))
+        data = "" if self._is_named else describe_data(self._data, is_common=is_common)
+        facts = list_facts(self._data) if is_told else {}
+        for other in others:
+            theirs = describe_data(other._data, is_common=is_common), list_facts(other._data)
+            if self._is_named or theirs == (data, facts):
+                which = f"called {self.name!r}" if self._is_named else f"made at {self.made_at}"
+                raise UsageError(
+                    f"two loaders {which} read different data sets and have not begun, and nothing tells other ranks which of "
+                    f"them begins now: {_NAME_IT}, and another for each of them"
+                )
+        key = json.dumps([self.name, data, facts, group])
+        generation.begun[key] += 1
         return LoaderIdentity(
-            made_at=self.made_at,
-            ordinal=self.ordinal,
-            data="" if data is None else _describe(data),
+            name=self.name,
+            ordinal=generation.begun[key] - 1,
+            data=data,
+            facts=facts,
+            is_common=is_common,
             group=group,
+            made_at=self.made_at,
             budget_tokens=budget_tokens,
         )
 
+    def _is_like(self, other: LoaderOrigin) -> bool:
+        """Returns True of another loader of the same name, unless it reads the same: then any order will do."""
+        if other is self or other.name != self.name or other._data is self._data:
+            return False
+        return list_facts(other._data, is_own=True) != list_facts(self._data, is_own=True)
 
-def note_origin() -> LoaderOrigin:
+    def retire(self) -> None:
+        """Notes that the loader will not begin."""
+        self._generation.waiting.discard(self)
+
+
+def _find_line() -> str:
     """Returns where the loader under construction is made: the innermost line of the call that is not this library's."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back
-    made_at = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    generation = get_generation()
-    with _lock:
-        generation.made[made_at] += 1
-        return LoaderOrigin(made_at, generation.made[made_at] - 1, generation)
-
-
-def _describe(data: object) -> str:
-    size = ""
-    with contextlib.suppress(Exception):  # one that raises is found out when the epoch begins, on all ranks
-        size = f" of {len(data)} samples" if isinstance(data, Sized) else ""
-    return f"{type(data).__name__}{size}"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

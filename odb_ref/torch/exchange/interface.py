@@ -30,9 +30,11 @@ def choose_address(store: Store) -> str:
 
     On the master's own host its name often stands for the loopback interface, which no other host reaches: there the address
     is that of the host name, or of the default route. Loopback is left only to a master that is named so.
+
+    Raises: UsageError when there is no interface of that name.
     """
-    for name in os.environ.get(INTERFACE_VARIABLE, "").split(","):
-        if name and (address := _find_address_of(name)):
+    for name in filter(None, map(str.strip, os.environ.get(INTERFACE_VARIABLE, "").split(","))):
+        if address := _find_address_of(name):
             return address
     master = find_master(store)
     candidates = [_find_source_of(master)] if master else []
@@ -100,6 +102,9 @@ def _find_address_of(interface: str) -> str:
         import fcntl
     except ImportError:
         raise UsageError(f"{INTERFACE_VARIABLE} names an interface, which needs Linux: unset it") from None
+    known = [name for _, name in socket.if_nameindex()]
+    if interface not in known:
+        raise UsageError(f"{INTERFACE_VARIABLE} names {interface!r}, and this host has {', '.join(known)}")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, _INTERFACE.pack(interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

@@ -46,10 +46,13 @@ Check = Callable[[], None]
 
 
 class Links:
-    """The links of one rank. ``timeout_s`` is how long nothing may come over one."""
+    """The links of one rank. ``timeout_s`` is how long nothing may come over one; ``name`` is how a message names a rank."""
 
-    def __init__(self, rank: int, links: Mapping[int, Link], timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, links: Mapping[int, Link], timeout_s: float, name: Callable[[int], str] = "rank {}".format
+    ) -> None:
         self.rank = rank
+        self._name = name
         self._links = dict(links)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -126,7 +129,7 @@ class Links:
             self._awaited = link.activity = None
             got, payload = link.received.popleft()
         if got is not kind:
-            raise PeerError(f"rank {rank} takes part in another collective: {got.name}, expected {kind.name}")
+            raise PeerError(f"{self._name(rank)} takes part in another collective: {got.name}, expected {kind.name}")
         return payload
 
     def _poll(self, timeout_s: float) -> None:

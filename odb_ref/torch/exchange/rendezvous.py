@@ -12,11 +12,10 @@ import json
 import logging
 import os
 import secrets
+import socket
 import time
-import warnings
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch.distributed as dist
@@ -63,7 +62,7 @@ def make_transport(
     if name not in TRANSPORTS:
         raise UsageError(f"no transport {name!r}; there are {', '.join(sorted(TRANSPORTS))}")
     if len(roster.processes) == 1:
-        return LocalTransport()
+        return LocalTransport(roster)
     if os.name != "posix":
         raise UsageError("a loader of several ranks needs Linux or macOS: in a job of one process it works here too")
     group = dist.group.WORLD
@@ -78,10 +77,7 @@ def make_transport(
     try:
         meeting = _Meeting(keys, begun, roster, identity, timeout_s=timeout_s, log_wait_s=log_wait_s)
         with contextlib.closing(meeting):
-            transport = _meet(meeting, name, roster)
-        if identity.data and roster.place == 0 and roster.peers == 1:
-            _look_for_peers(PrefixStore("odb_ref/apart", store), roster, identity)
-        return transport
+            return _meet(meeting, name, roster)
     except OdbError:
         raise
     except RuntimeError as error:
@@ -122,29 +118,20 @@ def _check_name(transport: ReduceTransport, check: Check) -> None:
     raise JobError(f"{roster.name(other.rank)} is configured differently: {cause}", rank=other.rank, cause=cause)
 
 
-def _look_for_peers(store: Store, roster: Roster, identity: LoaderIdentity) -> None:
-    """Warns where as many other ranks of the job read the same data set by the same line: model-parallel peers, most likely.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    """What a process says in the store: where it listens, and which loader it begins."""
 
-    Of two such groups the later one finds the earlier. Spec: R17.1.
-    """
-    key = f"{identity.made_at}/{identity.ordinal}/{identity.data}"
-    number = store.add(key, 1)
-    store.set(f"{key}/{number}", json.dumps(roster.processes))
-    for other in (f"{key}/{earlier}" for earlier in range(1, number)):
-        theirs = json.loads(store.get(other)) if store.check([other]) else []
-        if len(theirs) == len(roster.processes) and not set(theirs) & set(roster.processes):
-            warnings.warn(
-                f"ranks {_list(roster.processes)} of the job iterate over a loader made at {identity.made_at} "
-                f"({identity.data}), and so do, apart from them, ranks {_list(theirs)}: if these are their model-parallel "
-                "peers, nothing keeps the batches of the two equal once one of them alone sees an error or accepts another "
-                "budget. Pass mesh=, the whole mesh (DeviceMesh.from_group makes one of process groups)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    endpoint: Endpoint
+    loader: LoaderIdentity
 
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
 
-def _list(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:4])) + (", ..." if ranks[4:] else "")
+    @classmethod
+    def decode(cls, text: bytes) -> _Arrival:
+        said = json.loads(text)
+        return cls(endpoint=Endpoint(**said["endpoint"]), loader=LoaderIdentity(**said["loader"]))
 
 
 class _Meeting:
@@ -162,10 +149,10 @@ class _Meeting:
     ) -> None:
         self._store = store
         self._begun = begun
-        """What each rank of the job has begun, and waits for the others of: for who waits for it elsewhere."""
+        """What each rank of the job waits in, in words: for who waits for it elsewhere."""
         self._roster = roster
         self._place = roster.place
-        self._identity = identity
+        self._job_rank = str(roster.processes[roster.place])
         self._timeout_s = timeout_s
         self._log_wait_s = log_wait_s
         self._began = time.monotonic()
@@ -177,7 +164,7 @@ class _Meeting:
         secret = secrets.token_bytes(SECRET_BYTES)
         address = choose_address(store)
         self._listener = Listener(address, list_ports(), secret, tree.children)
-        self._endpoint = Endpoint(
+        endpoint = Endpoint(
             address=address,
             port=self._listener.port,
             secret=secret.hex(),
@@ -185,6 +172,7 @@ class _Meeting:
             pid=os.getpid(),
             started=0 if me is None else me.started,
         )
+        self._own = _Arrival(endpoint=endpoint, loader=identity)
         self._links: dict[int, Link] = {}
 
     def connect(self) -> Links:
@@ -192,39 +180,38 @@ class _Meeting:
 
         Raises: TimeoutError, _GaveUpError.
         """
-        entry = {"endpoint": asdict(self._endpoint), "loader": asdict(self._identity)}
-        self._store.set(str(self._place), json.dumps(entry))
-        self._begun.set(str(self._roster.processes[self._place]), str(self._identity))
+        self._store.set(str(self._place), self._own.encode())
+        self._begun.set(self._job_rank, f"it waits in {self._own.loader}")
         try:
-            with blocked(Wait(self._identity, self._find_awaited, self._end_crossed)):
+            with blocked(Wait(self._own.loader, self._find_awaited, self._end_crossed)):
                 if self._parent is not None:
-                    self._links[self._parent] = self._connect_to(self._parent)
+                    self._connect_to(self._parent)
                 while self._listener.awaited:
                     self.check_time()
                     self._accept(POLL_S)
         except BaseException as error:
             if isinstance(error, _GaveUpError | TimeoutError):
                 self.give_up()  # before anyone can take a closed connection for a process that is gone
+            self._withdraw()
             for link in self._links.values():
                 link.connection.close()
             raise
-        return Links(self._place, self._links, self._timeout_s)
+        return Links(self._place, self._links, self._timeout_s, self._roster.name_process)
 
-    def _connect_to(self, place: int) -> Link:
+    def _connect_to(self, place: int) -> None:
+        """Connects to where the process listens, by what it has said last: it may be what one of an earlier generation left."""
         pause_s = 0.01
-        while (endpoint := self._look_up(place)) is None:
-            pause_s = self._pause(pause_s)
-        is_here = self._is_here(endpoint)
         while True:
-            with contextlib.suppress(OSError):
-                secret = bytes.fromhex(endpoint.secret)
-                connection = connect(endpoint.address, endpoint.port, secret, self._place, CONNECT_S)
-                return Link(place, connection, endpoint if is_here else None)
+            if (entry := self._read(place)) is not None:
+                with contextlib.suppress(OSError):
+                    at = entry.endpoint
+                    self._link(place, connect(at.address, at.port, bytes.fromhex(at.secret), self._place, CONNECT_S))
+                    return
+            self.check_time()
             pause_s = self._pause(pause_s)
 
     def _pause(self, pause_s: float) -> float:
         """Accepts children in the meantime: they need not wait for the parent. Returns how long to pause next."""
-        self.check_time()
         until = time.monotonic() + pause_s
         while (left_s := until - time.monotonic()) > 0:
             self._accept(left_s)
@@ -232,28 +219,30 @@ class _Meeting:
 
     def _accept(self, wait_s: float) -> None:
         for place, connection in self._listener.accept(wait_s):
-            endpoint = self._look_up(place)
-            is_here = endpoint is not None and self._is_here(endpoint)
-            self._links[place] = Link(place, connection, endpoint if is_here else None)
+            self._link(place, connection)
 
-    def _look_up(self, place: int) -> Endpoint | None:
-        """Returns where a process listens; None when it has not said so yet.
+    def _link(self, place: int, connection: socket.socket) -> None:
+        """Takes up a connection. What its process has said in the store is of now: it was let in, or has let this one in.
 
-        Raises: _GaveUpError when it begins another loader.
+        Raises: _GaveUpError when it begins another loader, or has given up since.
         """
-        if not self._store.check([str(place)]):
-            return None
-        found = json.loads(self._store.get(str(place)))
-        theirs = LoaderIdentity(**found["loader"])
-        if not self._identity.is_of(theirs):
-            ranks = self._roster.processes
-            self._say_end(place, describe_crossed(ranks[self._place], self._identity, ranks[place], theirs))
+        if (entry := self._read(place)) is None:
             raise _GaveUpError
-        return Endpoint(**found["endpoint"])
+        self._links[place] = Link(place, connection, entry.endpoint if self._is_here(entry.endpoint) else None)
+        if not self._own.loader.is_of(entry.loader):
+            own, other = map(self._roster.name_process, (self._place, place))
+            cause = describe_crossed(own, self._own.loader, other, entry.loader)
+            self._say_end(place, cause + self._own.loader.describe_difference(entry.loader))
+            raise _GaveUpError
+
+    def _read(self, place: int) -> _Arrival | None:
+        """Returns what a process has said; None when it has said nothing, or given up."""
+        said = self._store.get(str(place)) if self._store.check([str(place)]) else b""
+        return _Arrival.decode(said) if said else None
 
     def _is_here(self, endpoint: Endpoint) -> bool:
         """Returns True when the process is one that this one can see."""
-        if not endpoint.host or endpoint.host != self._endpoint.host:
+        if not endpoint.host or endpoint.host != self._own.endpoint.host:
             return False
         look = look_at(endpoint.pid)  # copies of one virtual machine take themselves for one host
         return look is not None and look.started == endpoint.started
@@ -263,7 +252,7 @@ class _Meeting:
 
         Raises: TimeoutError when that was long enough, _GaveUpError when another rank says so.
         """
-        if self._store.check(["end"]):
+        if self.find_end() is not None:
             raise _GaveUpError
         now = time.monotonic()
         if now >= self._deadline:
@@ -271,11 +260,12 @@ class _Meeting:
         if now >= self._next_log:
             self._next_log = now + self._log_wait_s
             missing = self._find_missing()
-            waits_for = f"rank {missing[0]}, which has not started its loader" if missing else "the ranks to connect"
-            logger.warning("rank %s waits for %s (for %.0f s)", self._place, waits_for, now - self._began)
+            name = self._roster.name_process
+            waits_for = f"{name(missing[0])}, which has not started its loader" if missing else "the ranks to connect"
+            logger.warning("%s waits for %s (for %.0f s)", name(self._place), waits_for, now - self._began)
 
     def _find_missing(self) -> list[int]:
-        return [place for place in range(len(self._roster.processes)) if not self._store.check([str(place)])]
+        return [place for place in range(len(self._roster.processes)) if self._read(place) is None]
 
     def _find_awaited(self) -> int:
         """Returns the first rank of the job that has not come; -1 when all have."""
@@ -289,8 +279,13 @@ class _Meeting:
         self._say_end(self._roster.processes.index(rank) if rank in self._roster.processes else None, cause)
 
     def _say_end(self, place: int | None, cause: str) -> None:
+        """Says to all that have come why the ranks do not meet, unless one has said so before."""
         rank = None if place is None else place // self._roster.peers
-        self._store.compare_set("end", "", json.dumps([rank, cause]))
+        entries = map(self._read, range(len(self._roster.processes)))
+        come = [entry.endpoint.secret for entry in entries if entry is not None]
+        before = self._store.get("end").decode() if self._store.check(["end"]) else ""
+        if self.find_end() is None:  # what there is was said to others, in an earlier generation perhaps
+            self._store.compare_set("end", before, json.dumps([rank, cause, come]))
 
     def give_up(self) -> PeerLost:
         """Returns why the ranks have not met, and the first that did not come: what the first rank that gave up said."""
@@ -299,29 +294,37 @@ class _Meeting:
             return end
         missing = self._find_missing()
         cause = f"the ranks could not connect to each other within {self._timeout_s:g} s"
+        if not missing and self._parent is not None and self._parent not in self._links:
+            cause += f": {self._roster.name_process(self._parent)} is not reached where it said that it listens"
         if missing:
             more = f", nor have {len(missing) - 1} others" if missing[1:] else ""
-            first = str(self._roster.processes[missing[0]])
-            where = f" (it waits in {self._begun.get(first).decode()})" if self._begun.check([first]) else ""
+            rank = str(self._roster.processes[missing[0]])
+            begun = self._begun.get(rank).decode() if self._begun.check([rank]) else ""
+            where = f" ({begun})" if begun else ""
             cause = (
-                f"not every rank has started {self._identity} within {self._timeout_s:g} s: "
-                f"rank {first} has not{where}{more}"
+                f"not every rank has started {self._own.loader} within {self._timeout_s:g} s: "
+                f"{self._roster.name_process(missing[0])} has not{where}{more}"
             )
         self._say_end(missing[0] if missing else None, cause)
         return self.find_end() or PeerLost(None, cause)
 
     def find_end(self) -> PeerLost | None:
-        """Returns what the first rank that gave up has said; None when none has."""
+        """Returns what a rank that gave up has said to this one; None when none has."""
         if not self._store.check(["end"]):
             return None
-        rank, cause = json.loads(self._store.get("end"))
-        return PeerLost(rank, cause)
+        rank, cause, come = json.loads(self._store.get("end"))
+        return PeerLost(rank, cause) if self._own.endpoint.secret in come else None
 
     def forget(self) -> None:
         """Removes this process's entries once all have met: a key that goes between a look and a read would be waited for."""
         with contextlib.suppress(RuntimeError):
             self._store.delete_key(str(self._place))
-            self._begun.delete_key(str(self._roster.processes[self._place]))
+            self._begun.delete_key(self._job_rank)
+
+    def _withdraw(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._store.set(str(self._place), "")
+            self._begun.set(self._job_rank, f"it has given up {self._own.loader}")
 
     def close(self) -> None:
         """Accepts nobody any more."""

@@ -47,14 +47,17 @@ class Roster:
         """The number of data-parallel ranks."""
         return len(self.processes) // self.peers
 
-    def name(self, rank: int) -> str:
-        """Returns how a message names a rank: by its rank in the job, and where that is another by both.
+    def name(self, rank: int, peer: int | None = None) -> str:
+        """Returns how a message names a rank, or a process of it: by its number in the job, and in brackets in its group."""
+        own = self.processes[rank * self.peers : (rank + 1) * self.peers]
+        if self.peers > 1:
+            which = f"rank {own[peer]}" if peer is not None else f"one of ranks {list_some(own)}"
+            return f"{which} (rank {rank} of its mesh)"
+        return f"rank {own[0]}" + (f" (rank {rank} of its group)" if own[0] != rank else "")
 
-        One of several processes is a rank of the mesh, and what befalls a process of it says which.
-        """
-        if self.peers > 1 or self.processes[rank] == rank:
-            return f"rank {rank}"
-        return f"rank {self.processes[rank]} (rank {rank} of its group)"
+    def name_process(self, place: int) -> str:
+        """Returns how a message names a process."""
+        return self.name(place // self.peers, place % self.peers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +79,15 @@ class Ranks:
         return tuple(self.mesh.get_group(dimension) for dimension in self.dimensions)
 
     def find_rank_and_size(self) -> tuple[int, int]:
-        """Returns this process's data-parallel rank, and how many there are; 0 and 1 without torch.distributed."""
+        """Returns this process's data-parallel rank, and how many there are; 0 and 1 without torch.distributed.
+
+        Raises: UsageError when this process is not one of them.
+        """
         rank, size = 0, 1
         for group in self.groups:
             own, many = get_rank_and_size(group)
+            if own < 0:
+                raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's process_group")
             rank, size = rank * many + own, size * many
         return rank, size
 
@@ -92,12 +100,10 @@ class Ranks:
             return Roster()
         if self.mesh is not None:
             return self._make_roster_of(self.mesh)
-        group = dist.group.WORLD if self.process_group is None else self.process_group
-        if group is None or (place := dist.get_rank(group)) < 0:
-            raise UsageError(f"rank {dist.get_rank()} is not a member of the loader's process_group")
-        processes = tuple(dist.get_process_group_ranks(group))
-        name = "" if group is dist.group.WORLD else group.group_name
-        return Roster(processes=processes, place=place, group_name=name)
+        place, _ = self.find_rank_and_size()
+        group = self.process_group
+        name = "" if group is None or group is dist.group.WORLD else group.group_name
+        return Roster(processes=tuple(dist.get_process_group_ranks(group)), place=place, group_name=name)
 
     def _make_roster_of(self, mesh: DeviceMesh) -> Roster:
         others = [dimension for dimension in range(mesh.ndim) if dimension not in self.dimensions]
@@ -109,29 +115,31 @@ class Ranks:
 
 
 def choose_ranks(
-    process_group: dist.ProcessGroup | None, mesh: DeviceMesh | None, mesh_dims: str | Sequence[str] | None
+    process_group: dist.ProcessGroup | None,
+    mesh: DeviceMesh | None,
+    mesh_dims: str | Sequence[str] | None,
+    *,
+    is_apart: bool,
 ) -> Ranks:
     """Returns the ranks of a loader.
 
     ``mesh_dims`` names the data-parallel dimensions of the mesh; without it they are those with a name in `DATA_PARALLEL`, or
-    the only one. Spec: R17.1.
+    the only one. ``is_apart`` says that no rank outside of the process group is a peer of one inside. Spec: R17.1.
 
-    Raises: UsageError when the arguments make no sense.
+    Raises: UsageError when the arguments make no sense, or leave out ranks that may be peers.
     """
+    if is_apart and process_group is None:
+        raise UsageError("is_apart needs process_group: it says what the ranks outside of it are")
     if mesh is None:
         if mesh_dims is not None:
             raise UsageError("mesh_dims needs mesh: it names dimensions of it")
+        if process_group is not None and not is_apart:
+            _check_whole("process_group", get_rank_and_size(process_group)[1])
         return Ranks(process_group=process_group)
     if process_group is not None:
         raise UsageError("process_group and mesh exclude each other")
     names = mesh.mesh_dim_names or ()
-    _, job_size = get_rank_and_size(None)
-    if mesh.size() < job_size:
-        raise UsageError(
-            f"mesh has {mesh.size()} of the job's {job_size} ranks: pass the whole mesh, and with Protocol(mesh_dims=) the "
-            "names of its data-parallel dimensions, so that model-parallel peers read the same batches whatever happens on one "
-            "of them; or Protocol(process_group=), where the other ranks read nothing"
-        )
+    _check_whole("mesh", mesh.size())
     if mesh_dims is None and mesh.ndim == 1:
         return Ranks(mesh=mesh, dimensions=(0,))
     wanted = {mesh_dims} if isinstance(mesh_dims, str) else set(DATA_PARALLEL if mesh_dims is None else mesh_dims)
@@ -144,6 +152,26 @@ def choose_ranks(
             "the dimensions along which ranks train on different batches"
         )
     return Ranks(mesh=mesh, dimensions=dimensions)
+
+
+def _check_whole(name: str, size: int) -> None:
+    """Raises: UsageError when ranks of the job are left out. Peers in exchanges side by side agree only as long as nothing
+    happens on one of them alone.
+    """
+    _, job_size = get_rank_and_size(None)
+    if size < job_size:
+        part = f"{size} of the job's {job_size} ranks" if size > 0 else f"not this rank, {dist.get_rank()} of the job"
+        raise UsageError(
+            f"{name} has {part}: if the others are model-parallel peers of these, pass mesh=, the whole mesh "
+            "(DeviceMesh.from_group makes one of process groups), and with Protocol(mesh_dims=) the names of its data-parallel "
+            "dimensions, so that peers read the same batches whatever happens on one of them; if they are not, "
+            "Protocol(process_group=, is_apart=True)"
+        )
+
+
+def list_some(ranks: Sequence[int]) -> str:
+    """Returns the first of some ranks as a text."""
+    return ", ".join(map(str, ranks[:4])) + (", ..." if ranks[4:] else "")
 
 
 def get_rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:

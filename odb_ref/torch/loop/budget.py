@@ -17,6 +17,7 @@ from statistics import linear_regression, median_high
 import torch.distributed as dist
 
 from odb_ref.core.errors import JobError, UsageError, check_integer
+from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.memory import get_available_bytes, is_out_of_memory, measure_peak, release_memory
 from odb_ref.torch.loop.ranks import gather
 
@@ -143,7 +144,7 @@ def rehearse(
         if measure(samples, length).peak_bytes is None:
             raise JobError(
                 f"a batch of {samples} samples of {length} tokens, which token_budget={token_budget} allows, does not fit: "
-                f"rank {measure.rank_without} ran out of memory",
+                f"{name_rank(measure.rank_without or 0, group)} ran out of memory",
                 measure.rank_without,
                 "out of memory",
             )
@@ -172,7 +173,9 @@ class _Measure:
         said = gather((peak, cause), self._group)
         for rank, (_, other) in enumerate(said):
             if other not in ("", "out of memory"):
-                raise error or JobError(f"rank {rank} failed while memory was measured: {other}", rank, other)
+                raise error or JobError(
+                    f"{name_rank(rank, self._group)} failed while memory was measured: {other}", rank, other
+                )
         without = [rank for rank, (_, other) in enumerate(said) if other]
         self.rank_without = without[0] if without else None
         found = MemoryPoint(

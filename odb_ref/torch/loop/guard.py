@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from odb_ref.core.errors import JobError, UsageError, choose
 from odb_ref.torch.batches import Batch
+from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.info import LossReduction, StepInfo
 from odb_ref.torch.loop.budget import MemoryFit
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory, reserve_memory
@@ -304,7 +305,8 @@ class WindowGuard(Generic[Batch]):
         rank = dist.get_rank(self._group) if dist.is_initialized() else 0
         failed, *values = reduce_max([rank + 1 if has_failed else 0, *own], self._example.device, self._group)
         if failed and not has_failed:
-            raise JobError(f"rank {failed - 1} failed in a step: see what it raised", failed - 1, "failed in a step")
+            name = name_rank(failed - 1, self._group)
+            raise JobError(f"{name} failed in a step: see what it raised", failed - 1, "failed in a step")
         return values
 
     def _clear(self) -> None:

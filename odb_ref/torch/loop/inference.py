@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from odb_ref.core.errors import JobError, UsageError
 from odb_ref.torch import ODBDataLoader
 from odb_ref.torch.batches import Batch
+from odb_ref.torch.gathering import name_rank
 from odb_ref.torch.loop.memory import is_out_of_memory, release_memory
 from odb_ref.torch.loop.ranks import gather
 from odb_ref.torch.settings import Batching, Loss, Protocol
@@ -55,7 +56,7 @@ def generate(
             num_workers=num_workers,
             batching=Batching(length_fn=_Length(length_fn), window=window),
             loss=Loss(scaling="none", supervised_fn=_count_nothing),
-            protocol=Protocol(process_group=group),
+            protocol=Protocol(process_group=group, is_apart=group is not None),
         )
         with loader, torch.inference_mode():
             for samples, info in loader.steps():
@@ -68,7 +69,7 @@ def generate(
         raise error
     for rank, (_, cause) in enumerate(said):
         if cause is not None:
-            raise JobError(f"rank {rank} failed: {cause}", rank, cause)
+            raise JobError(f"{name_rank(rank, group)} failed: {cause}", rank, cause)
     outputs = {number: output for part, _ in said for number, output in part.items()}
     return [outputs[number] for number in range(len(numbered))]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Final
 
 from odb_ref.core.errors import UsageError, read_integer
 
-_left_at: Final[dict[int, tuple[weakref.ref[object], int | None]]] = {}
-"""By the identity of a sampler: the epoch that it was left at when a loader last listed it."""
+_left: Final[dict[int, tuple[weakref.ref[object], Mapping[str, int]]]] = {}
+"""By the identity of a sampler: the numbers it held when a loader was done with it."""
 
 
 def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
@@ -18,30 +19,51 @@ def list_keys(sampler: Iterable[object], epoch: int) -> list[object]:
     Raises: UsageError when the user has set the sampler to another epoch, or it does not list as many keys as it says.
     """
     set_epoch = getattr(sampler, "set_epoch", None)
-    if callable(set_epoch):
-        _check_epoch(sampler, epoch)
-        set_epoch(epoch)
-    keys = list(sampler)
-    _note_epoch(sampler)
+    keys = _list_for(sampler, set_epoch, epoch) if callable(set_epoch) else list(sampler)
     if isinstance(sampler, Sized) and len(keys) != (told := len(sampler)):
         raise UsageError(f"the sampler says that it has {told} keys, and listed {len(keys)} for epoch {epoch}")
     return keys
 
 
-def _check_epoch(sampler: object, epoch: int) -> None:
-    found = read_integer(getattr(sampler, "epoch", None))
-    _, left_at = _left_at.get(id(sampler), (None, 0))
-    if found is not None and found not in (epoch, left_at):
-        raise UsageError(
-            f"the sampler was set to epoch {found}, and the loader reads epoch {epoch}: call set_epoch({found}) of the loader, "
-            "which sets the sampler too"
-        )
+def _list_for(sampler: Iterable[object], set_epoch: Callable[[int], object], epoch: int) -> list[object]:
+    """Sets the sampler to the epoch, and leaves it at the next: so it shows when the user sets it back to this one."""
+    key, found = id(sampler), _read_numbers(sampler)
+    _, left = _left.get(key, (None, None))
+    if left is None:
+        set_epoch(0)
+        left = _read_numbers(sampler)
+    set_epoch(epoch)
+    wanted = _read_numbers(sampler)
+    keys = list(sampler)
+    if (changed := _find_changed(found, wanted)) and _find_changed(found, left):
+        # Whether it holds the epoch, or the sum of that and a seed.
+        other = max(0, epoch + found[changed[0]] - wanted[changed[0]])
+        set_epoch(other)
+        is_other = not _find_changed(found, _read_numbers(sampler))
+        if list(sampler) != keys:
+            set_epoch(other)  # listing may have moved it on
+            which = f"epoch {other}" if is_other else f"another epoch ({changed[0]} is {found[changed[0]]})"
+            raise UsageError(
+                f"the sampler was set to {which}, and the loader reads epoch {epoch}: call "
+                f"set_epoch({other if is_other else '...'}) of the loader, which sets the sampler too"
+            )
+    set_epoch(epoch + 1)
+    with contextlib.suppress(TypeError):  # nothing can watch it
+        _left[key] = weakref.ref(sampler, lambda _: _left.pop(key, None)), _read_numbers(sampler)
+    return keys
 
 
-def _note_epoch(sampler: object) -> None:
-    key = id(sampler)
-    try:
-        watch = weakref.ref(sampler, lambda _: _left_at.pop(key, None))
-    except TypeError:
-        return  # a list, say
-    _left_at[key] = watch, read_integer(getattr(sampler, "epoch", None))
+def _read_numbers(sampler: object, name: str = "", depth: int = 2) -> dict[str, int]:
+    """Returns the integers that a sampler holds, by name, and those of samplers in it: one is its epoch, most likely."""
+    found: dict[str, int] = {}
+    for key in (*getattr(sampler, "__dict__", ()), "epoch"):
+        value = getattr(sampler, key, None)
+        if (number := read_integer(value)) is not None and number >= 0:  # less than 0 says that none was set
+            found[name + key] = number
+        elif depth and hasattr(value, "set_epoch"):
+            found |= _read_numbers(value, f"{name}{key}.", depth - 1)
+    return found
+
+
+def _find_changed(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
+    return [name for name in one if name in other and one[name] != other[name]]

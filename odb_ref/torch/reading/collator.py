@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -28,9 +32,6 @@ _PADDED: Final = (
     "layout='packed' counts the tokens of a batch without padding, and collate_fn makes a row for each sample: its batches "
     "hold more than token_budget. Pass a collate_fn that lays the samples end to end, or none, or layout='padded'"
 )
-
-TRIED_BATCHES: Final = 8
-"""So many batches tell whether a ``collate_fn`` uses memory again."""
 
 CollateFn = Callable[[list[object]], object]
 
@@ -171,50 +172,94 @@ class OwnMemory:
     """Gives each batch memory of its own where ``collate_fn`` uses a buffer, or an object, again.
 
     Several batches are made ahead of the consumer; in a process of its own each is packed at once, and with ``num_workers=0``
-    the next would overwrite it. The first few are copied, until it is known whether they share anything: most never do.
+    the next would overwrite it. What nobody but the batch holds is left as it is: that is almost all that is ever made.
     """
 
     def __init__(self) -> None:
-        self._originals: list[object] | None = []
-        """What the first batches consist of, kept so that no memory of theirs is given to another; None once it is known."""
-        self._seen: set[int] = set()
-        self._tried = 0
-        self._is_shared = False
+        self._left: WeakValueDictionary[int, object] = WeakValueDictionary()
+        """By where their memory begins, the tensors and arrays that were left as they are, and still are there."""
 
-    def keep(self, batch: object) -> object:
-        """Returns the batch, or a copy."""
-        if self._originals is None and not self._is_shared:
-            return batch
-        memo: dict[int, object] = {}
+    def keep(self, made: Made) -> object:
+        """Returns the batch, with copies in it of whatever somebody else may hold. Only ``made`` may hold the batch.
+
+        Raises: UsageError when that cannot be copied, or memory is used again all the same.
+        """
+        own: list[object] = []
+        copies: dict[int, object] = {}
+        is_own = _sort_out([made.batch], own, copies)
+        found = {place: part for part in own if (place := _locate(part))}
+        for place in found:
+            other = self._left.get(place)
+            if other is not None and _locate(other) == place:
+                raise UsageError(
+                    f"collate_fn writes into the memory of an earlier batch, which is still to be used: {_REUSED}"
+                )
+        self._left.update(found)
+        if is_own:
+            return made.batch
         try:
-            copied = copy.deepcopy(batch, memo)
-        except Exception:  # whatever a batch's parts raise: nothing can be done for it
-            return batch
-        if self._originals is not None:
-            parts = memo.get(id(memo), [])  # what was copied, which `copy` keeps alive there
-            found = set(map(_locate, parts)) if isinstance(parts, list) else set()
-            self._is_shared = self._is_shared or not found.isdisjoint(self._seen)
-            self._originals.append(parts)
-            self._seen |= found
-            self._tried += 1
-            if self._is_shared or self._tried == TRIED_BATCHES:
-                self._originals = None
-                self._seen.clear()
-        return copied
+            return copy.deepcopy(made.batch, {id(part): part for part in own} | copies)
+        except Exception as error:  # whatever a batch's parts raise
+            raise UsageError(
+                f"collate_fn returns what it may use again and what cannot be copied ({describe(error)}): {_REUSED}"
+            ) from error
+
+
+def _sort_out(parts: list[object], own: list[object], copies: dict[int, object]) -> bool:
+    """Returns True when nobody holds any of ``parts``, or what they consist of, but this list and what has them as its parts.
+
+    Adds to ``own`` the tensors and arrays of which that holds, and to ``copies``, by identity, copies of other tensors.
+    """
+    is_own = True
+    for part, count in zip(parts, _count_references(parts), strict=True):
+        if isinstance(part, _UNCHANGING):
+            continue
+        if count <= _ALONE and _has_own_memory(part):
+            own.append(part)
+        elif isinstance(part, torch.Tensor):
+            is_own = False
+            if not (part.is_leaf and part.requires_grad):
+                copies[id(part)] = part.clone()  # of what it shows alone, where a deep copy is one of all its memory
+        elif isinstance(part, np.ndarray) or count > _ALONE or not _sort_out(gc.get_referents(part), own, copies):
+            is_own = False
+    return is_own
+
+
+def _count_references(parts: list[object]) -> list[int]:
+    return [sys.getrefcount(part) for part in parts]
+
+
+_UNCHANGING: Final = (
+    *(type(None), bool, int, float, complex, str, bytes, Enum, np.generic, torch.dtype, torch.device, torch.Size),
+    *(type, FunctionType, BuiltinFunctionType, ModuleType),
+)
+"""What is never written into: whoever holds it too does not matter."""
+_ALONE: Final = _count_references([object()])[0] + 1
+"""The references to what is in a list, and one more."""
+_REUSED: Final = "with num_workers=0 several batches are made ahead, so return what is made anew for each"
+
+
+def _has_own_memory(part: object) -> bool:
+    """Returns False where the memory is, or may be, that of another tensor, an array or a buffer."""
+    if isinstance(part, np.ndarray):
+        return part.base is None and part.flags.owndata and not part.dtype.hasobject
+    try:
+        # Memory that is lent, as by from_numpy, cannot be resized.
+        return (
+            isinstance(part, torch.Tensor)
+            and part.layout is torch.strided
+            and not part._is_view()
+            and part.untyped_storage().resizable()
+        )
+    except (NotImplementedError, RuntimeError):  # a tensor of others
+        return False
 
 
 def _locate(part: object) -> int:
-    """Returns where the memory of a tensor or an array begins; of anything else, which object it is."""
-    match part:
-        case torch.Tensor() if part.layout is torch.strided:
-            return part.untyped_storage().data_ptr() or id(part)
-        case np.ndarray():
-            owner = part
-            while isinstance(owner.base, np.ndarray):
-                owner = owner.base
-            return int(owner.ctypes.data)
-        case _:
-            return id(part)
+    """Returns where the memory of a tensor or an array begins; 0 where there is none."""
+    if isinstance(part, torch.Tensor):
+        return part.untyped_storage().data_ptr()
+    return int(part.ctypes.data) if isinstance(part, np.ndarray) else 0
 
 
 def _copy(sample: object) -> object:

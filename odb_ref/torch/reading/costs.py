@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from odb_ref.core.errors import UsageError, check_integer
-from odb_ref.torch.reading.measure import Measured
+from odb_ref.torch.reading.measure import Measured, check_measure
 from odb_ref.torch.reading.quarantine import MeasureFn
 from odb_ref.torch.reading.tasks import SampleError, get_field
 
@@ -109,14 +109,6 @@ class CostMeasure:
 
     def _compute_costs(self, sample: object) -> tuple[int, ...]:
         costs: object = _to_list(self.cost_fn(sample))
-        if not isinstance(costs, list | tuple):
+        if not isinstance(costs, list | tuple) or len(costs) != self.resources:
             raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers")
-        values = tuple(map(_to_number, costs))
-        if len(values) != self.resources or any(value is None or value < 0 for value in values):
-            raise SampleError(f"cost_fn gave {costs!r}, expected {self.resources} integers, none negative")
-        return tuple(value for value in values if value is not None)
-
-
-def _to_number(value: object) -> int | None:
-    number = value.item() if hasattr(value, "item") else value
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+        return tuple([check_measure(cost, "a cost that cost_fn gave", 0) for cost in costs])

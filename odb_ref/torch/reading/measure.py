@@ -27,6 +27,9 @@ LengthFn = Callable[[object], int]
 make_tuple: Final = tuple.__new__
 """A named tuple's constructor, in half its time: it is called for every sample."""
 
+MOST: Final = 2**42
+"""The greatest measure of a sample: what a million of them have together, over all ranks, is a number that can be exchanged."""
+
 _OTHER_LABELS: Final = frozenset(LABELS) - {"labels"}
 
 
@@ -102,13 +105,16 @@ def _check_shift(labels: object, ids: object) -> None:
         )
 
 
-def _checked(value: object, name: str, low: int, high: int | None) -> int:
+def check_measure(value: object, name: str, low: int, high: int = MOST) -> int:
+    """Returns a measure of a sample, an integer of any library's, as one of Python's.
+
+    Raises: SampleError when it is not an integer from ``low`` to ``high``.
+    """
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool) or not isinstance(number, int):
         raise SampleError(f"{name} is {number!r}, expected an integer")
-    if number < low or (high is not None and number > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise SampleError(f"{name} is {number}, expected {bound}")
+    if not low <= number <= high:
+        raise SampleError(f"{name} is {number}, expected one between {low} and {high}")
     return number
 
 
@@ -170,8 +176,8 @@ class Measure:
         return [self._finish(*measure, sample) for measure, sample in zip(measures, samples, strict=True)]
 
     def _measure(self, sample: object) -> tuple[int, int]:
-        length = _checked(self.length_fn(sample), "the length of a sample", 1, None)
-        return length, _checked(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
+        length = check_measure(self.length_fn(sample), "the length of a sample", 1)
+        return length, check_measure(self.supervised_fn(sample), "the supervised tokens of a sample", 0, length)
 
     def _finish(self, length: int, supervised: int, sample: object) -> Measured:
         nbytes = count_bytes(sample) if self.is_weighing else 0

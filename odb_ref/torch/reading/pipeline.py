@@ -104,8 +104,8 @@ class ReadPipeline:
         if not self.is_inline:
             self._epoch.start(is_forking=self._workers.is_forking)
 
-    def _finish(self, batch: object) -> object:
-        owned = batch if self._own is None else self._own.keep(batch)
+    def _finish(self, made: Made) -> object:
+        owned = made.batch if self._own is None else self._own.keep(made)
         return pin(owned) if self._is_pinned else owned
 
     def read(self, count: int, held: tuple[int, ...] | None = None, end: int | None = None) -> None:
@@ -229,7 +229,7 @@ class _Maker:
     """Makes batches. `work` belongs to one thread at a time."""
 
     def __init__(
-        self, collator: Collator, workers: CollateWorkers, listener: SampleListener, finish: Callable[[object], object]
+        self, collator: Collator, workers: CollateWorkers, listener: SampleListener, finish: Callable[[Made], object]
     ) -> None:
         self._collator = collator
         self._workers = workers
@@ -279,7 +279,7 @@ class _Maker:
     def _put(self, number: int, made: Made) -> None:
         for doubt in made.doubts:
             self._collator.warn_once(doubt)
-        self.listener.on_batch(number, self._finish(made.batch))
+        self.listener.on_batch(number, self._finish(made))
 
 
 class _Epoch:

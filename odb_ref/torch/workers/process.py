@@ -93,7 +93,7 @@ class LoaderProcess:
             is_alive = is_alive and digest == self._sent
             self._epoch += 1
             self._listener = listener if is_alive else None
-        first = wire.BeginEpoch(self._epoch, plan, read_ahead)
+        first = wire.BeginEpoch(self._epoch, plan, read_ahead, _list_handled_signals())
         if not is_alive:
             self.close()  # what is left of one that was lost in an epoch, or died between two
             self._listener = listener
@@ -254,6 +254,11 @@ def send(pipe: Pipe, request: object) -> None:
             # `Connection.send` looks whether it is closed, then pickles, then writes to a descriptor that may be None by now.
             if not pipe.closed:
                 raise
+
+
+def _list_handled_signals() -> tuple[int, ...]:
+    """Returns the signals that have a handler of Python's in this process."""
+    return tuple(number for number in signal.valid_signals() if callable(signal.getsignal(number)))
 
 
 def _digest(spec: PipelineSpec) -> bytes:

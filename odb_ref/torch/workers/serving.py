@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -36,6 +36,10 @@ WATCH_S: Final = 0.5
 
 ORPHAN_CODE: Final = 83
 """The exit code of a process that ends because the one that started it is gone: no other code of ours or of Python's."""
+
+
+_FATAL: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+"""No process can go on after these."""
 
 
 class LoaderProcessError(OdbError, RuntimeError):
@@ -171,7 +175,7 @@ def serve(task: LoaderTask) -> None:
     """Runs the loader process: does what it is told until it is told to end, or the training process is gone."""
     if task.other_end is not None:
         task.other_end.close()
-    _reset_signals()
+    _shield(task.first.handled_signals)
     torch.set_num_threads(1)
     spec, sender = task.spec, _Sender(task.pipe)
     watch = partial(_start_watch, None if task.forked_from is None else os.getpid())
@@ -198,13 +202,20 @@ def serve(task: LoaderTask) -> None:
         worker.kill()
 
 
-def _reset_signals() -> None:
-    """Takes back what a forked process inherits: the user's handlers are for the training process to run."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:  # which no process can choose an answer to
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
+def _shield(handled: Iterable[int]) -> None:
+    """Has signals that the user handles do nothing here: the handlers are for the training process to run, and what is sent to
+    all processes of a job must not end this one if it does not end that one.
+
+    Not by ignoring them: that would pass on to programs that a data set starts.
+    """
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL if number in _FATAL else _do_nothing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, or a DataLoader's own: then no worker's end is seen here
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Answers a signal."""
 
 
 class _Server:
@@ -229,7 +240,8 @@ class _Server:
     def _obey(self, request: wire.Request) -> None:
         pipeline = self.pipeline
         match request:
-            case wire.BeginEpoch(epoch, plan, read_ahead):
+            case wire.BeginEpoch(epoch, plan, read_ahead, handled_signals):
+                _shield(handled_signals)
                 self._reporter, reporter = None, _Reporter(self._sender, epoch)
                 try:
                     pipeline.begin(plan, reporter, read_ahead)

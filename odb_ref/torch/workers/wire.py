@@ -22,6 +22,8 @@ class BeginEpoch:
     epoch: int
     plan: ReadPlan
     read_ahead: int
+    handled_signals: tuple[int, ...]
+    """Those that the user handles, in the training process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def pass_loader(stage: int) -> str:
 def mismatch_ranks(stage: int) -> str:
     """A loader of one rank by itself, in a job of several: as with a process group that is not the engine's."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    return train(make_config(stage, 2), process_group=alone)
+    return train(make_config(stage, 2), process_group=alone, is_apart=True)
 
 
 def list_plain(stage: int) -> dict[str, Callable[[], str]]:

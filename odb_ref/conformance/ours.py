@@ -1,0 +1,59 @@
+"""R13's own planner, as it is asked: in one place, and on one rank. Spec: R13."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+
+from odb_ref.conformance.asking import Exchange
+from odb_ref.conformance.vectors import Json, decode, pick
+from odb_ref.plan import RankPlan, plan_all, plan_rank, plan_ranks
+
+
+def plan_here(question: Mapping[str, Json]) -> Json:
+    """Plans with `plan_all` or `plan_ranks`."""
+    problem = decode(question, str(question["kind"]))
+    if problem.is_dealt:
+        plan = plan_all(
+            chain.from_iterable(problem.lengths),
+            ranks=len(problem.lengths),
+            supervised=None if problem.supervised is None else pick(problem.supervised, None),
+            together=None if problem.together is None else pick(problem.together, None),
+            uses={name: pick(column, None) for name, column in problem.uses.items()},
+            **problem.terms,
+        )
+    else:
+        plan = plan_ranks(
+            problem.lengths,
+            supervised=problem.supervised,
+            together=problem.together,
+            uses=problem.uses,
+            **problem.terms,
+        )
+    rows = [say(rank, problem.mean) for rank in plan.ranks]
+    return {**{name: [row[name] for row in rows] for name in rows[0]}, "report": asdict(plan.report)}
+
+
+def plan_there(question: Mapping[str, Json], exchange: Exchange) -> Json:
+    """Plans one rank with `plan_rank`."""
+    given = {name: value for name, value in question.items() if name not in ("kind", "rank", "ranks", "terms", "mean")}
+    lengths, terms = given.pop("lengths"), question["terms"]
+    if "group_supervised" in given:
+        given["group_supervised"] = dict(given["group_supervised"])  # type: ignore[arg-type]
+    plan = plan_rank(lengths, exchange=exchange, **given, **terms)  # type: ignore[arg-type]
+    mean = question.get("mean")
+    return {**say(plan, None if mean is None else str(mean)), "report": asdict(plan.report)}
+
+
+def say(plan: RankPlan, mean: str | None) -> dict[str, Json]:
+    """Returns a rank's micro-batches, and all that is said of them."""
+    outputs: list[Sequence[int]] = [
+        batch or (() if plan.spare is None else (plan.spare,)) for batch in plan.micro_batches
+    ]
+    said: dict[str, Json] = {"plan": plan.micro_batches, "restored": plan.restore(outputs)}
+    if mean is not None:
+        weights = plan.weights(mean)
+        said["weights"] = [[str(weight) for weight in batch] for batch in weights.samples]
+        said["scales"] = weights.scales
+    return said
