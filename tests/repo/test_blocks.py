@@ -28,7 +28,7 @@ for name in sys.argv[1:]:
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         failed.append(name)
-sys.exit(" ".join(failed))
+sys.exit(" ".join(failed) or None)
 """
 """Runs scripts one by one, each in a process that nothing has happened in but the import of torch, which takes the most time."""
 
